@@ -1,0 +1,88 @@
+"""What the harness knows about an op: one ``OpSpec``, found by name in the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from conformance.cases import Case
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A case made concrete on the CPU: exactly the inputs that the implementation gets."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: torch.Tensor | tuple[torch.Tensor, ...] | None
+    """What torch's function returned for it on the judged device, as CPU copies; None where it refused or is not asked.
+
+    Oracles may use its dtype and shape, never its values (but for ops that are exact by definition).
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """The oracle's answer to one call: ``value`` and how far from it an output may lie."""
+
+    value: torch.Tensor
+    """float64 (exact ops: the output dtype, compared bit for bit but for the kind of NaN and, unless
+    ``signed_zero``, the sign of zero)."""
+    bound: torch.Tensor | None = None
+    """What is added to half an ulp of the output dtype, float64, broadcastable to ``value``; None: exact."""
+    judged: torch.Tensor | None = None
+    """False where values are not judged (a documented intermediate leaves the compute dtype's range)."""
+    low: torch.Tensor | None = None
+    """For float64 outputs: what the exact value has beyond ``value`` (double-double's low part)."""
+    signed_zero: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """One benchmark shape. ``bytes`` is the least that must move, ``flops`` the least that must be computed."""
+
+    case: Case
+    bytes: int
+    flops: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OpSpec:
+    """All that is known about an op. Nothing about an op is known anywhere else."""
+
+    name: str
+    reference: Callable[..., Any]
+    """torch's function; it says what shape, dtype, strides and which exceptions are right."""
+    cases: Callable[[Sequence[str]], SearchStrategy[Case]]
+    """Legal calls, whose tensor dtypes come from those named."""
+    refused: Callable[[Sequence[str]], SearchStrategy[Case]]
+    """Calls that torch refuses (on CUDA)."""
+    dtypes: tuple[str, ...]
+    expected: Callable[[Call], Expected]
+    """The oracle and its bound."""
+    checks: tuple[str, ...] = ("values", "metadata", "inputs_unchanged", "deterministic", "errors")
+    benchmarks: tuple[Benchmark, ...] = ()
+    cuda_refuses: Callable[[Call], type[Exception] | None] = lambda call: None
+    """Where torch on the CPU takes a call that torch on CUDA refuses: the exception class of CUDA, else None.
+
+    CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
+
+
+@cache
+def registry() -> dict[str, OpSpec]:
+    """Every OpSpec, by op name: the ``SPEC`` of each module of ``conformance.ops``."""
+    import conformance.ops
+
+    specs = (
+        importlib.import_module(f"conformance.ops.{module.name}")
+        for module in pkgutil.iter_modules(conformance.ops.__path__)
+        if not module.name.startswith("_")
+    )
+    return {module.SPEC.name: module.SPEC for module in specs}
