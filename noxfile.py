@@ -1,0 +1,85 @@
+"""The project's commands. `nox --list` shows them; README.md says what each is for.
+
+Every session also runs with `--no-venv`: in the environment that nox itself is installed in, installing nothing.
+Environments are reused and brought up to date; `-R` skips the latter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+
+import nox
+
+# pip, not uv: a machine may provide its torch wheel through pip's own configuration.
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "conformance", "tests"]
+
+TRITONS = ("3.6.0", "3.7.1", "3.9.0")
+# The last "-n" counts, so "-- -n 0" turns parallelism off.
+WORKERS = ("-n", str(min(os.cpu_count() or 1, 8)))
+
+
+def install(session: nox.Session, extra: str) -> None:
+    """Install this checkout, editable, with one of its extras, at the pinned versions."""
+    if session.venv_backend != "none":
+        session.install("-e", f".[{extra}]", "-c", "constraints.txt")
+
+
+def python(session: nox.Session, *args: str) -> None:
+    """Run the session's Python; without a virtual environment that is nox's own, not whatever PATH holds."""
+    session.run(sys.executable if session.venv_backend == "none" else "python", *args, external="error")
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """The gate: judge every operator against torch, on the GPU if there is one, else interpreted."""
+    install(session, "conformance")
+    python(session, "-m", "pytest", "conformance", *WORKERS, *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The project's own tests."""
+    install(session, "dev")
+    python(session, "-m", "pytest", *WORKERS, *(session.posargs or ["tests"]))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Benchmarks of the operators and of the harness; the JSON goes to .benchmarks/."""
+    install(session, "conformance")
+    python(
+        session, "-m", "pytest", "conformance/benchmarks", "--benchmark-only", "--benchmark-autosave", *session.posargs
+    )
+
+
+@nox.session
+def reproduce(session: nox.Session) -> None:
+    """Replay a saved case: nox -s reproduce -- CASE.json."""
+    install(session, "conformance")
+    python(session, "-m", "conformance", "reproduce", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("triton", TRITONS)
+def interpreter(session: nox.Session, triton: str) -> None:
+    """The interpreter's own tests, on each supported Triton."""
+    if session.venv_backend != "none":
+        install(session, "conformance")
+        # torch's wheel names one Triton exactly; what is used of torch here does not depend on it.
+        session.install("--no-deps", f"triton=={triton}")
+    elif triton != (installed := metadata.version("triton")):
+        session.skip(f"Triton {installed} is installed, and without a virtual environment nothing is installed")
+    python(session, "-m", "pytest", "tests/interpreter", *WORKERS, *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, format and types."""
+    install(session, "dev")
+    python(session, "-m", "ruff", "check")
+    python(session, "-m", "ruff", "format", "--check", "--diff")
+    python(session, "-m", "ty", "check")
