@@ -1,12 +1,22 @@
 """What a tensor argument is, as data: every draw of a strategy ends in these records.
 
 They hold structure only (shape, layout recipe, dtype, value recipe, seed, planted specials), never elements,
-so a case is small, readable and reproducible bit for bit on any machine. JSON in and out is msgspec's.
+so a case is small, readable and reproducible bit for bit on any machine. JSON in and out is msgspec's; a record
+that does not make sense is refused where it is made, with a ValueError (msgspec's ValidationError when decoding).
 """
 
 from __future__ import annotations
 
 import msgspec
+
+from strategies.dtypes import format_of
+from strategies.values import check_recipe, special_bits
+
+
+def _non_negative(what: str, values: tuple[int, ...]) -> None:
+    for value in values:
+        if value < 0:
+            raise ValueError(f"{what} must not be negative, got {values}")
 
 
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -14,21 +24,52 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     The view is made in this order: a dense buffer whose dims are stored in ``order`` (outermost first; empty
     means 0, 1, 2, ...), each dim ``i`` holding ``steps[i]`` times its size (empty means 1 everywhere) and sliced
-    back with that step, dims in ``expanded`` holding one element and expanded (stride 0), and the whole
-    starting ``offset`` elements into its storage.
+    back with that step, followed by ``padding[i]`` more (empty means 0 everywhere) that the view leaves out,
+    dims in ``expanded`` holding one element and expanded (stride 0), and the whole starting ``offset`` elements
+    into its storage.
     """
 
     order: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
+    padding: tuple[int, ...] = ()
     expanded: tuple[int, ...] = ()
     offset: int = 0
 
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.order))):
+            raise ValueError(f"layout.order must be a permutation of the dims, got {self.order}")
+        if any(step < 1 for step in self.steps):
+            raise ValueError(f"layout.steps must be 1 or more, got {self.steps}")
+        _non_negative("layout.padding", self.padding)
+        if list(self.expanded) != sorted(set(self.expanded)):
+            raise ValueError(f"layout.expanded must be distinct dims in ascending order, got {self.expanded}")
+        _non_negative("layout.expanded", self.expanded)
+        _non_negative("layout.offset", (self.offset,))
 
-class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A special value planted at a linear index (row-major over the logical shape, modulo its size)."""
+    def check(self, rank: int) -> None:
+        """Raise ValueError unless the layout fits a shape of ``rank`` dims."""
+        for name in ("order", "steps", "padding"):
+            value = getattr(self, name)
+            if value and len(value) != rank:
+                raise ValueError(f"layout.{name} must be empty or name all {rank} dims, got {value}")
+        for dim in self.expanded:
+            if dim >= rank:
+                raise ValueError(f"layout.expanded names dim {dim} of a shape with {rank} dims")
+            if self.steps and self.steps[dim] != 1 or self.padding and self.padding[dim] != 0:
+                raise ValueError(f"dim {dim} is expanded, so it can have neither a step nor padding")
+
+
+class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A special value planted at ``run`` consecutive linear indices (row-major over the logical shape, each modulo
+    its size), starting at ``index``."""
 
     index: int
-    value: str  # "nan", "inf", "-inf", "-0", "max", "min", "tiny" (smallest subnormal), "-tiny"
+    value: str  # "nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny"
+    run: int = 1
+
+    def __post_init__(self) -> None:
+        if self.run < 1:
+            raise ValueError(f"special.run must be 1 or more, got {self.run}")
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tensor", omit_defaults=True):
@@ -40,3 +81,13 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="t
     seed: int = 0
     layout: Layout = Layout()
     specials: tuple[Special, ...] = ()
+
+    def __post_init__(self) -> None:
+        _non_negative("shape", self.shape)
+        format_of(self.dtype)
+        check_recipe(self.values, self.dtype)
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed must be in [0, 2^64), got {self.seed}")
+        self.layout.check(len(self.shape))
+        for special in self.specials:
+            special_bits(special.value, self.dtype)

@@ -1,0 +1,1 @@
+"""What to try: Hypothesis strategies that draw tensor arguments as data, and what makes tensors of them."""

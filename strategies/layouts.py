@@ -1,0 +1,166 @@
+"""How a tensor lies in memory: strategies that draw layouts, and what strides a layout means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+
+from strategies.specs import Layout
+
+CLASSES = ("contiguous", "offset", "permuted", "channels_last", "sliced", "padded", "expanded", "mixed")
+"""Simplest first: contiguous; starting inside its storage, misaligned; dims stored in another order; the same with
+channels (dim 1) innermost; every n-th element of a dim; rows of a wider matrix; stride 0; several of these."""
+
+Shape = tuple[int, ...]
+
+
+def base_shape(layout: Layout, shape: Shape) -> Shape:
+    """The sizes of the dense buffer that the view is cut from, in the order of the logical dims."""
+    steps = layout.steps or (1,) * len(shape)
+    padding = layout.padding or (0,) * len(shape)
+    return tuple(
+        1 if dim in layout.expanded else size * steps[dim] + padding[dim] for dim, size in enumerate(shape)
+    )
+
+
+def strides(layout: Layout, shape: Shape) -> tuple[int, ...]:
+    """The strides, in elements, of a tensor of ``shape``; for empty tensors as torch has them (a size 0 counts as 1)."""
+    base = base_shape(layout, shape)
+    steps = layout.steps or (1,) * len(shape)
+    result, stride = [0] * len(shape), 1
+    for dim in reversed(layout.order or range(len(shape))):
+        result[dim] = 0 if dim in layout.expanded else stride * steps[dim]
+        stride *= max(base[dim], 1)
+    return tuple(result)
+
+
+def storage_size(layout: Layout, shape: Shape) -> int:
+    """Elements of storage that a tensor of ``shape`` needs, its offset included."""
+    return layout.offset + math.prod(base_shape(layout, shape))
+
+
+def channels_last(rank: int) -> Layout:
+    """torch's channels-last order: batch, spatial dims, channels; ranks 3 to 5. Raises ValueError for others."""
+    if not 3 <= rank <= 5:
+        raise ValueError(f"channels-last needs 3 to 5 dims, got {rank}")
+    return Layout(order=(0, *range(2, rank), 1))
+
+
+def layout_class(layout: Layout, shape: Shape) -> str:
+    """Which of ``CLASSES`` a layout is for this shape, by what its strides show and not by what it says.
+
+    Dims of size 1 have no stride to speak of, and an empty tensor is contiguous unless it has an offset.
+    """
+    found = {"offset"} if layout.offset else set()
+    if math.prod(shape) > 0:
+        dims = [dim for dim, size in enumerate(shape) if size > 1]
+        stored = [dim for dim in layout.order or range(len(shape)) if dim in dims and dim not in layout.expanded]
+        if any(dim in layout.expanded for dim in dims):
+            found.add("expanded")
+        if stored != sorted(stored):
+            found.add("permuted")
+        if any(layout.steps[dim] > 1 for dim in stored if layout.steps):
+            found.add("sliced")
+        if layout.padding and _padding_shows(layout, shape, stored):
+            found.add("padded")
+    if found == {"permuted"} and len(shape) in (3, 4, 5) and layout.order == channels_last(len(shape)).order:
+        return "channels_last"
+    return "mixed" if len(found) > 1 else next(iter(found), "contiguous")
+
+
+def _padding_shows(layout: Layout, shape: Shape, stored: list[int]) -> bool:
+    """Padding moves elements only if a dim with more than one element lies outside of it."""
+    order = list(layout.order or range(len(shape)))
+    return any(layout.padding[dim] and any(order.index(other) < order.index(dim) for other in stored) for dim in order)
+
+
+def _fitting(shape: Shape) -> list[str]:
+    """The classes that a layout for this shape can have."""
+    wide = [dim for dim, size in enumerate(shape) if size > 1]
+    if math.prod(shape) == 0:
+        return ["contiguous", "offset"]
+    found = ["contiguous", "offset"]
+    if len(wide) > 1:
+        found.append("permuted")
+    if 3 <= len(shape) <= 5 and shape[1] > 1 and any(size > 1 for size in shape[2:]):
+        found.append("channels_last")
+    if wide:
+        found.append("sliced")
+    if wide and wide[0] < len(shape) - 1:  # padding shows in the strides of the dims outside of it
+        found.append("padded")
+    if wide:
+        found += ["expanded", "mixed"]
+    return found
+
+
+@st.composite
+def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max_storage: int = 1 << 22) -> Layout:
+    """A layout for a tensor of ``shape``, of one of the classes; shrinks to contiguous.
+
+    Classes that the shape cannot have, and steps or padding that need more than ``max_storage`` elements of
+    storage, are left out; contiguous is what remains. Raises ValueError for an unknown class.
+    """
+    wanted = set(classes)
+    if unknown := wanted - set(CLASSES):
+        raise ValueError(f"unknown layout class {sorted(unknown)[0]!r}; known: {', '.join(CLASSES)}")
+    kind = draw(st.sampled_from([name for name in _fitting(shape) if name in wanted] or ["contiguous"]))
+    layout = draw(_of_class(kind, shape))
+    return layout if storage_size(layout, shape) <= max_storage else Layout()
+
+
+@st.composite
+def _of_class(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
+    rank = len(shape)
+    wide = [dim for dim, size in enumerate(shape) if size > 1]
+    if kind == "contiguous":
+        return Layout()
+    if kind == "channels_last":
+        return channels_last(rank)
+    if kind == "offset":
+        return Layout(offset=draw(_offsets))
+    if kind == "expanded":
+        return Layout(expanded=draw(_subsets(wide)))
+    if kind == "permuted":
+        return Layout(order=draw(_orders(shape)))
+    if kind == "sliced":
+        return Layout(steps=draw(_per_dim(rank, wide, st.integers(2, 3), 1)))
+    if kind == "padded":
+        return Layout(padding=draw(_per_dim(rank, list(range(wide[0] + 1, rank)), st.sampled_from((1, 3, 8, 16)), 0)))
+    expanded = draw(st.one_of(st.just(()), _subsets(wide))) if wide else ()
+    dense = [dim for dim in range(rank) if dim not in expanded]
+    return Layout(
+        order=draw(st.one_of(st.just(()), st.permutations(range(rank)).map(tuple))),
+        steps=draw(st.one_of(st.just(()), _per_dim(rank, dense, st.integers(1, 3), 1))),
+        padding=draw(st.one_of(st.just(()), _per_dim(rank, dense, st.integers(0, 5), 0))),
+        expanded=expanded,
+        offset=draw(st.one_of(st.just(0), _offsets)),
+    )
+
+
+# Odd offsets leave an element's own alignment only; powers of two keep 16 bytes for some types and not for others.
+_offsets = st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33))
+
+
+def _subsets(dims: list[int]) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.sets(st.sampled_from(dims), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+
+
+@st.composite
+def _orders(draw: st.DrawFn, shape: Shape) -> tuple[int, ...]:
+    """A storage order that differs from the logical one by at least one swap that shows."""
+    return draw(
+        st.permutations(range(len(shape)))
+        .map(tuple)
+        .filter(lambda order: layout_class(Layout(order=order), shape) in ("permuted", "channels_last"))
+    )
+
+
+@st.composite
+def _per_dim(
+    draw: st.DrawFn, rank: int, dims: list[int], values: st.SearchStrategy[int], otherwise: int
+) -> tuple[int, ...]:
+    """A value for each of some of ``dims`` (one at least), and ``otherwise`` for the rest."""
+    chosen = draw(_subsets(dims)) if dims else ()
+    return tuple(draw(values) if dim in chosen else otherwise for dim in range(rank))

@@ -1,0 +1,128 @@
+"""Shapes: sizes around the edges where kernels break, within a budget of elements."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cache
+
+from hypothesis import strategies as st
+
+Shape = tuple[int, ...]
+
+BLOCKS = (16, 32, 64, 128, 256, 1024)
+"""Block sizes that kernels are tiled with; sizes are drawn just past several of them."""
+
+MAX_SIZE = 4096 + 1
+BUDGET = 1 << 15
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))
+
+
+@cache
+def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
+    """Sizes of one kind up to ``limit``, ascending, starting with 0."""
+    if kind == "powers":
+        sizes = {2**k + d for k in range(limit.bit_length() + 1) for d in (-1, 0, 1)}
+    elif kind == "primes":
+        sizes = {size for size in range(limit + 1) if _is_prime(size)}
+    else:
+        sizes = {n * block + 1 for block in BLOCKS for n in range(2, limit // block + 1)}
+    return tuple(sorted({0} | {size for size in sizes if size <= limit}))
+
+
+@st.composite
+def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
+    """The size of one dim: small ones as often as large ones, mostly 2^k-1, 2^k, 2^k+1, primes, and multiples of a
+    block plus one; shrinks to ``min_size``, and past every landmark to the very smallest size that still fails."""
+    # A drawn size is halved a few times, then lowered to a landmark. Since both only lower it, an example that fails
+    # for large sizes also fails when the shrinker takes them away, so it is never held up at a landmark.
+    kind = draw(st.sampled_from(("any", "powers", "powers", "primes", "blocks")))
+    halved = draw(st.integers(0, max_size.bit_length()))
+    size = draw(st.integers(min_size, max_size)) >> halved
+    if kind != "any":
+        landmarks = _landmarks(kind, max_size)
+        size = landmarks[bisect_right(landmarks, size) - 1]
+    return max(size, min_size)
+
+
+@st.composite
+def shapes(
+    draw: st.DrawFn,
+    min_rank: int = 0,
+    max_rank: int = 4,
+    *,
+    min_size: int = 0,
+    max_size: int = MAX_SIZE,
+    budget: int = BUDGET,
+) -> Shape:
+    """A shape with at most ``budget`` elements; now and then every dim spans several blocks. Shrinks to few dims,
+    then to small sizes."""
+    rank = draw(st.integers(min_rank, max_rank))
+    return draw(_of_rank(rank, min_size, max_size, budget))
+
+
+@st.composite
+def _of_rank(draw: st.DrawFn, rank: int, min_size: int, max_size: int, budget: int) -> Shape:
+    # Whichever dim is drawn first may use up the budget: the last, or after ``turn`` steps another.
+    turn = draw(st.integers(0, max(rank - 1, 0)))
+    block = next((b for b in reversed(BLOCKS) if (2 * b + 1) ** rank <= budget and 2 * b + 1 <= max_size), 0)
+    tiled = draw(st.integers(0, 7)) == 7 and rank > 0 and block > 0
+    low = 2 * block + 1 if tiled else min_size
+    shape, left = [0] * rank, budget
+    for done in range(rank):
+        reserved = max(low, 1) ** (rank - done - 1)
+        size = draw(sizes(low, max(low, min(max_size, left // reserved))))
+        shape[(rank - 1 - done - turn) % rank] = size
+        left //= max(size, 1)
+    return tuple(shape)
+
+
+@st.composite
+def broadcastable(draw: st.DrawFn, operands: int = 2, result: st.SearchStrategy[Shape] | None = None) -> tuple[Shape, ...]:
+    """Shapes of several operands that broadcast to (at most) one drawn from ``result``; shrinks to equal shapes.
+
+    Hypothesis's own ``mutually_broadcastable_shapes`` has no budget of elements, no preferred sizes, and shrinks
+    to sizes of 1 rather than to equal shapes.
+    """
+    whole = draw(result if result is not None else shapes())
+    found: list[Shape] = []
+    for _ in range(operands):
+        ones = draw(st.one_of(st.just(()), st.sets(st.sampled_from(range(len(whole))))) if whole else st.just(()))
+        shape = tuple(1 if dim in ones else size for dim, size in enumerate(whole))
+        leading = next((dim for dim, size in enumerate(shape) if size != 1), len(shape))
+        found.append(shape[draw(st.integers(0, leading)) :])
+    return tuple(found)
+
+
+@st.composite
+def products(
+    draw: st.DrawFn, *, min_size: int = 0, max_size: int = MAX_SIZE, budget: int = BUDGET, work: int = 1 << 22
+) -> tuple[int, int, int]:
+    """(M, K, N) of a matrix product: each of the three matrices within ``budget`` elements, M*K*N within ``work``."""
+    m, n = draw(_of_rank(2, min_size, max_size, budget))
+    most = min(max_size, budget // max(m, n, 1), work // max(m * n, 1))
+    return m, draw(sizes(min(min_size, most), max(most, min_size))), n
+
+
+@st.composite
+def reductions(
+    draw: st.DrawFn, *, min_size: int = 0, max_rows: int = 1025, max_columns: int = 1 << 14, budget: int = BUDGET
+) -> tuple[int, int]:
+    """(rows, columns) of a reduction over columns: few long rows, many short ones, rows of several blocks."""
+    columns = draw(sizes(min_size, min(max_columns, budget)))
+    return draw(sizes(min_size, max(min_size, min(max_rows, budget // max(columns, 1))))), columns
+
+
+def normalized(dim: int, shape: Sequence[int]) -> int:
+    """A dim counted from the front (0-d tensors have dim 0)."""
+    return dim % max(len(shape), 1)
+
+
+def dims(shape: Sequence[int]) -> st.SearchStrategy[int]:
+    """A dim of the shape, counted from the front or from the back, as torch takes it; shrinks to the last, -1."""
+    rank = max(len(shape), 1)
+    return st.sampled_from([*range(-1, -rank - 1, -1), *range(rank)])

@@ -1,0 +1,134 @@
+"""Tensor arguments: strategies that draw TensorSpecs, and the tensors that the specs stand for."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from strategies import dtypes as _dtypes
+from strategies import layouts as _layouts
+from strategies import values as _values
+from strategies.specs import Special, TensorSpec
+
+SEEDS = st.integers(0, 255)
+
+_SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def materialize(spec: TensorSpec, operand: int = 0, device: torch.device | str = "cpu") -> torch.Tensor:
+    """The tensor of a spec, strided in its storage as its layout says, with bits that depend on nothing but the
+    spec and ``operand`` (the number of the argument: equal specs of two arguments have different elements).
+
+    Expanded dims hold the elements of the same spec with size 1 there. Storage outside the view is filled with NaN
+    (integers: 0xA5 bytes, bool: True). Made on the CPU, then moved as it lies.
+    """
+    form = _dtypes.format_of(spec.dtype)
+    shape, layout = spec.shape, spec.layout
+    stored = tuple(1 if dim in layout.expanded else size for dim, size in enumerate(shape))
+    strides = _layouts.strides(layout, shape)
+    size, count = _layouts.storage_size(layout, shape), math.prod(stored)
+
+    base = torch.empty(size, dtype=_dtypes.to_torch(spec.dtype))
+    signed = base.view(_SIGNED[form.bits // 8])
+    bits = signed.numpy().view(form.carrier)
+    if count + layout.offset == size and strides == _layouts.strides(type(layout)(expanded=layout.expanded), shape):
+        bits[: layout.offset] = _values.filler_bits(form)
+        _fill(bits[layout.offset :], spec, stored, operand)
+    else:
+        bits[:] = _values.filler_bits(form)
+        elements = np.empty(count, form.carrier)
+        _fill(elements, spec, stored, operand)
+        view = signed.as_strided(stored, strides, layout.offset)
+        view.copy_(torch.from_numpy(elements.view(f"i{form.bits // 8}")).reshape(stored))
+
+    base = base.to(device)
+    # Not a view of another tensor, so that it may be resized as ``out`` or written in place like a fresh one.
+    result = torch.empty(0, dtype=base.dtype, device=device)
+    return result.set_(base.untyped_storage(), layout.offset, shape, strides)
+
+
+def _fill(out: np.ndarray, spec: TensorSpec, stored: tuple[int, ...], operand: int) -> None:
+    """The elements of a spec, specials planted, row-major, for the dims that are stored (expanded ones have size 1)."""
+    _values.fill(out, spec.values, spec.dtype, stored, spec.seed, operand)
+    total = math.prod(spec.shape)
+    if not total:
+        return
+    for special in spec.specials:
+        places = np.arange(special.index, special.index + min(special.run, total), dtype=np.int64) % total
+        if stored != spec.shape:
+            logical = np.unravel_index(places, spec.shape)
+            kept = tuple(where if size > 1 else where * 0 for where, size in zip(logical, stored, strict=True))
+            places = np.ravel_multi_index(kept, stored)
+        out[places] = _values.special_bits(special.value, spec.dtype)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """16 hex digits of SHA-256 over dtype, shape and the elements' little-endian bytes in row-major order.
+
+    It does not depend on the device, the strides or the storage offset.
+    """
+    form = _dtypes.format_of(_dtypes.from_torch(tensor.dtype))
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(_SIGNED[form.bits // 8])
+    found = hashlib.sha256(f"{_dtypes.from_torch(tensor.dtype)}{list(tensor.shape)}".encode())
+    found.update(flat.numpy().astype(f"<i{form.bits // 8}", copy=False).data)
+    return found.hexdigest()[:16]
+
+
+@st.composite
+def tensors(
+    draw: st.DrawFn,
+    shape: tuple[int, ...] | st.SearchStrategy[tuple[int, ...]],
+    dtypes: str | Sequence[str] | st.SearchStrategy[str] = _dtypes.FLOATING,
+    *,
+    values: str | Iterable[str] | None = None,
+    layouts: str | Iterable[str] = _layouts.CLASSES,
+    specials: Iterable[str] = _values.SPECIALS,
+) -> TensorSpec:
+    """The spec of one tensor argument.
+
+    ``shape`` and ``dtypes`` may be fixed or drawn. ``values`` names the recipes to choose from (None: all that make
+    sense for the dtype), ``layouts`` the layout classes, ``specials`` the special values that may be planted (those
+    that the dtype has; () for none). Shrinks in this order: shape, float32, contiguous, no specials, "normal"
+    values, seed 0.
+    """
+    shape = draw(shape) if isinstance(shape, st.SearchStrategy) else tuple(shape)
+    if not isinstance(dtypes, st.SearchStrategy):
+        dtypes = _dtypes.dtypes((dtypes,) if isinstance(dtypes, str) else dtypes)
+    dtype = draw(dtypes)
+    return TensorSpec(
+        shape=shape,
+        dtype=dtype,
+        layout=draw(_layouts.layouts(shape, (layouts,) if isinstance(layouts, str) else layouts)),
+        specials=draw(planted(shape, dtype, specials)),
+        values=draw(_values.recipes(dtype, (values,) if isinstance(values, str) else values)),
+        seed=draw(SEEDS),
+    )
+
+
+def planted(
+    shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
+) -> st.SearchStrategy[tuple[Special, ...]]:
+    """Up to three special values at the first or last element or at the edge of a block or row, singly or for a whole
+    row or block; in about half of the draws none. Shrinks to none, else to one at the first element."""
+    wanted = set(names)
+    if unknown := wanted - set(_values.SPECIALS):
+        raise ValueError(f"unknown special value {sorted(unknown)[0]!r}; known: {', '.join(_values.SPECIALS)}")
+    possible = [name for name in _values.specials_of(dtype) if name in wanted]
+    total = math.prod(shape)
+    if not possible or not total:
+        return st.just(())
+    row = shape[-1] if shape else 1
+    edges = {0, total - 1, row - 1, row, *(block + side for block in (16, 32, 64, 128, 256, 1024) for side in (-1, 0))}
+    special = st.builds(
+        Special,
+        index=st.sampled_from(sorted(edge for edge in edges if edge < total)),
+        value=st.sampled_from(possible),
+        run=st.one_of(st.just(1), st.sampled_from(sorted({1, row, min(16, total), min(64, total)}))),
+    )
+    some = st.lists(special, min_size=1, max_size=3, unique_by=lambda one: one.index).map(tuple)
+    return st.one_of(st.just(()), some)

@@ -1,0 +1,292 @@
+"""The elements of a tensor: recipes whose bits are the same on every machine, and strategies that draw them.
+
+All randomness is raw words of NumPy's Philox generator, whose stream NumPy promises never to change, keyed by
+(seed, operand number). From there on only integer operations, + - * /, and scaling by powers of two are used, since
+exp, log and trigonometry differ between CPUs, and our own rounding to the narrow formats, since theirs differ
+between libraries. Recipes make raw bits in the unsigned type of the element's width, a chunk at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from hypothesis import strategies as st
+
+from strategies.dtypes import Format, format_of
+
+CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and memory stays small
+
+Bits = np.ndarray  # unsigned, of the element's width
+SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
+
+_ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit integers
+
+
+def encode(values: np.ndarray, form: Format) -> Bits:
+    """The bits of float64 ``values`` in a float format, rounded to nearest even.
+
+    Beyond the largest finite value that is infinity (NaN where the format has none), as IEEE 754 rounds and as
+    torch casts; NaN keeps its sign and is quiet.
+    """
+    if form.bits == 64:
+        return values.view(np.uint64)
+    if form.bits == 32:
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32).view(np.uint32)
+    wide = values.view(np.uint64)
+    sign = (wide >> np.uint64(64 - form.bits)).astype(form.carrier) & form.carrier.type(form.sign_bit)
+    wide = wide & np.uint64(2**63 - 1)
+    # Normal numbers: add just under half of the last kept bit (and one more if that bit is odd), cut, rebias.
+    # A carry out of the mantissa moves to the next exponent by itself.
+    cut = np.uint64(52 - form.mantissa)
+    odd = (wide >> cut) & np.uint64(1)
+    rounded = (wide + (odd + np.uint64(2 ** (51 - form.mantissa) - 1))) >> cut
+    rebias = (1023 - form.bias) << form.mantissa
+    smallest_normal = np.uint64((1024 - form.bias) << 52)
+    # Below, the format is fixed point: whole multiples of the smallest subnormal.
+    small = wide < smallest_normal
+    bits = np.minimum(np.maximum(rounded, np.uint64(rebias)) - np.uint64(rebias), np.uint64(form.inf_bits))
+    if small.any():
+        magnitude = wide[small].view(np.float64)
+        bits[small] = np.rint(np.ldexp(magnitude, form.bias - 1 + form.mantissa)).astype(np.uint64)
+    bits[wide > np.uint64(0x7FF << 52)] = np.uint64(form.nan_bits)
+    return bits.astype(form.carrier) | sign
+
+
+def special_bits(value: str, dtype: str) -> int:
+    """The bits of a special value. Raises ValueError where the name is unknown or the dtype has no such value."""
+    form = format_of(dtype)
+    if value not in SPECIALS:
+        raise ValueError(f"unknown special value {value!r}; known: {', '.join(SPECIALS)}")
+    if value not in specials_of(dtype):
+        raise ValueError(f"{dtype} has no special value {value!r}; it has: {', '.join(specials_of(dtype))}")
+    if form.kind != "float":
+        ends = {"int": (form.sign_bit - 1, form.sign_bit), "uint": (2**form.bits - 1, 0), "bool": (1, 0)}
+        return ends[form.kind][value == "min"]
+    table = {"nan": form.nan_bits, "inf": form.inf_bits, "0": 0, "max": form.inf_bits - 1, "tiny": 1}
+    if value == "min":
+        return form.sign_bit | table["max"]
+    return (form.sign_bit if value.startswith("-") else 0) | table[value.removeprefix("-")]
+
+
+def specials_of(dtype: str) -> tuple[str, ...]:
+    """The special values that a dtype has."""
+    form = format_of(dtype)
+    if form.kind != "float":
+        return ("max", "min")
+    return SPECIALS if form.infinity else tuple(value for value in SPECIALS if "inf" not in value)
+
+
+def filler_bits(form: Format) -> int:
+    """What fills storage outside a view, so that reading it shows: NaN, 0xA5 bytes for integers, True for bool."""
+    if form.kind == "float":
+        return form.nan_bits
+    return 1 if form.kind == "bool" else int.from_bytes(b"\xa5" * (form.bits // 8), "little")
+
+
+class _Chunk:
+    """Elements ``start`` to ``stop`` (row-major) of a tensor in the making, with its random words."""
+
+    def __init__(self, philox: np.random.Philox, shape: tuple[int, ...], start: int, stop: int, form: Format):
+        self.shape, self.start, self.stop, self.form = shape, start, stop, form
+        self._philox = philox
+
+    def words(self) -> np.ndarray:
+        """One random 64-bit word per element; for a given recipe always in the same order."""
+        return self._philox.random_raw(self.stop - self.start)
+
+    def index(self) -> np.ndarray:
+        return np.arange(self.start, self.stop, dtype=np.int64)
+
+    def normal(self) -> np.ndarray:
+        """Sum of eight 16-bit integers, centred, unit variance: bell-shaped within +-4.9."""
+        return _normal(self._philox.random_raw(2 * (self.stop - self.start)))
+
+    def unit(self) -> np.ndarray:
+        """Uniform on the multiples of 2^-53 in [0, 1)."""
+        return (self.words() >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _normal(words: np.ndarray) -> np.ndarray:
+    # The four 16-bit fields are added two at a time, in the halves of a word.
+    low = np.uint64(0x0000FFFF0000FFFF)
+    pairs = (words & low) + ((words >> np.uint64(16)) & low)
+    pairs = pairs[0::2] + pairs[1::2]
+    total = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
+    return (total.astype(np.float64) - 4 * 65535.0) * (1 / _ONE_SIGMA)
+
+
+def _scaled_normal(scale: float) -> Callable[[_Chunk], Bits]:
+    return lambda chunk: _number(chunk.normal() * scale, chunk.form, integers=4.0)
+
+
+def _number(values: np.ndarray, form: Format, integers: float = 1.0) -> Bits:
+    """Bits of float64 values; for integers, of the whole part of ``integers`` times them; for bool, of their sign."""
+    if form.kind == "float":
+        return encode(values, form)
+    if form.kind == "bool":
+        return (values > 0).astype(np.uint8)
+    whole = np.floor(values * integers).astype(np.int64)
+    return (np.abs(whole) if form.kind == "uint" else whole).astype(form.carrier)
+
+
+def _uniform(chunk: _Chunk) -> Bits:
+    if chunk.form.kind in ("int", "uint"):  # every value, so that sums and products wrap
+        return (chunk.words() >> np.uint64(64 - chunk.form.bits)).astype(chunk.form.carrier)
+    return _number(chunk.unit() * 2 - 1, chunk.form)
+
+
+def _positive(chunk: _Chunk) -> Bits:
+    """From 2^-6 (the smallest normal number of float8_e4m3fn) to 4; integers from 1 to 32."""
+    if chunk.form.kind != "float":
+        return (chunk.words() % np.uint64(32) + np.uint64(1)).astype(chunk.form.carrier)
+    return encode(chunk.unit() * 4 + 2.0**-6, chunk.form)
+
+
+def _integers(chunk: _Chunk) -> Bits:
+    whole = (chunk.words() % np.uint64(17)).astype(np.int64)
+    return _number((whole if chunk.form.kind == "uint" else whole - 8).astype(np.float64), chunk.form)
+
+
+def _zeros(chunk: _Chunk) -> Bits:
+    return np.zeros(chunk.stop - chunk.start, chunk.form.carrier)
+
+
+def _constant(words: np.ndarray, chunk: _Chunk) -> Bits:
+    return np.repeat(_number(_normal(words), chunk.form, integers=4.0), chunk.stop - chunk.start)
+
+
+def _one_hot(words: np.ndarray, chunk: _Chunk) -> Bits:
+    """A 1 somewhere in every row of the last dim, at a place that differs from row to row."""
+    columns = chunk.shape[-1] if chunk.shape else 1
+    row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
+    hot = ((words[0] + row * (words[1] | np.uint64(1))) % np.uint64(columns)) == column
+    return _number(hot.astype(np.float64), chunk.form)
+
+
+def _large_mean(chunk: _Chunk) -> Bits:
+    """A mean of 2^12 for float32 (2^26 for float64, 2^mantissa for narrow types) and a deviation of 1: the mean
+    of the squares less the square of the mean, in the same precision, is worthless."""
+    mean = 2.0 ** min(chunk.form.mantissa, 12 if chunk.form.mantissa < 52 else 26)
+    return encode(chunk.normal() + mean, chunk.form)
+
+
+def _near_overflow(chunk: _Chunk) -> Bits:
+    """Half the largest value up to the largest, of either sign; integers within 8 of either end."""
+    form, words = chunk.form, chunk.words()
+    if form.kind == "float":
+        sign = (words & np.uint64(1)).astype(np.float64) * 2 - 1
+        fraction = (words >> np.uint64(11)).astype(np.float64) * 2.0**-54 + 0.5
+        return encode(sign * fraction * largest(form), form)
+    near = (words & np.uint64(15)).astype(np.int64) - 8  # -8 to 7; as bits, -8 to -1 lie at the top of unsigned types
+    shift = form.sign_bit if form.kind == "int" else 0
+    return near.astype(form.carrier) + form.carrier.type(shift)
+
+
+def largest(form: Format) -> float:
+    """The largest finite value of a float format."""
+    exponent, mantissa = divmod(form.inf_bits - 1, 1 << form.mantissa)
+    return math.ldexp((1 << form.mantissa) + mantissa, exponent - form.bias - form.mantissa)
+
+
+def _random_bits(chunk: _Chunk, kept: int) -> Bits:
+    form = chunk.form
+    return (chunk.words() >> np.uint64(64 - form.bits)).astype(form.carrier) & form.carrier.type(kept)
+
+
+def _subnormal(chunk: _Chunk) -> Bits:
+    """Every subnormal of either sign, and as many of the smallest normal numbers."""
+    return _random_bits(chunk, chunk.form.sign_bit | ((1 << (chunk.form.mantissa + 1)) - 1))
+
+
+def _every_exponent(chunk: _Chunk) -> Bits:
+    """Random bits, finite: each exponent is as likely as the other."""
+    form = chunk.form
+    bits = _random_bits(chunk, (1 << form.bits) - 1)
+    ones = form.carrier.type((((1 << form.exponent) - 1) << form.mantissa))
+    return np.where((bits & ones) == ones, bits ^ form.carrier.type(form.sign_bit >> 1), bits)
+
+
+def _ramp(sign: int) -> Callable[[_Chunk], Bits]:
+    """From -16 to 16 (reversed for ``sign`` -1), monotonic along every dim; integers from -96 to 96 or 0 to 96."""
+
+    def recipe(chunk: _Chunk) -> Bits:
+        rest, total = chunk.index(), np.zeros(chunk.stop - chunk.start)
+        for size in reversed(chunk.shape):
+            rest, place = np.divmod(rest, size)
+            total += place / max(size - 1, 1)
+        total *= 2 / max(len(chunk.shape), 1)
+        if chunk.form.kind == "uint":
+            return _number(total if sign > 0 else 2 - total, chunk.form, integers=48.0)
+        return _number((total - 1) * (16 * sign), chunk.form, integers=6.0)
+
+    return recipe
+
+
+_EVERY = ("float", "int", "uint", "bool")
+_NUMBERS = ("float", "int", "uint")
+_FLOAT = ("float",)
+
+_RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
+    "normal": (_EVERY, _scaled_normal(1.0)),
+    "integers": (_NUMBERS, _integers),
+    "uniform": (_NUMBERS, _uniform),
+    "positive": (_NUMBERS, _positive),
+    "zeros": (_EVERY, _zeros),
+    "constant": (_EVERY, _constant),
+    "one_hot": (_EVERY, _one_hot),
+    "ascending": (_NUMBERS, _ramp(1)),
+    "descending": (_NUMBERS, _ramp(-1)),
+    "normal_small": (_FLOAT, _scaled_normal(2.0**-7)),
+    "normal_large": (_FLOAT, _scaled_normal(2.0**6)),
+    "large_mean": (_FLOAT, _large_mean),
+    "near_overflow": (_NUMBERS, _near_overflow),
+    "subnormal": (_FLOAT, _subnormal),
+    "every_exponent": (_FLOAT, _every_exponent),
+}
+_WHOLE_TENSOR = ("constant", "one_hot")  # recipes that take two words for the tensor, none per element
+
+RECIPES = tuple(_RECIPES)
+"""Names of all recipes, simplest first."""
+
+
+def recipes_of(dtype: str) -> tuple[str, ...]:
+    """The recipes that make sense for a dtype, simplest first."""
+    kind = format_of(dtype).kind
+    return tuple(name for name, (kinds, _) in _RECIPES.items() if kind in kinds)
+
+
+def check_recipe(recipe: str, dtype: str) -> None:
+    """Raise ValueError unless the recipe exists and makes sense for the dtype."""
+    if recipe not in _RECIPES:
+        raise ValueError(f"unknown values {recipe!r}; known: {', '.join(RECIPES)}")
+    if recipe not in recipes_of(dtype):
+        raise ValueError(f"values {recipe!r} make no sense for {dtype}; use one of {', '.join(recipes_of(dtype))}")
+
+
+def fill(out: Bits, recipe: str, dtype: str, shape: tuple[int, ...], seed: int, operand: int) -> None:
+    """Write the elements of a tensor of ``shape``, row-major, as bits into the flat array ``out``."""
+    form = format_of(dtype)
+    make = _RECIPES[recipe][1]
+    philox = np.random.Philox(key=np.array([seed, operand], dtype=np.uint64))
+    words = (philox.random_raw(2),) if recipe in _WHOLE_TENSOR else ()
+    for start in range(0, out.size, CHUNK):
+        stop = min(start + CHUNK, out.size)
+        out[start:stop] = make(*words, _Chunk(philox, shape, start, stop, form))
+
+
+def recipes(dtype: str, names: Iterable[str] | None = None) -> st.SearchStrategy[str]:
+    """A recipe that makes sense for the dtype, among ``names`` if given; shrinks to the simplest.
+
+    Where none of ``names`` makes sense for the dtype (float recipes, an integer dtype), one of the dtype's own.
+    """
+    possible = recipes_of(dtype)
+    if names is not None:
+        wanted = tuple(names)
+        for name in wanted:
+            if name not in _RECIPES:
+                raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
+        possible = tuple(name for name in possible if name in wanted) or possible
+    return st.sampled_from(possible)
