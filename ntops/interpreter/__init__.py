@@ -1,0 +1,29 @@
+"""Triton kernels without a GPU: run on CPU tensors, mended where Triton's interpreter lies, every access watched.
+
+``install()`` makes any Triton kernel, NineToothed or raw ``@triton.jit``, run here. Nothing of Triton or NineToothed
+is imported before that, since Triton reads ``TRITON_INTERPRET`` while it is imported.
+"""
+
+from ntops.interpreter.nine import prepare_ninetoothed
+
+__all__ = ["install", "prepare_ninetoothed"]
+
+_installed = False
+
+
+def install() -> None:
+    """Make Triton kernels run on CPU tensors in this process; a second call does nothing.
+
+    :raises ImportError: ``TRITON_INTERPRET=1`` was not set before Triton was imported, or this version of Triton is
+        not one of those that the interpreter was tested with.
+    """
+    global _installed
+
+    if _installed:
+        return
+
+    from ntops.interpreter import _triton
+
+    _triton.install()
+    prepare_ninetoothed()
+    _installed = True

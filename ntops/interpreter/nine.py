@@ -1,0 +1,95 @@
+"""What NineToothed needs to make kernels anywhere: a home for its sources, and sources that are never half written."""
+
+import hashlib
+import importlib.util
+import os
+import pathlib
+import tempfile
+
+_CACHE_VARIABLE = "NTOPS_CACHE_DIR"
+
+
+def prepare_ninetoothed(folder: str | os.PathLike | None = None) -> pathlib.Path | None:
+    """Import NineToothed with a source cache that processes can share, and return its folder.
+
+    Each source appears under its name complete or not at all. Works with and without a GPU.
+
+    :param folder: Where sources go; by default ``$NTOPS_CACHE_DIR``, else ``~/.ninetoothed``, else (no writable
+        home) a folder of this user in the temporary directory. Under pytest-xdist each worker has one of its own
+        inside it.
+    :return: The folder, or ``None`` where NineToothed is not installed.
+    """
+    if importlib.util.find_spec("ninetoothed") is None:
+        return None
+
+    folder = _folder(folder)
+    generation = _import_generation(folder)
+    generation.CACHE_DIR = folder
+    generation.cache_source = _cache_source
+
+    return folder
+
+
+def _folder(folder):
+    if folder is None:
+        folder = os.environ.get(_CACHE_VARIABLE) or _default_folder()
+
+    folder = pathlib.Path(folder)
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+
+    if worker:
+        folder = folder / worker
+
+    folder.mkdir(parents=True, exist_ok=True)
+
+    return folder
+
+
+def _default_folder():
+    home = pathlib.Path(os.path.expanduser("~")) / ".ninetoothed"
+
+    try:
+        home.mkdir(exist_ok=True)
+
+        if os.access(home, os.W_OK):
+            return home
+    except OSError:
+        pass  # No such home, or a read-only one: containers and CI users often have none.
+
+    return pathlib.Path(tempfile.gettempdir()) / f"ninetoothed-{os.getuid()}"
+
+
+def _import_generation(folder):
+    # NineToothed makes ~/.ninetoothed while it is imported and fails where there is no such home.
+    actual_home = os.environ.get("HOME")
+
+    if not (pathlib.Path(os.path.expanduser("~")) / ".ninetoothed").is_dir():
+        os.environ["HOME"] = str(folder)
+
+    try:
+        import ninetoothed.generation
+    finally:
+        if actual_home is None:
+            os.environ.pop("HOME", None)
+        else:
+            os.environ["HOME"] = actual_home
+
+    return ninetoothed.generation
+
+
+def _cache_source(source):
+    from ninetoothed import generation
+
+    folder = pathlib.Path(generation.CACHE_DIR)
+    path = folder / f"{hashlib.sha256(source.encode('utf-8')).hexdigest()}.py"
+
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=path.stem, suffix=".tmp")
+
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(source)
+
+        os.replace(temporary, path)
+
+    return path
