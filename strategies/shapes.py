@@ -15,7 +15,9 @@ BLOCKS = (16, 32, 64, 128, 256, 1024)
 """Block sizes that kernels are tiled with; sizes are drawn just past several of them."""
 
 MAX_SIZE = 4096 + 1
-BUDGET = 1 << 15
+BUDGET = 1 << 16
+
+_EMPTY, _TILED = 31, 7  # one dim in 32 is empty, one shape in 8 spans several blocks in every dim
 
 
 def _is_prime(number: int) -> bool:
@@ -24,29 +26,34 @@ def _is_prime(number: int) -> bool:
 
 @cache
 def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
-    """Sizes of one kind up to ``limit``, ascending, starting with 0."""
+    """Sizes of one kind up to ``limit``, ascending."""
     if kind == "powers":
         sizes = {2**k + d for k in range(limit.bit_length() + 1) for d in (-1, 0, 1)}
     elif kind == "primes":
         sizes = {size for size in range(limit + 1) if _is_prime(size)}
     else:
         sizes = {n * block + 1 for block in BLOCKS for n in range(2, limit // block + 1)}
-    return tuple(sorted({0} | {size for size in sizes if size <= limit}))
+    return tuple(sorted(size for size in sizes if size <= limit))
 
 
 @st.composite
 def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
     """The size of one dim: small ones as often as large ones, mostly 2^k-1, 2^k, 2^k+1, primes, and multiples of a
-    block plus one; shrinks to ``min_size``, and past every landmark to the very smallest size that still fails."""
+    block plus one, now and then 0; shrinks to 1 (``min_size`` if that is more), else to the smallest that fails."""
+    empty = draw(st.integers(0, _EMPTY)) == _EMPTY
+    if min_size == 0 and (empty or max_size < 1):
+        return 0
     # A drawn size is halved a few times, then lowered to a landmark. Since both only lower it, an example that fails
     # for large sizes also fails when the shrinker takes them away, so it is never held up at a landmark.
+    smallest = max(min_size, 1)
     kind = draw(st.sampled_from(("any", "powers", "powers", "primes", "blocks")))
-    halved = draw(st.integers(0, max_size.bit_length()))
-    size = draw(st.integers(min_size, max_size)) >> halved
+    halved = draw(st.integers(0, max_size.bit_length() - 1))
+    size = draw(st.integers(smallest, max_size)) >> halved
     if kind != "any":
         landmarks = _landmarks(kind, max_size)
-        size = landmarks[bisect_right(landmarks, size) - 1]
-    return max(size, min_size)
+        below = bisect_right(landmarks, size)
+        size = landmarks[below - 1] if below else size
+    return max(size, smallest)
 
 
 @st.composite
@@ -60,22 +67,18 @@ def shapes(
     budget: int = BUDGET,
 ) -> Shape:
     """A shape with at most ``budget`` elements; now and then every dim spans several blocks. Shrinks to few dims,
-    then to small sizes."""
-    rank = draw(st.integers(min_rank, max_rank))
-    return draw(_of_rank(rank, min_size, max_size, budget))
-
-
-@st.composite
-def _of_rank(draw: st.DrawFn, rank: int, min_size: int, max_size: int, budget: int) -> Shape:
+    then to sizes of 1."""
     # Whichever dim is drawn first may use up the budget: the last, or after ``turn`` steps another.
-    turn = draw(st.integers(0, max(rank - 1, 0)))
+    turn = draw(st.integers(0, max(max_rank - 1, 0)))
+    tiled = draw(st.integers(0, _TILED)) == _TILED
+    # Nothing but the dims is drawn after the rank, so that the shrinker can lower it and leave out one dim.
+    rank = draw(st.integers(min_rank, max_rank))
     block = next((b for b in reversed(BLOCKS) if (2 * b + 1) ** rank <= budget and 2 * b + 1 <= max_size), 0)
-    tiled = draw(st.integers(0, 7)) == 7 and rank > 0 and block > 0
-    low = 2 * block + 1 if tiled else min_size
+    low = 2 * block + 1 if tiled and block else min_size
     shape, left = [0] * rank, budget
     for done in range(rank):
         reserved = max(low, 1) ** (rank - done - 1)
-        size = draw(sizes(low, max(low, min(max_size, left // reserved))))
+        size = draw(sizes(low, max(low, 1, min(max_size, left // reserved))))
         shape[(rank - 1 - done - turn) % rank] = size
         left //= max(size, 1)
     return tuple(shape)
@@ -103,7 +106,7 @@ def products(
     draw: st.DrawFn, *, min_size: int = 0, max_size: int = MAX_SIZE, budget: int = BUDGET, work: int = 1 << 22
 ) -> tuple[int, int, int]:
     """(M, K, N) of a matrix product: each of the three matrices within ``budget`` elements, M*K*N within ``work``."""
-    m, n = draw(_of_rank(2, min_size, max_size, budget))
+    m, n = draw(shapes(2, 2, min_size=min_size, max_size=max_size, budget=budget))
     most = min(max_size, budget // max(m, n, 1), work // max(m * n, 1))
     return m, draw(sizes(min(min_size, most), max(most, min_size))), n
 
