@@ -1,10 +1,30 @@
-"""A case is data: an op and its arguments, JSON in and out, with a stable id."""
+"""A case is data: an op and its arguments, JSON in and out, with a stable id.
+
+Reading is strict, since case files travel between people: whatever is not a legal case of a known op is refused with
+a ``CaseError`` that says what is wrong, before any tensor is made. Nothing is unpickled, nothing is executed.
+"""
 
 from __future__ import annotations
 
-import msgspec
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import torch
+
+import strategies.tensors
+from strategies import layouts
 from strategies.specs import TensorSpec
+
+SCHEMA = 1
+MAX_ELEMENTS = 2**24
+"""Elements that one case may hold, unless the user raises it."""
+MAX_BYTES = 2**20
+"""Size of a case file, unless the user raises it; a case without tensor data is a few hundred bytes."""
+MAX_DIMS = 32
 
 
 class NonFinite(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="float"):
@@ -20,7 +40,10 @@ class DType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="dtype"
 
 
 class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same"):
-    """The very tensor object of an earlier operand (operands are numbered over args, then kwargs by name)."""
+    """The very tensor object of an earlier operand.
+
+    Operands are the tensors of a case, numbered over args, then kwargs by name.
+    """
 
     operand: int
 
@@ -35,9 +58,199 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ``note`` says why the case is kept. Neither takes part in the id.
     """
 
-    schema: int = 1
+    schema: int = SCHEMA
     op: str
     args: tuple[Argument, ...]
     kwargs: dict[str, Argument] = {}
     digests: tuple[str, ...] = ()
     note: str = ""
+
+
+class CaseError(ValueError):
+    """A case that is not well formed, or a file that does not hold one. The message is for people."""
+
+
+class _Header(msgspec.Struct):
+    """What is read first, so that a file of another schema is called that and not "unknown field"."""
+
+    schema: int
+    op: str
+
+
+def case_id(case: Case) -> str:
+    """``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``; digests and note take no part."""
+    canonical = msgspec.json.encode(_plain(msgspec.structs.replace(case, digests=(), note="")), order="sorted")
+    return f"{case.op}-{hashlib.sha256(canonical).hexdigest()[:10]}"
+
+
+def encode(case: Case) -> bytes:
+    """The case as JSON for people: indented, keys in a fixed order, one newline at the end."""
+    return msgspec.json.format(msgspec.json.encode(_plain(case)), indent=2) + b"\n"
+
+
+def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> Case:
+    """The case in ``data``.
+
+    Raises CaseError: not JSON, not a case, another schema, an unknown op, dtype or recipe, more than
+    ``max_elements`` elements in operands or result.
+    """
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+        if header.schema != SCHEMA:
+            raise CaseError(f"its schema is {header.schema}, and this harness reads schema {SCHEMA} only")
+        case = msgspec.json.decode(data, type=Case)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CaseError(f"not a case: {error}") from None
+    validate(case, max_elements=max_elements)
+    return case
+
+
+def read(path: Path | str, *, max_elements: int = MAX_ELEMENTS, max_bytes: int = MAX_BYTES) -> Case:
+    """The case in a file. Raises CaseError, naming the file, also where it cannot be read or is too large."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > max_bytes:
+        raise CaseError(f"{path}: larger than {max_bytes} bytes, which no case needs")
+    try:
+        return decode(data, max_elements=max_elements)
+    except CaseError as error:
+        raise CaseError(f"{path}: {error}") from None
+
+
+def operands(case: Case) -> tuple[TensorSpec, ...]:
+    """The tensors of the case, in the order in which operands are numbered."""
+    return tuple(argument for argument in _arguments(case) if isinstance(argument, TensorSpec))
+
+
+def dtype_of(case: Case) -> str:
+    """The dtype under which a case is counted: that of its first tensor; "none" where it has no tensor."""
+    return next((spec.dtype for spec in operands(case)), "none")
+
+
+def materialize(
+    case: Case, device: torch.device | str = "cpu"
+) -> tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]:
+    """``(args, kwargs, tensors)``: the call's arguments, and its operands in order."""
+    tensors = tuple(
+        strategies.tensors.materialize(spec, operand, device) for operand, spec in enumerate(operands(case))
+    )
+    return *bind(case, tensors), tensors
+
+
+def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """``(args, kwargs)`` of the case with these tensors as its operands."""
+    remaining = iter(tensors)
+
+    def value(argument: Argument) -> Any:
+        match argument:
+            case TensorSpec():
+                return next(remaining)
+            case Same(operand):
+                return tensors[operand]
+            case NonFinite(text):
+                return float(text)
+            case DType(name):
+                return getattr(torch, name)
+        return argument
+
+    args = tuple(value(argument) for argument in case.args)
+    return args, {name: value(case.kwargs[name]) for name in sorted(case.kwargs)}
+
+
+def written(case: Case) -> frozenset[int]:
+    """Operands that the call is given to write: ``out``, and the first one where ``inplace`` is true."""
+    numbers = set()
+    if case.kwargs.get("inplace") is True:
+        numbers.add(0)
+    match case.kwargs.get("out"):
+        case TensorSpec():
+            before = [case.kwargs[name] for name in sorted(case.kwargs) if name < "out"]
+            numbers.add(sum(isinstance(argument, TensorSpec) for argument in (*case.args, *before)))
+        case Same(operand):
+            numbers.add(operand)
+    return frozenset(numbers)
+
+
+def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
+    """Raises CaseError unless the case is one of a known op whose tensors can be made within ``max_elements``."""
+    # Imported here: conformance.spec needs Case.
+    from conformance import spec as specs
+
+    spec = specs.registry().get(case.op)
+    if spec is None:
+        raise CaseError(f"unknown op {case.op!r}; known are {', '.join(sorted(specs.registry()))}")
+    for name in case.kwargs:
+        if not name.isidentifier():
+            raise CaseError(f"keyword argument {name!r} is not a name")
+    seen = total = 0
+    for argument in _arguments(case):
+        match argument:
+            case TensorSpec():
+                total += _elements(argument, seen, max_elements)
+                seen += 1
+            case Same(operand) if not 0 <= operand < seen:
+                raise CaseError(f"an argument is the same tensor as operand {operand}, but {seen} come before it")
+            case NonFinite(text) if text not in ("nan", "inf", "-inf"):
+                raise CaseError(f"a non-finite float is nan, inf or -inf, not {text!r}")
+            case DType(name) if name not in DTYPES:
+                raise CaseError(f"unknown dtype {name!r}; known are {', '.join(sorted(DTYPES))}")
+    _limit(total, "its operands", max_elements)
+    if case.digests and len(case.digests) != seen:
+        raise CaseError(f"it has {len(case.digests)} digests for {seen} operands")
+    _limit(_result_elements(case, spec.reference), "its result", max_elements)
+
+
+DTYPES: Mapping[str, torch.dtype] = {
+    name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)
+}
+
+
+def _arguments(case: Case) -> list[Argument]:
+    return [*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))]
+
+
+def _plain(case: Case) -> dict[str, Any]:
+    """The case as built-in types, schema first, without defaults, non-finite floats as ``NonFinite``."""
+
+    def finite(argument: Argument) -> Argument:
+        if isinstance(argument, float) and not math.isfinite(argument):
+            return NonFinite(str(argument))
+        return argument
+
+    case = msgspec.structs.replace(
+        case,
+        args=tuple(finite(argument) for argument in case.args),
+        kwargs={name: finite(case.kwargs[name]) for name in sorted(case.kwargs)},
+    )
+    return {"schema": case.schema, **msgspec.to_builtins(case)}
+
+
+def _elements(spec: TensorSpec, operand: int, limit: int) -> int:
+    """Elements that the tensor needs, in its storage or logically, whichever is more. What a TensorSpec may say is
+    checked by itself when it is made; here is what it may cost."""
+    if len(spec.shape) > MAX_DIMS:
+        raise CaseError(f"operand {operand} has {len(spec.shape)} dims; at most {MAX_DIMS} are read")
+    for size in (*spec.shape, *(number for special in spec.specials for number in (abs(special.index), special.run))):
+        _limit(size, f"a dim or a special value of operand {operand}", limit)
+    return max(layouts.storage_size(spec.layout, spec.shape), math.prod(spec.shape))
+
+
+def _result_elements(case: Case, reference: Any) -> int:
+    """Elements of what torch would return, asked with meta tensors; 0 where torch refuses the call."""
+    tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta") for spec in operands(case)]
+    args, kwargs = bind(case, tensors)
+    try:
+        result = reference(*args, **kwargs)
+    # Whatever torch says of an illegal call: a case may well be one, and judging it is not this function's work.
+    except Exception:  # noqa: BLE001
+        return 0
+    return sum(value.numel() for value in (result if isinstance(result, tuple) else (result,)))
+
+
+def _limit(elements: int, what: str, limit: int) -> None:
+    if elements > limit:
+        raise CaseError(f"{what} would hold {elements} elements; the limit is {limit} (--max-elements raises it)")

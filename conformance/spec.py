@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from hypothesis.strategies import SearchStrategy
 
+from conformance import cases
 from conformance.cases import Case
 
 
@@ -73,6 +74,10 @@ class OpSpec:
     """Where torch on the CPU takes a call that torch on CUDA refuses: the exception class of CUDA, else None.
 
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
+    left_out: Callable[[Call], bool] = lambda call: False
+    """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
+    writes: Callable[[Case], Collection[int]] = cases.written
+    """The operands that the call is given to write."""
 
 
 @cache

@@ -1,0 +1,96 @@
+"""What can be judged: any importable module, or object in a module, whose attributes are functions with torch's
+signatures; and torch itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+
+from conformance import spec as specs
+
+DEFAULT = "ntops.torch"
+TORCH = "torch"
+CLAIMS = ("deterministic", "layout_invariant", "batch_invariant")
+"""Checks that are failures only for who claims them; for others they are measured."""
+
+KNOWN_CLAIMS: Mapping[str, Mapping[str, Collection[str]]] = {
+    "ntops.torch": {"*": CLAIMS},
+    # torch breaks the other two for some ops (sums are split differently for other layouts and batch sizes).
+    TORCH: {"*": ("deterministic",)},
+}
+"""Claims per op of implementations that do not declare ``conformance_claims`` themselves; "*" is any other op."""
+
+
+class ImplementationError(ValueError):
+    """A name under which nothing that can be judged is found. The message is for people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Implementation:
+    """Something that can be judged, by the name under which ``load`` finds it again."""
+
+    name: str
+    provider: Any
+    claimed: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
+
+    def function(self, op: str) -> Callable[..., Any] | None:
+        """The function with the op's torch signature, or None: not provided."""
+        if self.provider is torch:
+            return torch_function(op)
+        function = getattr(self.provider, op, None)
+        return function if callable(function) else None
+
+    def claims(self, op: str) -> frozenset[str]:
+        """Which of ``CLAIMS`` hold for the op, by the implementation's own word."""
+        return frozenset(self.claimed.get(op, self.claimed.get("*", ())))
+
+
+def load(name: str) -> Implementation:
+    """The implementation called ``name``: ``torch``, a module, or ``module:object``.
+
+    Its attribute ``conformance_claims``, if it has one, maps op names (or "*") to names among ``CLAIMS``.
+    Raises ImplementationError: nothing importable by this name, or claims that are not of that form.
+    """
+    if name == TORCH:
+        return Implementation(name, torch, KNOWN_CLAIMS[TORCH])
+    module_name, _, path = name.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        provider: Any = importlib.import_module(module_name)
+    # Importing runs somebody else's code: whatever stops it is for the user to read, not a crash of the harness.
+    except (Exception, SystemExit) as error:
+        raise ImplementationError(
+            f"implementation {name!r}: importing {module_name!r} failed: {type(error).__name__}: {error}. "
+            f"Valid are {DEFAULT}, {TORCH}, any module, or module:object"
+        ) from error
+    for attribute in filter(None, path.split(".")):
+        try:
+            provider = getattr(provider, attribute)
+        except AttributeError:
+            raise ImplementationError(f"implementation {name!r}: {module_name} has no {path!r}") from None
+    return Implementation(name, provider, _claims(name, provider))
+
+
+def torch_function(op: str) -> Callable[..., Any] | None:
+    """torch's public function for the op: the one that the OpSpec refers to, where it is in one of torch's namespaces
+    (torch.relu and torch.nn.functional.relu, for one, differ in their arguments)."""
+    found = [getattr(space, op) for space in (torch, torch.nn.functional) if hasattr(space, op)]
+    spec = specs.registry().get(op)
+    return spec.reference if spec and spec.reference in found else next(iter(found), None)
+
+
+def _claims(name: str, provider: Any) -> Mapping[str, Collection[str]]:
+    claims = getattr(provider, "conformance_claims", KNOWN_CLAIMS.get(name, {}))
+    if not isinstance(claims, Mapping):
+        raise ImplementationError(f"implementation {name!r}: conformance_claims maps op names to names of {CLAIMS}")
+    for op, names in claims.items():
+        if isinstance(names, str) or set(names) - set(CLAIMS):
+            raise ImplementationError(f"implementation {name!r}: conformance_claims[{op!r}] holds names of {CLAIMS}")
+    return claims
