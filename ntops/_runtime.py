@@ -1,0 +1,35 @@
+"""Where kernels run, decided once at import: compiled on CUDA, or under Triton's interpreter on CPU tensors."""
+
+import os
+import sys
+
+
+def _cuda_is_present() -> bool:
+    # NVML answers without making a CUDA context, so that importing ntops touches no GPU.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _choose() -> bool:
+    """True if kernels are interpreted. A user's own TRITON_INTERPRET decides; else the absence of CUDA does."""
+    asked = os.environ.get("TRITON_INTERPRET")
+    interpreted = asked.lower() in ("1", "true", "on", "yes", "y") if asked else not _cuda_is_present()
+    if interpreted and not asked:
+        if "triton" in sys.modules:
+            # Triton's own library functions were decorated for compilation when it was imported.
+            raise ImportError(
+                "there is no CUDA device, so ntops needs Triton's interpreter, but triton was imported first: "
+                "import ntops before triton, or set TRITON_INTERPRET=1 before Python starts"
+            )
+        os.environ["TRITON_INTERPRET"] = "1"
+    return interpreted
+
+
+INTERPRETED = _choose()
+
+if INTERPRETED:
+    from ntops import interpreter
+
+    interpreter.install()

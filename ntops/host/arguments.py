@@ -1,0 +1,118 @@
+"""What a torch function takes: each check names the argument, what was wrong and what to do."""
+
+import numbers
+
+import torch
+
+from ntops._runtime import INTERPRETED
+
+DTYPES = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+}
+
+
+def check_tensor(value, name):
+    """Refuse what is not a tensor that a kernel can take.
+
+    :raises TypeError: It is no tensor.
+    :raises NotImplementedError: Its layout, dtype or need of a gradient is deliberately left out.
+    :raises RuntimeError: It is on a device where kernels do not run.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"argument '{name}' must be a Tensor, not {type(value).__name__}")
+
+    if value.dtype not in DTYPES:
+        raise NotImplementedError(f"argument '{name}' has dtype {value.dtype}, which this operator leaves out")
+
+    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        raise NotImplementedError(f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out")
+
+    if value.requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(
+            f"argument '{name}' requires grad, and there are no backward kernels: detach it or call under torch.no_grad()"
+        )
+
+
+def check_operands(**operands):
+    """Refuse an operand that is neither a Python number nor a tensor that a kernel can take.
+
+    :raises TypeError: It is neither.
+    :raises NotImplementedError: A complex number, numbers alone, and as :func:`check_tensor`.
+    :raises OverflowError: An integer that 64 bits do not hold.
+    """
+    for name, value in operands.items():
+        if isinstance(value, torch.Tensor) or not isinstance(value, numbers.Number):
+            check_tensor(value, name)
+        else:
+            check_number(value, name)
+
+    if not any(isinstance(value, torch.Tensor) for value in operands.values()):
+        names = " and ".join(f"'{name}'" for name in operands)
+        # torch computes it, on the CPU; nothing here says which device is meant.
+        raise {1: TypeError}.get(len(operands), NotImplementedError)(f"arguments {names} are numbers: give a tensor")
+
+
+def check_number(value, name):
+    """Refuse a complex number and an integer that 64 bits do not hold."""
+    if isinstance(value, complex):
+        raise NotImplementedError(f"argument '{name}' is complex, which this operator leaves out")
+
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise OverflowError(f"argument '{name}' is {value}, which does not fit into 64 bits")
+
+
+def check_scale(value, dtype, name):
+    """Refuse a factor that a result of ``dtype`` cannot take, and return it as a Python number.
+
+    :raises TypeError: It is no number, nor a 0-d tensor.
+    :raises RuntimeError: A bool for a result that is not bool, or a float for an integer result.
+    """
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        value = value.item()
+
+    if not isinstance(value, numbers.Number):
+        raise TypeError(f"argument '{name}' must be a number, not {type(value).__name__}")
+
+    if isinstance(value, bool) and dtype is not torch.bool:
+        raise RuntimeError(f"argument '{name}' is a bool, which only a bool result takes, not one of {dtype}")
+
+    if isinstance(value, complex) or (isinstance(value, float) and not dtype.is_floating_point):
+        raise RuntimeError(f"argument '{name}' is {value!r}, which a result of {dtype} does not take")
+
+    check_number(value, name)
+    return value
+
+
+def common_device(tensors):
+    """The device that all the tensors are on; a 0-d CPU tensor may go with CUDA tensors, as a number would.
+
+    :param tensors: The tensors by argument name.
+    :raises RuntimeError: They are on different devices, or on one where kernels do not run.
+    """
+    device = next((tensor.device for tensor in tensors.values() if tensor.ndim), None)
+    device = device or next(
+        (tensor.device for tensor in tensors.values() if tensor.is_cuda), next(iter(tensors.values())).device
+    )
+
+    for name, tensor in tensors.items():
+        if tensor.device != device and not (tensor.ndim == 0 and tensor.device.type == "cpu"):
+            raise RuntimeError(f"argument '{name}' is on {tensor.device}, but another argument is on {device}")
+
+    if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
+        where = "CPU tensors, as kernels are interpreted" if INTERPRETED else "CUDA tensors"
+        name = next(name for name, tensor in tensors.items() if tensor.device == device)
+        raise RuntimeError(
+            f"argument '{name}' is on {device}, but ntops takes {where} here; move it, or set TRITON_INTERPRET=1 "
+            "before Python starts to run kernels on the CPU"
+        )
+
+    return device

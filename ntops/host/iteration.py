@@ -1,0 +1,173 @@
+"""The order of dims: which strides torch gives a result, and which dims a kernel can walk as one.
+
+Shapes and strides are in elements. The order of dims is that of torch's TensorIterator
+(aten/src/ATen/TensorIterator.cpp, ``reorder_dimensions``): by descending stride of the first operand that tells two
+dims apart, so that the result of transposed inputs is transposed, too.
+"""
+
+import torch
+
+from ntops.torch.utils import Specialization
+
+# Offsets up to here can be computed in 32 bits, with room for the tile that passes the end.
+_NARROW = 2**31 - 2**21
+
+
+def broadcast_strides(tensor, shape):
+    """The strides of a tensor seen with a shape that it broadcasts to: 0 along the dims that it lacks."""
+    missing = len(shape) - tensor.ndim
+    return (0,) * missing + tuple(
+        0 if size == 1 and size != whole else stride
+        for size, stride, whole in zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
+    )
+
+
+def ordered_dims(shape, strides):
+    """The dims from the innermost to the outermost, as TensorIterator orders them.
+
+    :param shape: The common shape.
+    :param strides: The strides of each operand, the output first where there is one.
+    """
+    order = list(reversed(range(len(shape))))
+
+    for first in range(1, len(order)):
+        later = first
+
+        for earlier in reversed(range(first)):
+            comparison = _compare(order[earlier], order[later], shape, strides)
+
+            if comparison > 0:
+                order[earlier], order[later] = order[later], order[earlier]
+                later = earlier
+            elif comparison < 0:
+                break
+
+    return order
+
+
+def _compare(dim, other, shape, strides):
+    """Positive if ``dim`` belongs further out than ``other``, negative if further in, 0 if nothing tells."""
+    for operand in strides:
+        if operand[dim] == 0 or operand[other] == 0:
+            continue
+
+        if operand[dim] != operand[other]:
+            return 1 if operand[dim] > operand[other] else -1
+
+        if shape[dim] > shape[other]:
+            return 1
+
+    return 0
+
+
+def result_strides(shape, tensors, has_numbers):
+    """The strides that torch gives the result of an elementwise function.
+
+    :param shape: The shape of the result.
+    :param tensors: The tensor operands.
+    :param has_numbers: Whether there are Python numbers among the operands, too.
+    """
+    if not has_numbers and all(tensor.shape == shape for tensor in tensors):
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return contiguous_strides(shape)
+
+        if len(shape) == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
+            batch, channels, height, width = shape
+            return (height * width * channels, 1, width * channels, channels)
+
+        strides = tensors[0].stride()
+
+        if is_dense(shape, strides) and all(tensor.stride() == strides for tensor in tensors):
+            return strides
+
+    order = ordered_dims(shape, [broadcast_strides(tensor, shape) for tensor in tensors])
+    strides = [0] * len(shape)
+    step = 1
+
+    for dim in order:
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+
+    return tuple(strides)
+
+
+def contiguous_strides(shape):
+    """The strides of a contiguous tensor, as torch defines them (an empty dim counts as one element)."""
+    strides = []
+    step = 1
+
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+
+    return tuple(reversed(strides))
+
+
+def is_dense(shape, strides):
+    """Whether the elements fill their memory without gaps or overlaps, in any order of dims."""
+    step = 1
+
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != step:
+            return False
+
+        step *= size
+
+    return True
+
+
+def collapse(shape, strides):
+    """Merge the dims that every operand can walk as one, and drop those of one element.
+
+    :param shape: The common shape, without empty dims.
+    :param strides: The strides of each operand, the output first.
+    :return: The collapsed shape and strides, outermost dim first; at least one dim.
+    """
+    sizes = []
+    steps = [[] for _ in strides]
+
+    for dim in ordered_dims(shape, strides):
+        if shape[dim] == 1:
+            continue
+
+        if sizes and all(operand[dim] == sizes[-1] * own[-1] for operand, own in zip(strides, steps, strict=True)):
+            sizes[-1] *= shape[dim]
+            continue
+
+        sizes.append(shape[dim])
+
+        for operand, own in zip(strides, steps, strict=True):
+            own.append(operand[dim])
+
+    if not sizes:
+        return (1,), [(1,) for _ in strides]
+
+    return tuple(reversed(sizes)), [tuple(reversed(own)) for own in steps]
+
+
+def specialize(views):
+    """What is compiled into the kernel for these operands: unit strides, alignment, and the width of offsets.
+
+    :param views: The tensors as the kernel sees them, by the name that they have there.
+    """
+    unit_strides = []
+    aligned = True
+    wide = False
+
+    for name, view in views.items():
+        extent = 0
+        aligned = aligned and view.data_ptr() % 16 == 0
+
+        for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
+            extent += (size - 1) * stride
+
+            if stride == 1:
+                unit_strides.append((name, dim))
+            else:
+                aligned = aligned and stride % 16 == 0
+
+            aligned = aligned and size % 16 == 0
+
+        wide = wide or extent >= _NARROW or view.numel() >= _NARROW
+
+    return Specialization(tuple(unit_strides), aligned, wide)

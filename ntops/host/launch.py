@@ -1,0 +1,20 @@
+"""What every launch needs: the device, and block sizes as Triton wants them."""
+
+import contextlib
+
+import torch
+
+_HERE = contextlib.nullcontext()
+
+
+def on_device(device):
+    """A context in which kernels go to ``device`` and its current stream; free where it is current already."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+
+    return torch.cuda.device(device)
+
+
+def next_power_of_2(value):
+    """The smallest power of two that is at least ``value``."""
+    return 1 << (value - 1).bit_length()

@@ -1,0 +1,99 @@
+"""Where results go: a new tensor, or the caller's ``out=`` under torch's rules."""
+
+import warnings
+
+import torch
+
+from ntops.host.arguments import check_tensor
+from ntops.host.iteration import is_dense
+
+
+def check_out(out, dtype, device, exact_dtype=False):
+    """Refuse an ``out`` that cannot take a result of ``dtype``.
+
+    :param exact_dtype: Whether torch wants the very dtype (products do), not one that ``dtype`` casts to safely.
+    :raises TypeError: It is no tensor.
+    :raises RuntimeError: Its dtype or device is wrong.
+    """
+    check_tensor(out, "out")
+
+    if exact_dtype and out.dtype != dtype:
+        raise RuntimeError(f"argument 'out' has dtype {out.dtype}, but the result has {dtype}")
+
+    if not torch.can_cast(dtype, out.dtype):
+        raise RuntimeError(f"argument 'out' has dtype {out.dtype}, to which a result of {dtype} can't be cast")
+
+    if out.device != device:
+        raise RuntimeError(f"argument 'out' is on {out.device}, but the operands are on {device}")
+
+
+def check_written(tensor, name):
+    """Refuse to write a tensor several of whose elements are one place in memory.
+
+    :raises RuntimeError: A dim is expanded (stride 0).
+    """
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise RuntimeError(
+            f"argument '{name}' is expanded: several of its elements are one place in memory; clone() it first"
+        )
+
+
+def check_overlap(out, inputs):
+    """Refuse an ``out`` that shares a part of its memory with an input; sharing all of it is in-place work.
+
+    As in torch, what is not dense is too hard to tell and is let through.
+
+    :param inputs: The input tensors by argument name.
+    :raises RuntimeError: An input overlaps ``out`` in part.
+    """
+    for name, tensor in inputs.items():
+        if tensor is out or out.numel() == 0 or tensor.numel() == 0:
+            continue
+
+        if not is_dense(out.shape, out.stride()) or not is_dense(tensor.shape, tensor.stride()):
+            continue
+
+        if out.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+            continue
+
+        begin, end = _extent(out)
+        other_begin, other_end = _extent(tensor)
+        same = (begin, end) == (other_begin, other_end) and out.stride() == tensor.stride()
+
+        if not same and begin < other_end and other_begin < end:
+            raise RuntimeError(f"arguments 'out' and '{name}' share a part of their memory; clone() one of them first")
+
+
+def shares_memory(out, tensor):
+    """Whether ``out`` may share memory with a tensor: their storage is one and their extents overlap."""
+    if out.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+        return False
+
+    begin, end = _extent(out)
+    other_begin, other_end = _extent(tensor)
+    return begin < other_end and other_begin < end
+
+
+def _extent(tensor):
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), tensor.data_ptr()
+
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def resize_out(out, shape, strides):
+    """Give ``out`` the shape of the result if it has another, with torch's warning if it is not empty."""
+    if out.shape == shape:
+        return
+
+    if out.numel():
+        warnings.warn(
+            f"argument 'out' had shape {tuple(out.shape)} and was resized to {tuple(shape)}; "
+            "resize it to 0 elements first to reuse its memory knowingly",
+            UserWarning,
+            stacklevel=4,
+        )
+
+    out.resize_(shape)
+    out.as_strided_(shape, strides)

@@ -1,0 +1,49 @@
+"""Dtypes: what torch promotes operands to, and what kernels compute in."""
+
+import torch
+import triton.language as tl
+
+_HALF = (torch.float16, torch.bfloat16)
+
+TRITON_DTYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+    torch.int8: tl.int8,
+    torch.int16: tl.int16,
+    torch.int32: tl.int32,
+    torch.int64: tl.int64,
+    torch.uint8: tl.uint8,
+    torch.bool: tl.int1,
+}
+
+
+def result_dtype(*operands):
+    """The dtype to which torch promotes tensors and Python numbers."""
+    dtype = _dtype(operands[0])
+
+    for operand in operands[1:]:
+        if not isinstance(operand, torch.Tensor) or operand.dtype is not dtype:
+            break
+    else:
+        return dtype
+
+    return torch.result_type(*operands)
+
+
+def _dtype(operand):
+    return operand.dtype if isinstance(operand, torch.Tensor) else None
+
+
+def accumulate_dtype(dtype):
+    """The dtype in which values of ``dtype`` are computed: float32 for half types, int32 for bool, else itself."""
+    if dtype in _HALF:
+        return torch.float32
+
+    return torch.int32 if dtype is torch.bool else dtype
+
+
+def scalar_type(dtype):
+    """The type of a kernel argument that carries a Python number exactly into a computation in ``dtype``."""
+    return "fp64" if dtype.is_floating_point else "i64"

@@ -1,0 +1,43 @@
+"""The shared arrangement of elementwise kernels, and the tensors that it arranges."""
+
+from ninetoothed import Tensor
+from ninetoothed import block_size as searched_block_size
+
+
+def arrangement(*tensors, block_size=None):
+    """Flatten each tensor and cut it into tiles of ``block_size`` elements; 0-d tensors (scalars) stay as they are.
+
+    The grid comes from the first tensor, so the output goes first.
+    """
+    if block_size is None:
+        block_size = searched_block_size()
+
+    return tuple(tensor.flatten().tile((block_size,)) if tensor.ndim else tensor for tensor in tensors)
+
+
+def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
+    """The output and the operands of an elementwise kernel, all of one shape (the host expands them).
+
+    :param ndim: How many dims the tensors have.
+    :param operands: The names of the inputs.
+    :param dtype: The element type of the inputs; only ahead-of-time builds need it.
+    :param output_dtype: The element type of the output, likewise.
+    :param scalars: The type of each input that is a Python number, by name.
+    """
+    scalars = scalars or {}
+    output = Tensor(ndim, dtype=output_dtype or dtype, name="output")
+    # One set of sizes serves all: fewer kernel arguments, and one mask for the compiler to find.
+    inputs = (
+        Tensor(0, dtype=scalars[name], name=name)
+        if name in scalars
+        else Tensor(shape=output.shape, dtype=dtype, name=name)
+        for name in operands
+    )
+
+    return (output, *inputs)
+
+
+def constant(name, value=None):
+    """A compile-time argument of a kernel, such as the dtype in which it computes."""
+    return Tensor(0, constexpr=True, value=value, name=name)
+

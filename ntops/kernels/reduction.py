@@ -1,0 +1,34 @@
+"""The shared arrangements of kernels that reduce the last dims of their tensors."""
+
+from ninetoothed import block_size
+
+
+def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, looped=False):
+    """Bring each tensor to rows x columns, the last ``num_reduced`` dims being the columns, and tile it.
+
+    :param num_reduced: How many trailing dims are reduced.
+    :param block_rows: How many rows a program takes.
+    :param block_columns: How many columns a tile has; it must hold the whole row unless ``looped``.
+    :param looped: Whether a program walks over the tiles of its rows; then each tensor is a row of tiles to it.
+    """
+    if block_rows is None:
+        block_rows = block_size()
+
+    if block_columns is None:
+        block_columns = block_size()
+
+    def arrange(tensor):
+        if tensor.ndim == 0:
+            return tensor
+
+        first = tensor.ndim - num_reduced
+        tiled = tensor.flatten(first).flatten(0, first).tile((block_rows, block_columns))
+
+        if not looped:
+            return tiled
+
+        rows = tiled.tile((1, -1))
+        rows.dtype = rows.dtype.squeeze(0)
+        return rows
+
+    return tuple(arrange(tensor) for tensor in tensors)

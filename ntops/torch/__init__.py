@@ -1,0 +1,31 @@
+"""The operators, with the signatures and the semantics of PyTorch's functions on CUDA.
+
+Every public function of a module of this package that has the module's name is exported.
+"""
+
+import importlib
+import pkgutil
+
+from ntops.torch.utils import (
+    get_default_max_num_configs,
+    get_default_num_stages,
+    get_default_num_warps,
+    set_default_max_num_configs,
+    set_default_num_stages,
+    set_default_num_warps,
+)
+
+OPERATORS = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "utils"))
+
+for _name in OPERATORS:
+    globals()[_name] = getattr(importlib.import_module(f"{__name__}.{_name}"), _name)
+
+__all__ = [
+    *OPERATORS,
+    "get_default_max_num_configs",
+    "get_default_num_stages",
+    "get_default_num_warps",
+    "set_default_max_num_configs",
+    "set_default_num_stages",
+    "set_default_num_warps",
+]

@@ -1,0 +1,30 @@
+import torch
+
+from ntops import kernels
+from ntops.host.arguments import check_operands, check_tensor
+from ntops.host.elementwise import elementwise
+from ntops.host.promotion import result_dtype
+
+
+def eq(input, other, *, out=None):
+    """``input == other``, elementwise, as :func:`torch.eq`.
+
+    :param input: A tensor of any shape.
+    :param other: A tensor that broadcasts with ``input``, or a number, which is first wrapped to the dtype to which
+        both are promoted (so uint8 255 equals -1).
+    :param out: Where the result is written, under torch's rules of resizing, casting and overlap.
+    :return: A bool tensor of the broadcast shape.
+    :raises TypeError: An argument has the wrong type.
+    :raises RuntimeError: Shapes, devices or ``out`` do not fit.
+    :raises NotImplementedError: Complex, sparse, quantized or nested operands, or one that requires grad.
+    """
+    check_tensor(input, "input")
+    check_operands(other=other)
+
+    return elementwise(
+        kernels.eq.premake,
+        {"input": input, "other": other},
+        torch.bool,
+        out=out,
+        compute_dtype=result_dtype(input, other),
+    )

@@ -1,0 +1,25 @@
+import torch
+
+from ntops import kernels
+from ntops.host.arguments import check_tensor
+from ntops.host.elementwise import elementwise
+
+
+def relu(input, inplace=False):
+    """``max(input, 0)``, elementwise and keeping NaN, as :func:`torch.nn.functional.relu`.
+
+    :param input: A tensor of any shape, not of bool.
+    :param inplace: Whether ``input`` itself is written and returned.
+    :return: A tensor of the shape and dtype of ``input``.
+    :raises TypeError: ``input`` is no tensor.
+    :raises RuntimeError: ``input`` is bool, or expanded and to be written.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    """
+    check_tensor(input, "input")
+
+    if input.dtype is torch.bool:
+        raise RuntimeError("argument 'input' is bool, of which relu is not defined")
+
+    return elementwise(
+        kernels.relu.premake, {"input": input}, input.dtype, out=input if inplace else None
+    )

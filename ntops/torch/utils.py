@@ -1,0 +1,167 @@
+"""Kernels: made once for each configuration, specialised as little as speed allows, and the library's defaults."""
+
+import ast
+import dataclasses
+import pathlib
+import threading
+
+import ninetoothed
+from ninetoothed import generation, naming
+from ninetoothed.jit import import_from_path
+
+from ntops._runtime import INTERPRETED
+
+_defaults = {"num_warps": None, "num_stages": None, "max_num_configs": None}
+_kernels = {}
+_lock = threading.RLock()
+
+
+def set_default_num_warps(num_warps):
+    """Set the number of warps of every kernel called from now on; ``None``: the library's choice for each."""
+    _set_default("num_warps", num_warps)
+
+
+def set_default_num_stages(num_stages):
+    """Set the number of pipeline stages of every kernel called from now on; ``None``: the library's choice."""
+    _set_default("num_stages", num_stages)
+
+
+def set_default_max_num_configs(max_num_configs):
+    """Let NineToothed measure up to this many block sizes at the first call for each new shape.
+
+    ``None`` or 1: the library's own choice of block sizes, and nothing is measured. Kernels under the interpreter
+    are never measured.
+    """
+    _set_default("max_num_configs", max_num_configs)
+
+
+def get_default_num_warps():
+    """The number of warps set by :func:`set_default_num_warps`, or ``None``."""
+    return _defaults["num_warps"]
+
+
+def get_default_num_stages():
+    """The number of pipeline stages set by :func:`set_default_num_stages`, or ``None``."""
+    return _defaults["num_stages"]
+
+
+def get_default_max_num_configs():
+    """The number of configurations set by :func:`set_default_max_num_configs`, or ``None``."""
+    return _defaults["max_num_configs"]
+
+
+def _set_default(name, value):
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"{name} must be a positive integer or None, not {value!r}")
+
+    _defaults[name] = value
+
+
+@dataclasses.dataclass(frozen=True)
+class Specialization:
+    """What of a call's geometry is compiled into a kernel: as little as speed allows, and never a size.
+
+    :param unit_strides: The (tensor name, dim) whose stride is 1.
+    :param aligned: Whether all pointers, and the sizes and strides that matter, are multiples of 16.
+    :param wide: Whether offsets need 64 bits.
+    """
+
+    unit_strides: tuple[tuple[str, int], ...] = ()
+    aligned: bool = False
+    wide: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The choice of a kernel's configuration: block sizes by the name that ``premake`` gives them."""
+
+    blocks: tuple[tuple[str, int], ...]
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+def make(premake, arguments, config, specialization):
+    """The kernel that ``premake(**arguments)`` describes, from the cache if it has been made before.
+
+    :param premake: The ``premake`` of a module of ``ntops.kernels``.
+    :param arguments: Its arguments other than block sizes; the values are hashable.
+    :param config: The library's choice, over which the defaults that a user has set take precedence.
+    :param specialization: What is known about the geometry of the call.
+    """
+    num_warps = _defaults["num_warps"] or config.num_warps
+    num_stages = _defaults["num_stages"] or config.num_stages
+    max_num_configs = None if INTERPRETED else _defaults["max_num_configs"]
+    # A single configuration is the library's choice; NineToothed would take a blind one and lose the block sizes.
+    blocks = config.blocks if max_num_configs in (None, 1) else ()
+    key = (premake, tuple(arguments.items()), blocks, num_warps, num_stages, max_num_configs, specialization)
+    kernel = _kernels.get(key)
+
+    if kernel is not None:
+        return kernel
+
+    # NineToothed keeps the types of a kernel in annotations of the application, which threads share.
+    with _lock:
+        if key not in _kernels:
+            arguments = {name: dict(value) if name == "scalars" else value for name, value in arguments.items()}
+            name = f"ntops_{premake.__module__.rpartition('.')[2]}"
+            handle = ninetoothed.make(
+                *premake(**arguments, **dict(blocks)),
+                kernel_name=name,
+                num_warps=num_warps,
+                num_stages=num_stages,
+                max_num_configs=max_num_configs,
+            )
+            scalar_types = arguments.get("scalars") or {}
+            source = _specialize(pathlib.Path(handle._source).read_text(), name, scalar_types, specialization)
+            path = str(generation.cache_source(source))
+            _kernels[key] = getattr(import_from_path(path, path), f"launch_{name}")
+
+        return _kernels[key]
+
+
+def _specialize(source, kernel_name, scalar_types, specialization):
+    """Rewrite a generated kernel so that one compiled kernel serves every size.
+
+    Left alone, Triton compiles again for each argument that is 1 or a multiple of 16, takes the width of an integer
+    from its value, and passes Python floats as float32.
+    """
+    tree = ast.parse(source)
+    kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == kernel_name)
+    integer = "i64" if specialization.wide else "i32"
+    unit_strides = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
+    fixed = []
+
+    for argument in kernel.args.args:
+        name = argument.arg
+
+        if naming.is_constexpr(name):
+            continue
+
+        if name in unit_strides:
+            argument.annotation = ast.parse("triton.language.constexpr", mode="eval").body
+        elif ninetoothed.Tensor.size_pattern().fullmatch(name) or ninetoothed.Tensor.stride_pattern().fullmatch(name):
+            argument.annotation = ast.Constant(integer)
+        elif name in scalar_types:
+            argument.annotation = ast.Constant(scalar_types[name])
+
+        if name in scalar_types or not specialization.aligned:
+            fixed.append(name)
+
+    kernel.decorator_list = [ast.parse(f"triton.jit(do_not_specialize={fixed!r})", mode="eval").body]
+
+    if specialization.wide:
+        _WideProgramId().visit(kernel)
+
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+class _WideProgramId(ast.NodeTransformer):
+    """Makes the program's number 64 bits wide, and with it every offset that is computed from it."""
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "program_id":
+            return ast.parse(f"{ast.unparse(node)}.to(triton.language.int64)", mode="eval").body
+
+        return node
