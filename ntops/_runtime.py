@@ -3,6 +3,8 @@
 import os
 import sys
 
+from ntops import interpreter
+
 
 def _cuda_is_present() -> bool:
     # NVML answers without making a CUDA context, so that importing ntops touches no GPU.
@@ -30,6 +32,7 @@ def _choose() -> bool:
 INTERPRETED = _choose()
 
 if INTERPRETED:
-    from ntops import interpreter
-
     interpreter.install()
+else:
+    # Processes that make kernels at the same time share the folder of their sources.
+    interpreter.prepare_ninetoothed()

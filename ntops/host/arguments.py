@@ -34,11 +34,14 @@ def check_tensor(value, name):
         raise NotImplementedError(f"argument '{name}' has dtype {value.dtype}, which this operator leaves out")
 
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-        raise NotImplementedError(f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out")
+        raise NotImplementedError(
+            f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out"
+        )
 
     if value.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
-            f"argument '{name}' requires grad, and there are no backward kernels: detach it or call under torch.no_grad()"
+            f"argument '{name}' requires grad, and there are no backward kernels: detach it, or call under "
+            "torch.no_grad()"
         )
 
 

@@ -2,22 +2,14 @@
 
 import torch
 
-from ntops._runtime import INTERPRETED
 from ntops.host import iteration, output
 from ntops.host.arguments import common_device
-from ntops.host.launch import next_power_of_2, on_device
+from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, scalar_type
 from ntops.torch.utils import Config, make
 
-
-def config(numel, ndim):
-    """The configuration of an elementwise kernel over ``numel`` elements in ``ndim`` collapsed dims."""
-    if INTERPRETED:
-        # A program costs the same whatever its width, so few and wide ones.
-        return Config(blocks=(("block_size", min(max(next_power_of_2(numel), 16), 2**16)),))
-
-    # Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
-    return Config(blocks=(("block_size", 1024),), num_warps=4)
+# Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
+CONFIG = Config(blocks=(("block_size", 1024),), num_warps=4)
 
 
 def elementwise(premake, operands, dtype, *, out=None, compute_dtype=None, numbers=None, **arguments):
@@ -83,18 +75,14 @@ def _result(shape, tensors, has_numbers, dtype, device, out):
 
 
 def _launch(premake, result, operands, compute_dtype, arguments):
-    views = {"output": result} | {
-        name: value for name, value in operands.items() if isinstance(value, torch.Tensor)
-    }
+    views = {"output": result} | {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
 
     if all(view.shape == result.shape and view.is_contiguous() for view in views.values()):
         views = {name: view.view(-1) for name, view in views.items()}
     else:
         strides = [iteration.broadcast_strides(view, result.shape) for view in views.values()]
         shape, strides = iteration.collapse(result.shape, strides)
-        views = {
-            name: view.as_strided(shape, own) for (name, view), own in zip(views.items(), strides, strict=True)
-        }
+        views = {name: view.as_strided(shape, own) for (name, view), own in zip(views.items(), strides, strict=True)}
 
     number_type = scalar_type(compute_dtype) if compute_dtype else None
     scalars = tuple((name, number_type) for name in operands if name not in views)
@@ -103,11 +91,15 @@ def _launch(premake, result, operands, compute_dtype, arguments):
     if scalars:
         arguments = arguments | {"scalars": scalars}
 
-    kernel = make(premake, {"ndim": ndim} | arguments, config(result.numel(), ndim), iteration.specialize(views))
+    kernel = make(premake, {"ndim": ndim} | arguments, CONFIG, iteration.specialize(views))
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 
     with on_device(result.device):
-        kernel(views["output"], *(_argument(views.get(name, value), number_type) for name, value in operands.items()), *constants)
+        kernel(
+            views["output"],
+            *(_argument(views.get(name, value), number_type) for name, value in operands.items()),
+            *constants,
+        )
 
 
 def _argument(value, number_type):

@@ -72,7 +72,7 @@ def result_strides(shape, tensors, has_numbers):
             return contiguous_strides(shape)
 
         if len(shape) == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
-            batch, channels, height, width = shape
+            _, channels, height, width = shape
             return (height * width * channels, 1, width * channels, channels)
 
         strides = tensors[0].stride()
@@ -150,24 +150,21 @@ def specialize(views):
 
     :param views: The tensors as the kernel sees them, by the name that they have there.
     """
-    unit_strides = []
-    aligned = True
-    wide = False
+    unit_strides = tuple(
+        (name, dim) for name, view in views.items() for dim, stride in enumerate(view.stride()) if stride == 1
+    )
+    # Along these dims neighbours are loaded together, if all that goes into an address is a multiple of 16.
+    walked = {dim for _, dim in unit_strides}
+    aligned = bool(walked) and all(
+        view.data_ptr() % 16 == 0
+        and all(stride % 16 == 0 or stride == 1 for stride in view.stride())
+        and all(view.shape[dim] % 16 == 0 for dim in walked)
+        for view in views.values()
+    )
 
-    for name, view in views.items():
-        extent = 0
-        aligned = aligned and view.data_ptr() % 16 == 0
+    return Specialization(unit_strides, aligned, any(_is_wide(view) for view in views.values()))
 
-        for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
-            extent += (size - 1) * stride
 
-            if stride == 1:
-                unit_strides.append((name, dim))
-            else:
-                aligned = aligned and stride % 16 == 0
-
-            aligned = aligned and size % 16 == 0
-
-        wide = wide or extent >= _NARROW or view.numel() >= _NARROW
-
-    return Specialization(tuple(unit_strides), aligned, wide)
+def _is_wide(view):
+    extent = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+    return max(extent, view.numel()) >= _NARROW

@@ -3,7 +3,5 @@
 import importlib
 import pkgutil
 
-__all__ = sorted(module.name for module in pkgutil.iter_modules(__path__))
-
-for _name in __all__:
-    importlib.import_module(f"{__name__}.{_name}")
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -9,15 +9,13 @@ from ntops.kernels import element_wise
 
 def application(output, input, other, alpha, compute_dtype):
     scaled = ntl.cast(alpha, compute_dtype) * ntl.cast(other, compute_dtype)
-    output = ntl.cast(ntl.cast(input, compute_dtype) + scaled, output.dtype)  # noqa: F841
+    output = ntl.cast(ntl.cast(input, compute_dtype) + scaled, output.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
     """Arrangement, application and tensors of ``add``; ``scalars`` has the type of ``alpha`` and of number operands."""
     tensors = (
-        *element_wise.tensors(
-            ndim, "input", "other", "alpha", dtype=dtype, output_dtype=output_dtype, scalars=scalars
-        ),
+        *element_wise.tensors(ndim, "input", "other", "alpha", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
         element_wise.constant("compute_dtype", compute_dtype),
     )
 

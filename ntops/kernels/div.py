@@ -20,12 +20,12 @@ def divide(dividend, divisor, compute_dtype):
 
 def application(output, input, other, compute_dtype):
     quotient = divide(ntl.cast(input, compute_dtype), ntl.cast(other, compute_dtype), compute_dtype)
-    output = ntl.cast(quotient, output.dtype)  # noqa: F841
+    output = ntl.cast(quotient, output.dtype)
 
 
 def application_trunc(output, input, other, compute_dtype):
     quotient = divide(ntl.cast(input, compute_dtype), ntl.cast(other, compute_dtype), compute_dtype)
-    output = ntl.cast(ntl.where(quotient < 0, ntl.ceil(quotient), ntl.floor(quotient)), output.dtype)  # noqa: F841
+    output = ntl.cast(ntl.where(quotient < 0, ntl.ceil(quotient), ntl.floor(quotient)), output.dtype)
 
 
 def application_floor(output, input, other, compute_dtype):
@@ -41,7 +41,7 @@ def application_floor(output, input, other, compute_dtype):
     nearest = ntl.where(quotient - nearest > 0.5, nearest + 1, nearest)
     # A zero has the sign of the plain quotient; a division by zero is the plain quotient.
     result = ntl.where(quotient == 0, plain * 0, nearest)
-    output = ntl.cast(ntl.where(divisor == 0, plain, result), output.dtype)  # noqa: F841
+    output = ntl.cast(ntl.where(divisor == 0, plain, result), output.dtype)
 
 
 def application_trunc_integer(output, input, other, compute_dtype):
@@ -50,7 +50,7 @@ def application_trunc_integer(output, input, other, compute_dtype):
     # The hardware traps or lies for x / 0 and for the lowest integer / -1, which wraps to itself.
     negated = divisor == -1
     quotient = dividend // ntl.where(negated | (divisor == 0), 1, divisor)
-    output = ntl.cast(ntl.where(negated, -dividend, quotient), output.dtype)  # noqa: F841
+    output = ntl.cast(ntl.where(negated, -dividend, quotient), output.dtype)
 
 
 def application_floor_integer(output, input, other, compute_dtype):
@@ -61,7 +61,7 @@ def application_floor_integer(output, input, other, compute_dtype):
     quotient = dividend // safe
     remainder = dividend - quotient * safe
     below = (remainder != 0) & ((remainder < 0) != (safe < 0))
-    output = ntl.cast(ntl.where(negated, -dividend, ntl.where(below, quotient - 1, quotient)), output.dtype)  # noqa: F841
+    output = ntl.cast(ntl.where(negated, -dividend, ntl.where(below, quotient - 1, quotient)), output.dtype)
 
 
 APPLICATIONS = {

@@ -40,4 +40,3 @@ def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
 def constant(name, value=None):
     """A compile-time argument of a kernel, such as the dtype in which it computes."""
     return Tensor(0, constexpr=True, value=value, name=name)
-

@@ -8,7 +8,7 @@ from ntops.kernels import element_wise
 
 
 def application(output, input, other, compute_dtype):
-    output = ntl.cast(input, compute_dtype) == ntl.cast(other, compute_dtype)  # noqa: F841
+    output = ntl.cast(input, compute_dtype) == ntl.cast(other, compute_dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):

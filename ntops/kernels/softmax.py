@@ -13,7 +13,7 @@ def application(output, input, compute_dtype):
     values = ntl.cast(ntl.cast(input, output.dtype), compute_dtype)
     # NaN: one in a row makes its sum NaN, +inf gives inf - inf, and a row of -inf gives -inf - -inf.
     powers = ntl.exp(values - ntl.max(values, axis=1)[:, None])
-    output = ntl.cast(powers / ntl.sum(powers, axis=1)[:, None], output.dtype)  # noqa: F841
+    output = ntl.cast(powers / ntl.sum(powers, axis=1)[:, None], output.dtype)
 
 
 def application_looped(output, input, compute_dtype):
@@ -37,9 +37,7 @@ def application_looped(output, input, compute_dtype):
         output[i] = ntl.cast(powers / total[:, None], output.dtype.dtype)
 
 
-def premake(
-    ndim, dtype=None, output_dtype=None, compute_dtype=None, looped=False, block_rows=None, block_columns=None
-):
+def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, looped=False, block_rows=None, block_columns=None):
     """Arrangement, application and tensors of ``softmax``; ``looped`` where a row is longer than a tile."""
     output = Tensor(ndim, dtype=output_dtype or dtype, name="output")
     tensors = (

@@ -20,7 +20,7 @@ OPERATORS = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__
 for _name in OPERATORS:
     globals()[_name] = getattr(importlib.import_module(f"{__name__}.{_name}"), _name)
 
-__all__ = [
+__all__ = [  # noqa: PLE0604  (the names of the operators follow from the files)
     *OPERATORS,
     "get_default_max_num_configs",
     "get_default_num_stages",

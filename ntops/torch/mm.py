@@ -1,11 +1,10 @@
 import torch
 
 from ntops import kernels
-from ntops._runtime import INTERPRETED
 from ntops.host import output
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.iteration import contiguous_strides, specialize
-from ntops.host.launch import next_power_of_2, on_device
+from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.torch.utils import Config, make
 
@@ -49,7 +48,9 @@ def mm(input, mat2, *, out=None):
         output.check_written(out, "out")
 
     if not input.dtype.is_floating_point:
-        raise NotImplementedError(f"products of {input.dtype} matrices do not exist on CUDA; cast them to a floating-point type")
+        raise NotImplementedError(
+            f"products of {input.dtype} matrices do not exist on CUDA; cast them to a floating-point type"
+        )
 
     if out is not None:
         output.resize_out(out, shape, contiguous_strides(shape))
@@ -69,12 +70,8 @@ def mm(input, mat2, *, out=None):
     return result if out is None else out
 
 
-def config(m, n, k, dtype, ieee):
-    """The configuration of a product of (m, k) and (k, n) matrices."""
-    if INTERPRETED:
-        block_m, block_n, block_k = (min(max(next_power_of_2(size), 16), 64) for size in (m, n, k))
-        return _config(block_m, block_n, block_k, 4, 1)
-
+def config(m, n, dtype, ieee):
+    """The configuration of a product whose result is (m, n)."""
     if dtype is torch.float64:
         return _config(64, 64, 16, 4, 3)
 
@@ -96,7 +93,7 @@ def _config(block_m, block_n, block_k, num_warps, num_stages):
 def _launch(result, input, mat2):
     ieee = torch.get_float32_matmul_precision() == "highest"
     views = {"output": result, "input": input, "mat2": mat2}
-    chosen = config(result.shape[0], result.shape[1], input.shape[1], input.dtype, ieee)
+    chosen = config(result.shape[0], result.shape[1], input.dtype, ieee)
     kernel = make(kernels.mm.premake, {}, chosen, specialize(views))
 
     with on_device(result.device):

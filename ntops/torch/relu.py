@@ -20,6 +20,4 @@ def relu(input, inplace=False):
     if input.dtype is torch.bool:
         raise RuntimeError("argument 'input' is bool, of which relu is not defined")
 
-    return elementwise(
-        kernels.relu.premake, {"input": input}, input.dtype, out=input if inplace else None
-    )
+    return elementwise(kernels.relu.premake, {"input": input}, input.dtype, out=input if inplace else None)

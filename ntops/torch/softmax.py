@@ -3,7 +3,6 @@ import operator
 import torch
 
 from ntops import kernels
-from ntops._runtime import INTERPRETED
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.iteration import collapse, specialize
 from ntops.host.launch import next_power_of_2, on_device
@@ -46,13 +45,12 @@ def softmax(input, dim, dtype=None):
     return output
 
 
-def config(rows, columns):
-    """The configuration for ``rows`` rows of ``columns`` elements, and whether a row is walked tile by tile."""
-    block_columns = min(next_power_of_2(columns), _LONGEST_TILE)
-    # A tile of about 4096 elements keeps a program busy; narrow rows share one. Interpreted, a program costs the
-    # same whatever its tile, so few and large ones.
-    block_rows = max(1, min((2**17 if INTERPRETED else 4096) // block_columns, next_power_of_2(rows)))
-    num_warps = 4 if block_rows * block_columns <= 4096 else 8 if block_columns <= 8192 else 16
+def config(columns):
+    """The configuration for rows of ``columns`` elements, and whether a row is walked tile by tile."""
+    block_columns = min(max(next_power_of_2(columns), 16), _LONGEST_TILE)
+    # A tile of about 4096 elements keeps a program busy; narrow rows share one.
+    block_rows = max(4096 // block_columns, 1)
+    num_warps = 4 if block_columns <= 4096 else 8 if block_columns <= 8192 else 16
 
     return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps), columns > _LONGEST_TILE
 
@@ -79,7 +77,6 @@ def _launch(output, input, dim):
         output, input = output.view(1), input.view(1)
 
     columns = input.shape[dim]
-    rows = input.numel() // columns
     batch = [other for other in range(input.ndim) if other != dim]
     shape, strides = collapse(
         [input.shape[other] for other in batch],
@@ -89,10 +86,8 @@ def _launch(output, input, dim):
         name: tensor.as_strided((*shape, columns), (*own, tensor.stride(dim)))
         for (name, tensor), own in zip({"output": output, "input": input}.items(), strides, strict=True)
     }
-    chosen, looped = config(rows, columns)
-    kernel = make(
-        kernels.softmax.premake, {"ndim": len(shape) + 1, "looped": looped}, chosen, specialize(views)
-    )
+    chosen, looped = config(columns)
+    kernel = make(kernels.softmax.premake, {"ndim": len(shape) + 1, "looped": looped}, chosen, specialize(views))
 
     with on_device(output.device):
         kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(output.dtype)])

@@ -62,7 +62,7 @@ class Specialization:
     """What of a call's geometry is compiled into a kernel: as little as speed allows, and never a size.
 
     :param unit_strides: The (tensor name, dim) whose stride is 1.
-    :param aligned: Whether all pointers, and the sizes and strides that matter, are multiples of 16.
+    :param aligned: Whether all pointers and strides, and the sizes of dims with a unit stride, are multiples of 16.
     :param wide: Whether offsets need 64 bits.
     """
 
@@ -129,6 +129,7 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == kernel_name)
     integer = "i64" if specialization.wide else "i32"
     unit_strides = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
+    walked = {str(dim) for _, dim in specialization.unit_strides}
     fixed = []
 
     for argument in kernel.args.args:
@@ -137,14 +138,18 @@ def _specialize(source, kernel_name, scalar_types, specialization):
         if naming.is_constexpr(name):
             continue
 
+        size = ninetoothed.Tensor.size_pattern().fullmatch(name)
+
         if name in unit_strides:
             argument.annotation = ast.parse("triton.language.constexpr", mode="eval").body
-        elif ninetoothed.Tensor.size_pattern().fullmatch(name) or ninetoothed.Tensor.stride_pattern().fullmatch(name):
+            continue
+
+        if size or ninetoothed.Tensor.stride_pattern().fullmatch(name):
             argument.annotation = ast.Constant(integer)
         elif name in scalar_types:
             argument.annotation = ast.Constant(scalar_types[name])
 
-        if name in scalar_types or not specialization.aligned:
+        if not specialization.aligned or name in scalar_types or (size and size.group(3) not in walked):
             fixed.append(name)
 
     kernel.decorator_list = [ast.parse(f"triton.jit(do_not_specialize={fixed!r})", mode="eval").body]
