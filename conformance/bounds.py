@@ -1,0 +1,149 @@
+"""How far from the oracle an output may lie: every constant of the bounds table, once, and the formulas that use it.
+
+A bound is what is added to half an ulp of the output dtype (``compare.compare`` adds that half itself). It is
+derived from the roundings that a straightforward implementation makes, evaluated from the data, and holds torch
+itself on CPU and CUDA; a constant changes only with a measurement of torch written beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A binary floating-point format: ``precision`` counts the implicit bit, ``least`` and ``largest`` are exponents."""
+
+    precision: int
+    least: int
+    """Exponent of the smallest normal number."""
+    max: float
+    infinite: bool = True
+    """Whether the format has infinities; where it has none an overflow becomes NaN."""
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff u: half the distance from 1 to the next number."""
+        return 2.0**-self.precision
+
+    @property
+    def subnormal(self) -> float:
+        """The smallest positive number, which is also the distance between any two subnormals."""
+        return math.ldexp(1.0, self.least - self.precision + 1)
+
+
+FORMATS = {
+    torch.float64: Format(53, -1022, torch.finfo(torch.float64).max),
+    torch.float32: Format(24, -126, torch.finfo(torch.float32).max),
+    torch.float16: Format(11, -14, torch.finfo(torch.float16).max),
+    torch.bfloat16: Format(8, -126, torch.finfo(torch.bfloat16).max),
+    torch.float8_e4m3fn: Format(4, -6, 448.0, infinite=False),
+    torch.float8_e5m2: Format(3, -14, 57344.0),
+}
+
+_NARROW = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+_BY_WAY_OF_FLOAT32 = tuple((torch.float64, dtype) for dtype in _NARROW)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that arithmetic with results in ``dtype`` is done in: float32 for the half types and float8."""
+    return torch.float32 if dtype in _NARROW else dtype
+
+
+def ulp(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The distance between neighbours of ``dtype`` at each float64 ``value``: never under the step of the
+    subnormals, never over the step at the largest finite number; NaN and infinities give some finite step."""
+    form = FORMATS[dtype]
+    binade = (np.ascontiguousarray(value, np.float64).view(np.int64) & 0x7FF0000000000000).view(np.float64)
+    largest = math.ldexp(1.0, math.frexp(form.max)[1] - 1)
+    return np.maximum(np.minimum(binade, largest) * 2.0 ** (1 - form.precision), form.subnormal).reshape(value.shape)
+
+
+def rounding(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The most that one rounding of ``value`` to ``dtype`` changes it, u |value|, or half a step of the subnormals."""
+    form = FORMATS[dtype]
+    return np.maximum(form.unit * np.abs(value), form.subnormal / 2)
+
+
+def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.ndarray | float:
+    """What is added where a result of dtype ``computed`` is cast to ``output`` (an ``out=`` of another dtype): half an
+    ulp of ``computed``, and of float32 too, by way of which torch casts float64 to the half types."""
+    if computed == output:
+        return 0.0
+    bound = ulp(value, computed) / 2
+    return bound + rounding(value, torch.float32) if (computed, output) in _BY_WAY_OF_FLOAT32 else bound
+
+
+# --- elementwise -------------------------------------------------------------------------------------------------
+
+# add, sub: u |alpha other|, the rounding of the product; the sum's own is the half ulp. Torch: 0 of it on random
+# data with alpha 1; up to the whole of it with other alphas on the CPU, which rounds the product.
+ADD = 1.0
+# mul, div: correctly rounded. Torch: 0.
+DIV = 0.0
+
+
+def add(
+    value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bool, wide: bool
+) -> np.ndarray | float:
+    """``value = input + product`` with ``product = alpha * other``; ``exact``: alpha is 1 or -1, so the product is too.
+
+    Where the result is a half type, the float32 sum is rounded once more. That is harmless for the sum of two numbers
+    of that type, but not for an inexact product or an operand with more bits (``wide``), and is then counted.
+    """
+    compute = compute_dtype(dtype)
+    bound = 0.0 if exact else ADD * rounding(product, compute)
+    return bound if compute == dtype or (exact and not wide) else bound + rounding(value, compute)
+
+
+def div(value: np.ndarray, dtype: torch.dtype, wide: bool) -> np.ndarray | float:
+    """True division. ``wide``: an operand has more bits than ``dtype`` (a scalar at float32 with a half tensor), so
+    that the rounding to float32 before the one to the half type is not harmless; otherwise 24 >= 2 * 11 + 2 bits are
+    enough for a quotient (S. A. Figueroa, When is double rounding innocuous?, SIGNUM 1995)."""
+    return rounding(value, compute_dtype(dtype)) if wide and compute_dtype(dtype) != dtype else DIV
+
+
+# --- softmax -----------------------------------------------------------------------------------------------------
+
+# |r| u (1.5 |x - max| + 2 sqrt(K) + 8): the exponential of a rounded argument, a sum of K terms, a division.
+# Torch: 90 % of it without the margins.
+SOFTMAX_ARGUMENT, SOFTMAX_SUM, SOFTMAX_REST = 1.5, 2.0, 8.0
+
+
+def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
+    """``below`` is max - x of each element, ``terms`` the length of a row. An exponential under the smallest normal
+    number of the compute dtype is itself off by half a step of the subnormals."""
+    form = FORMATS[compute_dtype(dtype)]
+    factor = SOFTMAX_ARGUMENT * np.where(value > 0, below, 0.0) + SOFTMAX_SUM * math.sqrt(terms) + SOFTMAX_REST
+    return np.abs(value) * form.unit * factor + form.subnormal / 2
+
+
+# --- products ----------------------------------------------------------------------------------------------------
+
+# 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one
+# sign add up. Torch: 2.1 of the 4 on random data.
+PRODUCT_WALK, PRODUCT_DRIFT = 4.0, 1 / 8
+# TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2). Torch: 1.3 x 2^-10 R.
+TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9
+
+
+def uses_tf32(dtype: torch.dtype) -> bool:
+    """Whether torch computes float32 products with TF32 now: any float32 matmul precision but "highest"."""
+    return dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+
+
+def product(value: np.ndarray, magnitude: np.ndarray, spread: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
+    """A sum of ``terms`` products: ``magnitude`` is sum |terms|, ``spread`` sqrt(sum terms^2) (read with TF32 only).
+
+    Each term that underflows in the compute dtype is off by half a step of its subnormals."""
+    form = FORMATS[compute_dtype(dtype)]
+    bound = PRODUCT_WALK * form.unit * math.sqrt(terms) * magnitude + PRODUCT_DRIFT * terms * form.unit * np.abs(value)
+    if uses_tf32(dtype):
+        bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
+    return bound + terms * form.subnormal / 2

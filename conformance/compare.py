@@ -1,0 +1,144 @@
+"""Is an output right? One comparison of a tensor with the oracle's answer, its worst element named."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import torch
+
+from conformance import bounds
+from conformance.spec import Expected
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """The verdict on one output tensor and its worst element: the one that uses the largest share of what is allowed.
+
+    ``share`` is error / allowed: 0 where the output is the oracle's value, over 1 where it fails, infinite where
+    nothing is allowed (exact ops, NaN or infinity in the wrong place). ``index`` is None where nothing was judged.
+    """
+
+    passed: bool
+    share: float = 0.0
+    index: tuple[int, ...] | None = None
+    ours: float | int | bool | None = None
+    oracle: float | int | bool | None = None
+    error: float = 0.0
+    allowed: float = 0.0
+    judged: int = 0
+    """Elements judged."""
+    failed: int = 0
+    """Elements outside the bound."""
+    reason: str = ""
+    """Why the tensors could not be compared at all (another shape or dtype), else empty."""
+
+
+def compare(output: torch.Tensor, expected: Expected) -> Comparison:
+    """Judge ``output`` (any device and strides) against the oracle.
+
+    An element passes when it is NaN where the oracle is NaN; the same infinity where the oracle is infinite; an
+    infinity or a finite number where the oracle lies within the bound of the point where rounding overflows; and
+    otherwise when ``|output - oracle| <= ulp / 2 + bound``, ulp being that of the output dtype at the oracle's value.
+    Without a bound every element must be equal (any NaN equals any NaN). The sign of a zero counts only where
+    ``signed_zero`` says so and the oracle is exactly zero. Elements outside ``judged`` are not looked at.
+    """
+    value = expected.value
+    if tuple(output.shape) != tuple(value.shape):
+        return Comparison(False, math.inf, reason=f"shape {tuple(output.shape)} instead of {tuple(value.shape)}")
+    output = output.detach().cpu()
+    if expected.bound is None:
+        if output.dtype != value.dtype:
+            return Comparison(False, math.inf, reason=f"dtype {output.dtype} instead of {value.dtype}")
+        share, error, allowed = _exact(output, value, expected.signed_zero)
+    elif output.dtype not in bounds.FORMATS:
+        return Comparison(False, math.inf, reason=f"dtype {output.dtype} instead of a floating-point one")
+    else:
+        with np.errstate(all="ignore"):
+            share, error, allowed = _within(output, expected)
+    return _worst(output, expected, share, error, allowed)
+
+
+def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    wrong = output != value
+    if value.dtype.is_floating_point:
+        wrong &= ~(output.isnan() & value.isnan())
+        if signed_zero:
+            wrong |= (value == 0) & (output.signbit() != value.signbit())
+    share = np.where(_flat(wrong), math.inf, 0.0)
+    # Doubles do not hold every int64; the error is for people, the verdict is above.
+    error = np.abs(_flat(output.double()) - _flat(value.double())) if wrong.any() else np.zeros(share.shape)
+    return share, error, np.zeros(share.shape)
+
+
+def _within(output: torch.Tensor, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    form = bounds.FORMATS[output.dtype]
+    ours, value = _flat(output.double()), _flat(expected.value)
+    bound = _flat(expected.bound.broadcast_to(expected.value.shape))
+    low = None if expected.low is None else _flat(expected.low)
+
+    ulp = bounds.ulp(value, output.dtype)
+    error = ours - value if low is None else (ours - value) - low
+    error = np.abs(error)
+    # Twice both sides: half a step of float64's subnormals is no float64.
+    share = 2 * error / (ulp + 2 * bound)
+    share[error == 0] = 0.0
+
+    special = ~(np.isfinite(ours) & np.isfinite(value))
+    if special.any():
+        share[special], error[special] = _special(
+            ours[special], value[special], bound[special], 0.0 if low is None else low[special], form
+        )
+    if expected.signed_zero:
+        zero = (value == 0) & (ours == 0) & (np.signbit(value) != np.signbit(ours))
+        share[zero if low is None else zero & (low == 0)] = math.inf
+    # No comparison with NaN is true: an oracle whose bound is undefined must not let anything pass.
+    share[np.isnan(share)] = math.inf
+    return share, error, ulp / 2 + bound
+
+
+def _flat(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.reshape(-1).numpy()
+
+
+def _special(
+    ours: np.ndarray, value: np.ndarray, bound: np.ndarray, low: np.ndarray | float, form: bounds.Format
+) -> tuple[np.ndarray, np.ndarray]:
+    """Share and error where the output or the oracle is NaN or infinite."""
+    # How far the oracle is from the point where rounding to nearest gives infinity (NaN in a format without any).
+    last = math.ldexp(1.0, math.frexp(form.max)[1] - 1) * 2.0 ** (1 - form.precision)
+    short = (form.max - np.abs(value)) - np.sign(value) * low + last / 2
+    overflows = np.where(short <= 0, 0.0, np.where(short <= bound, short / bound, math.inf))
+    if form.infinite:
+        same = (np.isnan(ours) & np.isnan(value)) | (ours == value)
+        overflown = np.isinf(ours) & np.isfinite(value) & (np.signbit(ours) == np.signbit(value))
+    else:
+        same = np.isnan(ours) & ~np.isfinite(value)
+        overflown = np.isnan(ours) & np.isfinite(value)
+    share = np.where(same, 0.0, np.where(overflown, overflows, math.inf))
+    return share, np.where(share == 0, 0.0, np.where(overflown & (share <= 1), short, math.inf))
+
+
+def _worst(
+    output: torch.Tensor, expected: Expected, share: np.ndarray, error: np.ndarray, allowed: np.ndarray
+) -> Comparison:
+    judged = share.size
+    if expected.judged is not None:
+        mask = _flat(expected.judged.broadcast_to(output.shape))
+        share, judged = np.where(mask, share, -1.0), int(mask.sum())
+    if not judged:
+        return Comparison(True)
+    place = int(np.argmax(share))
+    failed = int((share > 1).sum())
+    index = tuple(int(i) for i in np.unravel_index(place, output.shape))
+    return Comparison(
+        passed=not failed,
+        share=float(share[place]),
+        index=index,
+        ours=output[index].item(),
+        oracle=expected.value[index].item(),
+        error=float(error[place]),
+        allowed=float(allowed[place]),
+        judged=judged,
+        failed=failed,
+    )

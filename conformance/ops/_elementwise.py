@@ -1,0 +1,228 @@
+"""What elementwise operators share: the calls to try, and oracles that end in ``out=``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, oracle
+from conformance.cases import Argument, Case, Same
+from conformance.ops import _sizes
+from conformance.spec import Benchmark, Call, Expected
+from strategies import dtypes as dtype_names
+from strategies import layouts, scalars, shapes, tensors
+from strategies.shapes import Shape
+from strategies.specs import Layout, TensorSpec
+
+WRITABLE = tuple(name for name in layouts.CLASSES if name not in ("expanded", "mixed"))
+"""Layouts without two elements at one address, which torch refuses to write."""
+
+Operands = tuple[Argument, Argument]
+
+
+# --- legal calls -------------------------------------------------------------------------------------------------
+
+
+def shapes_of_results() -> st.SearchStrategy[Shape]:
+    """Shapes within the budget; one in eight may span many blocks."""
+    modest = shapes.shapes(max_rank=5, budget=_sizes.ELEMENTS)
+    large = shapes.shapes(min_rank=1, max_rank=2, max_size=_sizes.MANY_ELEMENTS, budget=_sizes.MANY_ELEMENTS)
+    return st.integers(0, 7).flatmap(lambda n: large if n == 7 else modest)
+
+
+@st.composite
+def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str]) -> Operands:
+    """Two tensors that broadcast, of equal or different dtypes; now and then one is 0-d, or both are the same."""
+    first, second = draw(dtype_names.pairs(dtypes))
+    match draw(st.sampled_from(("broadcast", "broadcast", "broadcast", "0-d other", "0-d input", "same"))):
+        case "broadcast":
+            shape, other = draw(shapes.broadcastable(2, shapes_of_results()))
+        case "0-d other":
+            shape, other = draw(shapes_of_results()), ()
+        case "0-d input":
+            shape, other = (), draw(shapes_of_results())
+        case "same":
+            return draw(tensors.tensors(shapes_of_results(), first)), Same(0)
+    return draw(tensors.tensors(shape, first)), draw(tensors.tensors(other, second))
+
+
+@st.composite
+def with_scalar(draw: st.DrawFn, dtypes: Sequence[str], *, wrapping: bool = False, first: bool = True) -> Operands:
+    """A tensor and a Python scalar: bool, int or float, of the tensor's category or above it.
+
+    ``wrapping``: now and then an int that an integer dtype has to wrap. ``first``: now and then the scalar comes first.
+    """
+    tensor = draw(tensors.tensors(shapes_of_results(), dtypes))
+    kind = draw(st.sampled_from(("own", "bool", "int", "float")))
+    if wrapping and tensor.dtype in dtype_names.INTEGRAL and draw(st.booleans()):
+        scalar: Argument = draw(st.sampled_from((-1, 255, 256, -129, 1000, 65536, 2**31, 2**40)))
+    elif kind == "own" or (kind == "int" and tensor.dtype in dtype_names.INTEGRAL):
+        scalar = draw(scalars.scalars(tensor.dtype))
+    else:
+        # Representable also where an integral tensor promotes to float32 or bool to int64.
+        scalar = draw(scalars.scalars(tensor.dtype if kind == "float" and is_float(tensor) else "int8", kinds=(kind,)))
+    return (scalar, tensor) if first and draw(st.integers(0, 3)) == 3 else (tensor, scalar)
+
+
+def is_float(spec: TensorSpec) -> bool:
+    return dtype_names.is_floating(spec.dtype)
+
+
+def meta(argument: Argument, operands: Sequence[Argument] = ()) -> Any:
+    """The argument as torch's promotion rules see it: meta tensors without elements, scalars as they are."""
+    if isinstance(argument, Same):
+        argument = operands[argument.operand]
+    if isinstance(argument, TensorSpec):
+        return torch.empty(argument.shape, dtype=dtype_names.to_torch(argument.dtype), device="meta")
+    return argument
+
+
+def result_of(operands: Operands) -> tuple[Shape, torch.dtype]:
+    """Shape and common dtype of a call with these operands."""
+    first, second = (meta(argument, operands) for argument in operands)
+    shape = torch.broadcast_shapes(*(x.shape for x in (first, second) if isinstance(x, torch.Tensor)))
+    return tuple(shape), torch.result_type(first, second)
+
+
+def castable(result: torch.dtype, dtypes: Sequence[str]) -> list[str]:
+    """The named dtypes that torch lets ``out`` have where the result's is ``result``."""
+    return [name for name in dtype_names.by_simplicity(dtypes) if torch.can_cast(result, dtype_names.to_torch(name))]
+
+
+@st.composite
+def outs(
+    draw: st.DrawFn, shape: Shape, result: torch.dtype, operands: Operands, dtypes: Sequence[str]
+) -> TensorSpec | Same | None:
+    """None mostly; else an ``out`` of the right or another size or dtype, of any layout that may be written, or the
+    very first operand. None too where no named dtype can hold the result."""
+    own = str(result).removeprefix("torch.")
+    possible = castable(result, dtypes)
+    kinds = ["none"] * 7
+    if possible:
+        kinds += ["dtype"]
+    if own in possible:
+        kinds += ["right", "right", "empty", "wrong size"]
+    first = operands[0]
+    if (
+        isinstance(first, TensorSpec)
+        and first.shape == shape
+        and not first.layout.expanded
+        and first.dtype in possible
+    ):
+        kinds += ["first operand"]
+    match draw(st.sampled_from(kinds)):
+        case "right":
+            return draw(tensors.tensors(shape, own, layouts=WRITABLE, values=("normal",), specials=("nan",)))
+        case "dtype":
+            return draw(tensors.tensors(shape, possible, layouts=WRITABLE, values=("normal",), specials=()))
+        case "empty":
+            return TensorSpec(shape=(0,), dtype=own)
+        case "wrong size":
+            return TensorSpec(shape=draw(st.sampled_from([s for s in ((3,), (1,), (2, 5), (7, 1)) if s != shape])), dtype=own)
+        case "first operand":
+            return Same(0)
+    return None
+
+
+def case(op: str, operands: Sequence[Argument], **kwargs: Argument) -> Case:
+    """A Case without the keyword arguments that are None."""
+    return Case(op=op, args=tuple(operands), kwargs={name: v for name, v in kwargs.items() if v is not None})
+
+
+# --- refused calls -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def unbroadcastable(draw: st.DrawFn, dtypes: Sequence[str]) -> Operands:
+    """Two tensors whose shapes do not broadcast."""
+    first = draw(tensors.tensors(shapes.shapes(min_rank=1, max_rank=3, min_size=2, budget=512), dtypes))
+    size = first.shape[-1] + draw(st.integers(1, 3))
+    return first, draw(tensors.tensors((*first.shape[:-1], size), dtypes))
+
+
+@st.composite
+def refused_outs(draw: st.DrawFn, op: str, dtypes: Sequence[str], result: torch.dtype | None = None) -> Case:
+    """Calls whose ``out`` torch refuses: a dtype that cannot hold the result, or one address for several elements.
+
+    ``result``: the result's dtype where it is not the common one of the operands."""
+    names = dtype_names.by_simplicity(dtypes)
+    first = draw(tensors.tensors(shapes.shapes(min_rank=1, max_rank=2, min_size=2, budget=512), names))
+    found = result or dtype_names.to_torch(first.dtype)
+    bad = [name for name in names if not torch.can_cast(found, dtype_names.to_torch(name))]
+    good = castable(found, names)
+    if bad and (not good or draw(st.booleans())):
+        out = TensorSpec(shape=first.shape, dtype=draw(st.sampled_from(bad)))
+    else:
+        out = TensorSpec(
+            shape=first.shape,
+            dtype=draw(st.sampled_from(good or names)),
+            layout=Layout(expanded=(draw(st.integers(0, len(first.shape) - 1)),)),
+        )
+    return case(op, (first, Same(0)), out=out)
+
+
+WRONG_TYPES: tuple[Argument, ...] = ("x", None, (1, 2))
+"""What no operator takes in place of a tensor or number."""
+
+
+# --- oracles -----------------------------------------------------------------------------------------------------
+
+
+def output_dtype(call: Call, result: torch.dtype) -> torch.dtype:
+    """The dtype of what the call returns: that of ``out``, else ``result``."""
+    out = call.kwargs.get("out")
+    return result if out is None else out.dtype
+
+
+def exactly(call: Call, result: torch.Tensor, judged: torch.Tensor | None = None, signed_zero: bool = False) -> Expected:
+    """The expectation of an op that torch on the CPU computes exactly: its result, stored into ``out`` if there is one."""
+    dtype = output_dtype(call, result.dtype)
+    if not dtype.is_floating_point or result.dtype.is_floating_point or result.dtype == torch.bool:
+        return Expected(result.to(dtype), judged=judged, signed_zero=signed_zero)
+    # An integer stored as a float is rounded; half types come by way of float32.
+    wide = result.long()
+    value, low = oracle.two_sum((wide >> 32).double().numpy() * 2.0**32, (wide & 0xFFFFFFFF).double().numpy())
+    bound = 0.0 if bounds.compute_dtype(dtype) == dtype else bounds.rounding(value, torch.float32)
+    return Expected(_tensor(value), _tensor(bound), judged, _tensor(low))
+
+
+def within(
+    call: Call,
+    value: np.ndarray,
+    bound: np.ndarray | float,
+    result: torch.dtype,
+    *,
+    low: np.ndarray | None = None,
+    judged: np.ndarray | None = None,
+    signed_zero: bool = False,
+) -> Expected:
+    """The expectation of a result computed in dtype ``result`` and stored into ``out`` if there is one."""
+    stored = bounds.stored(value, result, output_dtype(call, result))
+    return Expected(
+        _tensor(value),
+        _tensor(bound + stored),
+        None if judged is None else torch.from_numpy(np.array(judged)),
+        None if low is None else _tensor(low),
+        signed_zero,
+    )
+
+
+def _tensor(value: np.ndarray | float) -> torch.Tensor:
+    return torch.from_numpy(np.array(value, dtype=np.float64))
+
+
+# --- benchmarks --------------------------------------------------------------------------------------------------
+
+
+def benchmarks(op: str, operands: int, *, element_flops: int = 1, dtype: str = "bfloat16") -> tuple[Benchmark, ...]:
+    """64 Mi elements, contiguous: what memory bandwidth bounds; and a small call, whose time is the host's."""
+    found = []
+    for shape in ((1 << 26,), (1024,)):
+        count, size = shape[0], dtype_names.format_of(dtype).bits // 8
+        args = tuple(TensorSpec(shape=shape, dtype=dtype) for _ in range(operands))
+        found.append(Benchmark(Case(op=op, args=args), (operands + 1) * count * size, element_flops * count))
+    return tuple(found)
