@@ -49,7 +49,7 @@ def check_operands(**operands):
     """Refuse an operand that is neither a Python number nor a tensor that a kernel can take.
 
     :raises TypeError: It is neither.
-    :raises NotImplementedError: A complex number, numbers alone, and as :func:`check_tensor`.
+    :raises NotImplementedError: A complex number, and as :func:`check_tensor`.
     :raises OverflowError: An integer that 64 bits do not hold.
     """
     for name, value in operands.items():
@@ -57,11 +57,6 @@ def check_operands(**operands):
             check_tensor(value, name)
         else:
             check_number(value, name)
-
-    if not any(isinstance(value, torch.Tensor) for value in operands.values()):
-        names = " and ".join(f"'{name}'" for name in operands)
-        # torch computes it, on the CPU; nothing here says which device is meant.
-        raise {1: TypeError}.get(len(operands), NotImplementedError)(f"arguments {names} are numbers: give a tensor")
 
 
 def check_number(value, name):

@@ -12,20 +12,31 @@ from ntops.torch.utils import Config, make
 CONFIG = Config(blocks=(("block_size", 1024),), num_warps=4)
 
 
-def elementwise(premake, operands, dtype, *, out=None, compute_dtype=None, numbers=None, **arguments):
+def elementwise(premake, operands, dtype, *, out=None, inplace=False, compute_dtype=None, numbers=None, **arguments):
     """Run an elementwise kernel over broadcast operands.
 
     :param premake: The kernel's ``premake``.
     :param operands: Tensors and Python numbers, already checked, by the name of the argument; one is a tensor.
     :param dtype: The dtype of the result.
     :param out: The caller's ``out=``, not yet checked, or ``None``.
+    :param inplace: Whether the result is written over the first operand, which has its dtype.
     :param compute_dtype: The dtype in which the kernel computes, for kernels that are told.
     :param numbers: Arguments of the kernel that are always Python numbers, by name.
     :param arguments: Further arguments of ``premake``.
     :return: The result: ``out`` where it is given.
     """
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+
+    if not tensors:
+        # torch computes numbers alone on the CPU; nothing here says which device is meant.
+        names = " and ".join(f"'{name}'" for name in operands)
+        raise NotImplementedError(f"arguments {names} are numbers; make one of them a tensor")
+
     device = common_device(tensors)
+
+    if inplace:
+        name, out = next(iter(tensors.items()))
+        output.check_written(out, name)
 
     for name, tensor in list(tensors.items()):
         if tensor.device != device:

@@ -81,12 +81,16 @@ def result_strides(shape, tensors, has_numbers):
             return strides
 
     order = ordered_dims(shape, [broadcast_strides(tensor, shape) for tensor in tensors])
+
+    if order == list(reversed(range(len(shape)))):
+        return contiguous_strides(shape)
+
     strides = [0] * len(shape)
     step = 1
 
     for dim in order:
         strides[dim] = step
-        step *= max(shape[dim], 1)
+        step *= shape[dim]
 
     return tuple(strides)
 
@@ -150,9 +154,7 @@ def specialize(views):
 
     :param views: The tensors as the kernel sees them, by the name that they have there.
     """
-    unit_strides = tuple(
-        (name, dim) for name, view in views.items() for dim, stride in enumerate(view.stride()) if stride == 1
-    )
+    unit_strides = tuple((name, dim) for name, view in views.items() for dim in _unit_stride(view))
     # Along these dims neighbours are loaded together, if all that goes into an address is a multiple of 16.
     walked = {dim for _, dim in unit_strides}
     aligned = bool(walked) and all(
@@ -163,6 +165,12 @@ def specialize(views):
     )
 
     return Specialization(unit_strides, aligned, any(_is_wide(view) for view in views.values()))
+
+
+def _unit_stride(view):
+    """The dim along which neighbours are next to each other, if there is one (a dim of one element may seem so)."""
+    unit = [dim for dim, stride in enumerate(view.stride()) if stride == 1]
+    return [dim for dim in unit if view.shape[dim] > 1][-1:] or unit[-1:]
 
 
 def _is_wide(view):

@@ -1,9 +1,9 @@
 import torch
 
-from ntops import kernels
 from ntops.host.arguments import check_operands, check_scale
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.kernels.add import premake
 
 
 def add(input, other, *, alpha=1, out=None):
@@ -25,7 +25,7 @@ def add(input, other, *, alpha=1, out=None):
     alpha = bool(alpha) if dtype is torch.bool else alpha
 
     return elementwise(
-        kernels.add.premake,
+        premake,
         {"input": input, "other": other},
         dtype,
         out=out,

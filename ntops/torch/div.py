@@ -1,9 +1,9 @@
 import torch
 
-from ntops import kernels
 from ntops.host.arguments import check_operands
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.kernels.div import premake
 
 
 def div(input, other, *, rounding_mode=None, out=None):
@@ -41,7 +41,7 @@ def div(input, other, *, rounding_mode=None, out=None):
         compute_dtype = torch.int32  # in which no quotient overflows, and -1 can be told from 255
 
     return elementwise(
-        kernels.div.premake,
+        premake,
         {"input": input, "other": other},
         dtype,
         out=out,

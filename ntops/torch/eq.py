@@ -1,9 +1,9 @@
 import torch
 
-from ntops import kernels
 from ntops.host.arguments import check_operands, check_tensor
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import result_dtype
+from ntops.kernels.eq import premake
 
 
 def eq(input, other, *, out=None):
@@ -22,7 +22,7 @@ def eq(input, other, *, out=None):
     check_operands(other=other)
 
     return elementwise(
-        kernels.eq.premake,
+        premake,
         {"input": input, "other": other},
         torch.bool,
         out=out,

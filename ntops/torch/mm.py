@@ -1,11 +1,11 @@
 import torch
 
-from ntops import kernels
 from ntops.host import output
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.iteration import contiguous_strides, specialize
 from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.kernels.mm import premake
 from ntops.torch.utils import Config, make
 
 
@@ -94,7 +94,7 @@ def _launch(result, input, mat2):
     ieee = torch.get_float32_matmul_precision() == "highest"
     views = {"output": result, "input": input, "mat2": mat2}
     chosen = config(result.shape[0], result.shape[1], input.dtype, ieee)
-    kernel = make(kernels.mm.premake, {}, chosen, specialize(views))
+    kernel = make(premake, {}, chosen, specialize(views))
 
     with on_device(result.device):
         kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(result.dtype)], "ieee" if ieee else "tf32")

@@ -1,8 +1,8 @@
 import torch
 
-from ntops import kernels
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.kernels.relu import premake
 
 
 def relu(input, inplace=False):
@@ -20,4 +20,4 @@ def relu(input, inplace=False):
     if input.dtype is torch.bool:
         raise RuntimeError("argument 'input' is bool, of which relu is not defined")
 
-    return elementwise(kernels.relu.premake, {"input": input}, input.dtype, out=input if inplace else None)
+    return elementwise(premake, {"input": input}, input.dtype, inplace=inplace)

@@ -2,11 +2,11 @@ import operator
 
 import torch
 
-from ntops import kernels
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.iteration import collapse, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.kernels.softmax import premake
 from ntops.torch.utils import Config, make
 
 # Longer rows are walked tile by tile; up to here a row stays in registers.
@@ -87,7 +87,7 @@ def _launch(output, input, dim):
         for (name, tensor), own in zip({"output": output, "input": input}.items(), strides, strict=True)
     }
     chosen, looped = config(columns)
-    kernel = make(kernels.softmax.premake, {"ndim": len(shape) + 1, "looped": looped}, chosen, specialize(views))
+    kernel = make(premake, {"ndim": len(shape) + 1, "looped": looped}, chosen, specialize(views))
 
     with on_device(output.device):
         kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(output.dtype)])

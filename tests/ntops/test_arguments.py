@@ -1,0 +1,111 @@
+"""What torch refuses is refused with torch's exception class and a message that names the argument."""
+
+import pytest
+import torch
+
+import ntops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def tensor(*shape, dtype=torch.float32):
+    return torch.ones(*shape, dtype=dtype, device=DEVICE)
+
+
+INTEGERS = tensor(3, dtype=torch.int32)
+BOOLS = tensor(3, dtype=torch.bool)
+FLOATS = tensor(3)
+BASE = tensor(6)
+
+REFUSED = [
+    ("add", (FLOATS, "a"), {}, TypeError, "other"),
+    ("add", (FLOATS, None), {}, TypeError, "other"),
+    ("add", (FLOATS, 2**70), {}, OverflowError, "other"),
+    ("add", (FLOATS, FLOATS), {"alpha": None}, TypeError, "alpha"),
+    ("add", (FLOATS, FLOATS), {"alpha": FLOATS}, TypeError, "alpha"),
+    ("add", (FLOATS, FLOATS), {"alpha": True}, RuntimeError, "alpha"),
+    ("add", (FLOATS, FLOATS), {"alpha": 1j}, RuntimeError, "alpha"),
+    ("add", (INTEGERS, INTEGERS), {"alpha": 1.5}, RuntimeError, "alpha"),
+    ("add", (BOOLS, BOOLS), {"alpha": 1.0}, RuntimeError, "alpha"),
+    ("add", (tensor(2, 3), tensor(3, 2)), {}, RuntimeError, "other"),
+    ("add", (FLOATS, FLOATS), {"out": INTEGERS}, RuntimeError, "out"),
+    ("add", (FLOATS, FLOATS), {"out": tensor(1).expand(3)}, RuntimeError, "out"),
+    ("add", (BASE[:3], BASE[:3]), {"out": BASE[1:4]}, RuntimeError, "out"),
+    ("div", (FLOATS, FLOATS), {"rounding_mode": "round"}, RuntimeError, "rounding_mode"),
+    ("div", (FLOATS, FLOATS), {"rounding_mode": 1}, TypeError, "rounding_mode"),
+    ("div", (BOOLS, BOOLS), {"rounding_mode": "floor"}, NotImplementedError, "input"),
+    ("div", (INTEGERS, INTEGERS), {"out": INTEGERS.clone()}, RuntimeError, "out"),
+    ("eq", (2, FLOATS), {}, TypeError, "input"),
+    ("eq", (FLOATS, "a"), {}, TypeError, "other"),
+    ("relu", (BOOLS,), {}, RuntimeError, "input"),
+    ("relu", (2,), {}, TypeError, "input"),
+    ("relu", (tensor(1).expand(3), True), {}, RuntimeError, "input"),
+    ("softmax", (INTEGERS, 0), {}, NotImplementedError, "softmax"),
+    ("softmax", (FLOATS, 0), {"dtype": torch.int32}, NotImplementedError, "softmax"),
+    ("softmax", (FLOATS, 1), {}, IndexError, "dim"),
+    ("softmax", (FLOATS, -2), {}, IndexError, "dim"),
+    ("softmax", (FLOATS, 1.0), {}, TypeError, "dim"),
+    ("softmax", (FLOATS, "a"), {}, TypeError, "dim"),
+    ("softmax", (FLOATS, 0), {"dtype": "float16"}, TypeError, "dtype"),
+    ("mm", (FLOATS, FLOATS), {}, RuntimeError, "input"),
+    ("mm", (tensor(2, 3), FLOATS), {}, RuntimeError, "mat2"),
+    ("mm", (tensor(2, 3), tensor(2, 3)), {}, RuntimeError, "mat2"),
+    ("mm", (tensor(2, 3), tensor(3, 2, dtype=torch.float16)), {}, RuntimeError, "mat2"),
+    ("mm", (tensor(2, 3), 2), {}, TypeError, "mat2"),
+    ("mm", (tensor(2, 3), tensor(3, 2)), {"out": tensor(2, 2, dtype=torch.float64)}, RuntimeError, "out"),
+    ("mm", (tensor(2, 3), tensor(3, 2)), {"out": tensor(1).expand(2, 2)}, RuntimeError, "out"),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs", "error", "named"), REFUSED)
+def test_a_call_that_torch_refuses_is_refused_likewise(op, args, kwargs, error, named):
+    reference = getattr(torch.nn.functional, op) if op in ("relu", "softmax") else getattr(torch, op)
+
+    with pytest.raises(error) as theirs:
+        reference(*args, **kwargs)
+
+    with pytest.raises(error, match=named) as ours:
+        getattr(ntops.torch, op)(*args, **kwargs)
+
+    assert ours.type is theirs.type
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        tensor(3, dtype=torch.complex64),
+        torch.ones(3, 3).to_sparse().to(DEVICE),
+        torch.nn.Parameter(tensor(3)),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged).to(DEVICE),
+        tensor(3).to(torch.float8_e4m3fn),
+    ],
+    ids=["complex", "sparse", "requires_grad", "nested", "float8"],
+)
+@pytest.mark.parametrize("op", ["add", "div", "eq", "relu", "softmax", "mm"])
+def test_what_is_left_out_says_so(op, value):
+    args = {"relu": (value,), "softmax": (value, 0)}.get(op, (value, value))
+
+    with pytest.raises(NotImplementedError, match="argument 'input'"):
+        getattr(ntops.torch, op)(*args)
+
+
+def test_a_parameter_works_where_no_gradient_is_asked_for():
+    with torch.no_grad():
+        assert ntops.torch.add(torch.nn.Parameter(FLOATS), 1).tolist() == [2, 2, 2]
+
+
+def test_numbers_alone_do_not_say_where_to_compute():
+    with pytest.raises(NotImplementedError, match="'input' and 'other' are numbers"):
+        ntops.torch.add(1, 2)
+
+
+def test_tensors_on_different_devices_are_refused():
+    with pytest.raises(RuntimeError, match="argument 'other' is on meta"):
+        ntops.torch.add(FLOATS, torch.ones(3, device="meta"))
+
+
+def test_a_device_without_kernels_is_refused():
+    elsewhere = torch.ones(3, device="meta" if DEVICE == "cpu" else "cpu")
+
+    with pytest.raises(RuntimeError, match=r"argument 'input' is on (meta|cpu), but ntops takes"):
+        ntops.torch.relu(elsewhere)

@@ -1,0 +1,90 @@
+"""The host layer's order of dims is TensorIterator's: asked of torch, over drawn layouts."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ntops.host import iteration
+
+
+@st.composite
+def operands(draw, count=2):
+    """Tensors of one broadcast shape: permuted, sliced, expanded, with dims of size 1 and 0."""
+    ndim = draw(st.integers(0, 4))
+    shape = [draw(st.sampled_from([0, 1, 2, 3])) for _ in range(ndim)]
+    tensors = []
+
+    for _ in range(draw(st.integers(1, count))):
+        sizes = [draw(st.sampled_from([size, 1])) for size in shape]
+        sizes = sizes[draw(st.integers(0, ndim)) if ndim and draw(st.booleans()) else 0 :]
+        order = draw(st.permutations(range(len(sizes))))
+        steps = [draw(st.sampled_from([1, 1, 2])) for _ in sizes]
+        base = torch.zeros([sizes[dim] * steps[dim] for dim in order])
+        tensor = base.permute([order.index(dim) for dim in range(len(sizes))])
+        tensors.append(tensor[tuple(slice(None, None, step) for step in steps)])
+
+    return tensors
+
+
+@given(operands(), st.booleans())
+def test_result_strides_are_those_of_torch(tensors, with_number):
+    if with_number:
+        tensors = tensors[:1]
+
+    expected = torch.add(tensors[0], 2.0 if with_number else tensors[-1])
+    strides = iteration.result_strides(expected.shape, [tensors[0], tensors[-1]][: 2 - with_number], with_number)
+
+    assert torch.empty_strided(expected.shape, strides).stride() == expected.stride()
+
+
+@given(operands())
+def test_collapsed_operands_have_the_same_elements_in_the_same_order(tensors):
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+
+    if 0 in shape:
+        return
+
+    strides = [iteration.broadcast_strides(tensor, shape) for tensor in tensors]
+    collapsed, own = iteration.collapse(shape, strides)
+
+    for before, after in zip(strides, own, strict=True):
+        assert sorted(_addresses(shape, before)) == sorted(_addresses(collapsed, after))
+
+    pairs = set(zip(*(_addresses(shape, stride) for stride in strides), strict=True))
+    assert pairs == set(zip(*(_addresses(collapsed, stride) for stride in own), strict=True))
+    assert len(collapsed) <= max(len(shape), 1)
+
+
+def _addresses(shape, strides):
+    addresses = [0]
+
+    for size, stride in zip(shape, strides, strict=True):
+        addresses = [address + index * stride for address in addresses for index in range(size)]
+
+    return addresses
+
+
+def test_dense_memory_collapses_to_one_dim():
+    channels_last = torch.empty(2, 3, 4, 5).to(memory_format=torch.channels_last).stride()
+    assert iteration.collapse((2, 3, 4, 5), [channels_last, channels_last]) == ((120,), [(1,), (1,)])
+    assert iteration.collapse((1, 1), [(1, 1)]) == ((1,), [(1,)])
+    # A row that is broadcast over the batch keeps the two apart.
+    assert iteration.collapse((2, 3, 4), [(12, 4, 1), (0, 0, 1)]) == ((6, 4), [(4, 1), (0, 1)])
+
+
+def test_specialization_says_what_an_address_is_made_of():
+    aligned = torch.empty(64, 64)
+    views = {"output": aligned, "input": aligned.t()}
+    assert iteration.specialize(views).unit_strides == (("output", 1), ("input", 0))
+    assert iteration.specialize(views).aligned
+    assert not iteration.specialize({"output": aligned, "input": aligned[:, 1:]}).aligned
+    assert not iteration.specialize({"output": torch.empty(64, 65)}).aligned
+    assert not iteration.specialize({"output": torch.empty(1).expand(64)}).unit_strides
+
+
+def test_offsets_are_wide_only_where_32_bits_are_too_few():
+    # Nothing is allocated: meta tensors have strides alone.
+    small = torch.empty(2**20, device="meta")
+    assert not iteration.specialize({"output": small}).wide
+    assert iteration.specialize({"output": torch.empty(2**31, device="meta")}).wide
+    assert iteration.specialize({"output": small, "input": small.as_strided((2,), (2**31,))}).wide

@@ -1,0 +1,111 @@
+"""A handful of kernels serves every shape, and defaults take effect on what is cached."""
+
+import pytest
+import torch
+
+import ntops
+from ntops.torch import utils
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def fresh_cache(monkeypatch):
+    kernels = {}
+    monkeypatch.setattr(utils, "_kernels", kernels)
+    return kernels
+
+
+def _compiled(kernels):
+    """How many kernels there are: on a GPU each may have been compiled for several kinds of arguments."""
+    launches = list(kernels.values())
+
+    if DEVICE == "cpu":
+        return len(launches)
+
+    functions = [
+        value for launch in launches for value in vars(_module(launch)).values() if hasattr(value, "device_caches")
+    ]
+    return sum(len(cache[0]) for function in functions for cache in function.device_caches.values())
+
+
+def _module(launch):
+    import sys
+
+    return sys.modules[launch.__globals__["__name__"]]
+
+
+def test_a_thousand_shapes_of_add_need_a_handful_of_kernels(fresh_cache):
+    for size in range(1000):
+        rows, columns = 1 + size % 29, 1 + size // 29
+        tensor = torch.ones(rows, columns, device=DEVICE)
+        ntops.torch.add(tensor, 1 + size, alpha=1 + size % 7)
+        assert len(fresh_cache) <= 4
+
+    assert _compiled(fresh_cache) <= 4
+
+
+def test_strided_and_broadcast_shapes_of_add_need_a_kernel_a_rank(fresh_cache):
+    for size in range(2, 102):
+        tensor = torch.ones(size, size + 1, device=DEVICE)
+        ntops.torch.add(tensor, torch.ones(size + 1, device=DEVICE))
+        ntops.torch.add(tensor[:, ::2], tensor[:, ::2])
+
+    assert _compiled(fresh_cache) <= 8
+
+
+def test_shapes_of_softmax_need_a_kernel_a_power_of_two(fresh_cache):
+    for columns in range(1, 513, 3):
+        ntops.torch.softmax(torch.ones(1 + columns % 5, columns, device=DEVICE), -1)
+
+    # Six powers of two from 16 to 512, aligned or not; single columns and single elements.
+    assert _compiled(fresh_cache) <= 2 * 6 + 2
+
+
+def test_shapes_of_mm_need_a_handful_of_kernels(fresh_cache):
+    for size in range(1, 40):
+        ntops.torch.mm(torch.ones(size, size + 1, device=DEVICE), torch.ones(size + 1, 2 * size, device=DEVICE))
+
+    assert _compiled(fresh_cache) <= 8
+
+
+@pytest.mark.parametrize("name", ["num_warps", "num_stages", "max_num_configs"])
+def test_a_default_can_be_set_and_unset(name, fresh_cache):
+    set_default = getattr(ntops.torch, f"set_default_{name}")
+    get_default = getattr(ntops.torch, f"get_default_{name}")
+    tensor = torch.arange(5.0, device=DEVICE)
+    assert get_default() is None
+    ntops.torch.add(tensor, 1)
+    before = len(fresh_cache)
+
+    try:
+        set_default(2)
+        assert get_default() == 2
+        assert torch.equal(ntops.torch.add(tensor, 1), tensor + 1)
+        # Measuring configurations is for compiled kernels, so there the interpreter keeps its kernel.
+        made_again = not (name == "max_num_configs" and DEVICE == "cpu")
+        assert len(fresh_cache) == before + made_again
+    finally:
+        set_default(None)
+
+    ntops.torch.add(tensor, 1)
+    assert len(fresh_cache) == before + made_again
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "4", True])
+def test_a_default_that_is_no_positive_integer_is_refused(value):
+    with pytest.raises(ValueError, match="num_warps must be a positive integer or None"):
+        ntops.torch.set_default_num_warps(value)
+
+    assert ntops.torch.get_default_num_warps() is None
+
+
+def test_offsets_past_32_bits_reach_their_elements():
+    # Untouched pages of this storage cost nothing; its ends are 2^31 elements apart.
+    storage = torch.empty(2**31 + 64, dtype=torch.int8, device=DEVICE)
+    far = storage.as_strided((2, 3), (2**31, 2))
+    far.copy_(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    assert ntops.torch.add(far, far).tolist() == [[2, 4, 6], [8, 10, 12]]
+    ntops.torch.relu(far, inplace=True)
+    ntops.torch.add(far, 1, out=far)
+    assert far.tolist() == [[2, 3, 4], [5, 6, 7]]

@@ -1,0 +1,90 @@
+"""``out=`` under torch's rules, each asked of torch in the same test."""
+
+import warnings
+
+import pytest
+import torch
+
+import ntops
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def outputs(shape, dtype):
+    """Ways to give ``out`` for a result of this shape, by name."""
+    return {
+        "right": torch.empty(shape, dtype=dtype, device=DEVICE),
+        "empty": torch.empty(0, dtype=dtype, device=DEVICE),
+        "wrong size": torch.empty(7, dtype=dtype, device=DEVICE),
+        "transposed": torch.empty(*reversed(shape), dtype=dtype, device=DEVICE).t(),
+        "strided": torch.empty(shape[0], 2 * shape[1], dtype=dtype, device=DEVICE)[:, ::2],
+        "wider": torch.empty(shape, dtype=torch.float64, device=DEVICE),
+        "empty and wider": torch.empty(0, dtype=torch.float64, device=DEVICE),
+    }
+
+
+CALLS = {
+    "add": lambda library, out: library.add(_matrix(), _matrix().t().contiguous().t(), out=out),
+    "div": lambda library, out: library.div(_matrix(), _matrix()[:1], out=out),
+    "eq": lambda library, out: library.eq(_matrix(), 3, out=out),
+    "mm": lambda library, out: library.mm(_matrix(), torch.eye(4, device=DEVICE), out=out),
+}
+
+
+def _matrix():
+    return torch.arange(1.0, 13.0, device=DEVICE).view(3, 4)
+
+
+@pytest.mark.parametrize("kind", list(outputs((3, 4), torch.float32)))
+@pytest.mark.parametrize("op", CALLS)
+def test_out_is_written_resized_and_returned_as_by_torch(op, kind):
+    if op == "mm" and "wider" in kind:
+        return  # products want the very dtype: tests of arguments have it
+
+    dtype = torch.bool if op == "eq" else torch.float32
+    answers = []
+
+    for library in (torch, ntops.torch):
+        out = outputs((3, 4), dtype)[kind]
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            returned = CALLS[op](library, out)
+
+        assert returned is out
+        answers.append((out.tolist(), out.stride(), out.dtype, [warning.category for warning in caught]))
+
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("op", ["add", "div"])
+def test_an_input_can_be_the_output(op):
+    expected = getattr(torch, op)(_matrix(), 2)
+    matrix = _matrix()
+    assert getattr(ntops.torch, op)(matrix, 2, out=matrix) is matrix
+    assert torch.equal(matrix, expected)
+
+
+def test_a_product_can_be_written_over_its_factor():
+    matrix = torch.randn(70, 70, dtype=torch.float64, device=DEVICE)
+    expected = matrix @ matrix
+    ntops.torch.mm(matrix, matrix, out=matrix)
+    torch.testing.assert_close(matrix, expected)
+
+
+def test_a_refused_out_is_not_touched():
+    out = torch.full((3, 4), 7, device=DEVICE)
+
+    with pytest.raises(RuntimeError, match="argument 'out'"):
+        ntops.torch.add(_matrix(), 1.5, out=out)
+
+    assert out.tolist() == [[7] * 4] * 3
+
+
+def test_an_empty_result_resizes_out():
+    out = torch.empty(3, device=DEVICE)
+
+    with pytest.warns(UserWarning, match="argument 'out' had shape"):
+        ntops.torch.add(torch.empty(0, 4, device=DEVICE), 1, out=out)
+
+    assert out.shape == (0, 4)
