@@ -51,7 +51,7 @@ class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same"):
 Argument = None | bool | int | float | str | tuple[int, ...] | TensorSpec | NonFinite | DType | Same
 
 
-class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One call of one op.
 
     ``digests`` has one digest of each tensor operand, so that a replay that no longer has the same inputs says so;
@@ -77,15 +77,32 @@ class _Header(msgspec.Struct):
     op: str
 
 
+def canonical(case: Case) -> Case:
+    """The same case in the one form that JSON can hold: floats that are not finite as ``NonFinite``, kwargs by name."""
+
+    def finite(argument: Argument) -> Argument:
+        if isinstance(argument, float) and not math.isfinite(argument):
+            return NonFinite(str(argument))
+        return argument
+
+    return msgspec.structs.replace(
+        case,
+        args=tuple(finite(argument) for argument in case.args),
+        kwargs={name: finite(case.kwargs[name]) for name in sorted(case.kwargs)},
+    )
+
+
 def case_id(case: Case) -> str:
     """``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``; digests and note take no part."""
-    canonical = msgspec.json.encode(_plain(msgspec.structs.replace(case, digests=(), note="")), order="sorted")
-    return f"{case.op}-{hashlib.sha256(canonical).hexdigest()[:10]}"
+    plain = msgspec.to_builtins(canonical(case))
+    del plain["digests"], plain["note"]
+    digest = hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
+    return f"{case.op}-{digest[:10]}"
 
 
 def encode(case: Case) -> bytes:
     """The case as JSON for people: indented, keys in a fixed order, one newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(_plain(case)), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(canonical(case)), indent=2) + b"\n"
 
 
 def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> Case:
@@ -211,22 +228,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 def _arguments(case: Case) -> list[Argument]:
     return [*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))]
-
-
-def _plain(case: Case) -> dict[str, Any]:
-    """The case as built-in types, schema first, without defaults, non-finite floats as ``NonFinite``."""
-
-    def finite(argument: Argument) -> Argument:
-        if isinstance(argument, float) and not math.isfinite(argument):
-            return NonFinite(str(argument))
-        return argument
-
-    case = msgspec.structs.replace(
-        case,
-        args=tuple(finite(argument) for argument in case.args),
-        kwargs={name: finite(case.kwargs[name]) for name in sorted(case.kwargs)},
-    )
-    return {"schema": case.schema, **msgspec.to_builtins(case)}
 
 
 def _elements(spec: TensorSpec, operand: int, limit: int) -> int:

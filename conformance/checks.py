@@ -33,6 +33,8 @@ class Finding(msgspec.Struct, frozen=True):
     """The largest share of the bound used, where values were judged."""
     torch_share: float | None = None
     """torch's own, by the same measure."""
+    index: tuple[int, ...] | None = None
+    """The worst element, where values were judged and are wrong."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +111,7 @@ def values(trial: Trial) -> Finding:
     wrong = malformed(trial.ours.value, trial.reference.value)
     if wrong:
         return Finding("values", FAILED, wrong)
-    message, shares, torch_shares = "", [], []
+    message, index, shares, torch_shares = "", None, [], []
     for place, (ours, theirs, expected) in enumerate(
         zip(trial.ours.tensors(), trial.reference.tensors(), trial.expected, strict=True)
     ):
@@ -120,8 +122,8 @@ def values(trial: Trial) -> Finding:
         torch_shares.append(torchs.share)
         if not comparison.passed and not message:
             message = (f"result {place}: " if place else "") + _worst(comparison, theirs)
-    share, torch_share = max(shares), max(torch_shares)
-    return Finding("values", FAILED if message else PASSED, message, share=share, torch_share=torch_share)
+            index = comparison.index
+    return Finding("values", FAILED if message else PASSED, message, max(shares), max(torch_shares), index)
 
 
 def inputs_unchanged(trial: Trial) -> Finding:

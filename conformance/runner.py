@@ -86,6 +86,8 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepare(case: Case, device: torch.device | str) -> Prepared:
     """Make the inputs and ask torch for its answer. Raises what torch raises when it runs out of memory."""
     spec, device = specs.registry()[case.op], torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     args, kwargs, inputs = cases.materialize(case)
     prepared = Prepared(case, spec, device, inputs, Outcome(()), Call(args, kwargs, None), None)
     reference = prepared.invoke(spec.reference)
@@ -161,9 +163,7 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
     number = name.partition(":")[2]
     if number and not (number.isdigit() and int(number) < available):
         raise DeviceError(f"device {name!r}: this machine has cuda:0 to cuda:{available - 1}")
-    device = torch.device("cuda", int(number) if number else worker % available)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", int(number) if number else worker % available)
 
 
 def _applicable(trial: Trial, checks: Sequence[str]) -> list[str]:

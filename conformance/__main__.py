@@ -1,0 +1,97 @@
+"""``python -m conformance reproduce|show|list``: saved cases, one at a time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance import cases, corpus, messages, runner
+from conformance import spec as specs
+from conformance.cases import Case, CaseError
+from conformance.implementations import DEFAULT, ImplementationError, load
+
+PASSED, FAILED, BAD_INPUT = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 passed (or shown, or listed), 1 failed, 2 bad input, argparse's own among it."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (CaseError, ImplementationError, runner.DeviceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def reproduce(options: argparse.Namespace) -> int:
+    """Replay a saved case and say what came of it."""
+    case = _read(options)
+    device = runner.resolve_device(options.device)
+    implementation = load(options.implementation)
+    verdict = runner.judge(case, implementation, device)
+    print(messages.call(case))
+    if verdict.status == runner.NOT_PROVIDED:
+        raise ImplementationError(f"{implementation.name} does not provide this call of {case.op}")
+    if text := messages.findings(verdict):
+        print(text)
+    share = (
+        "" if verdict.share is None else f", {verdict.share:.3f} of the bound used (torch: {verdict.torch_share:.3f})"
+    )
+    refused = ", a call that torch refuses" if verdict.refused else ""
+    print(f"{verdict.id}: {verdict.status} for {implementation.name} on {device}{refused}{share}")
+    return FAILED if verdict.failure else PASSED
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print a saved case for reading, with the elements of its operands."""
+    case = _read(options)
+    print(f"{cases.case_id(case)}{': ' if case.note else ''}{case.note}")
+    print(messages.call(case))
+    for number, tensor in enumerate(cases.materialize(case)[2]):
+        print(f"operand {number}: {tensor}")
+    return PASSED
+
+
+def list_(options: argparse.Namespace) -> int:
+    """Print the ops with their dtypes, and the saved cases."""
+    known = specs.registry()
+    if options.op is not None and options.op not in known:
+        raise CaseError(f"unknown op {options.op!r}; valid are {', '.join(sorted(known))}")
+    for name in [options.op] if options.op else sorted(known):
+        print(f"{name}: {', '.join(known[name].dtypes)}")
+    for path in corpus.files([options.corpus] if options.corpus else [corpus.SHIPPED, corpus.FAILURES]):
+        case = cases.read(path)
+        if options.op in (None, case.op):
+            print(f"{path}{': ' if case.note else ''}{case.note}")
+    return PASSED
+
+
+def _read(options: argparse.Namespace) -> Case:
+    return cases.read(options.case, max_elements=options.max_elements, max_bytes=options.max_bytes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m conformance", description="Saved cases, one at a time.")
+    commands = parser.add_subparsers(required=True, metavar="reproduce|show|list")
+    file = argparse.ArgumentParser(add_help=False)
+    file.add_argument("case", type=Path, metavar="CASE.json")
+    file.add_argument("--max-elements", type=int, default=cases.MAX_ELEMENTS, help="limit (default: %(default)s)")
+    file.add_argument("--max-bytes", type=int, default=cases.MAX_BYTES, help="of the file (default: %(default)s)")
+    one = commands.add_parser(
+        "reproduce", parents=[file], help="replay a case: exit 1 if it fails, 2 if it cannot be run"
+    )
+    one.add_argument("--implementation", default=DEFAULT, help="module, module:object or torch (default: %(default)s)")
+    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
+    one.set_defaults(command=reproduce)
+    commands.add_parser("show", parents=[file], help="print a case for reading").set_defaults(command=show)
+    all_ = commands.add_parser("list", help="print the ops, their dtypes and the saved cases")
+    all_.add_argument("--op", help="this op only")
+    all_.add_argument("--corpus", type=Path, help="the saved cases of this folder")
+    all_.set_defaults(command=list_)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

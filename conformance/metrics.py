@@ -1,0 +1,213 @@
+"""What a run found, by op and dtype: counted where cases are judged, merged where the run is reported."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from typing import Any
+
+import msgspec
+import torch
+
+from conformance.cases import Case, canonical, dtype_of
+from conformance.checks import DEVIATION, UNCLAIMED
+from conformance.runner import Verdict
+
+PACKAGES = ("torch", "triton", "ninetoothed", "numpy", "hypothesis", "ntops")
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """The case that used the largest share of the bound, among those that passed, and torch's own share of it there."""
+
+    share: float
+    torch_share: float
+    id: str
+    case: Case
+
+
+class Example(msgspec.Struct):
+    """How often something was seen, and one case that shows it."""
+
+    count: int
+    case: Case
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """One failing case as it is reported."""
+
+    id: str
+    check: str
+    case: Case
+
+
+class Record(msgspec.Struct):
+    """The counts of one op and dtype. A case is counted once, whatever number of times it was drawn; those judged
+    only on the way to a smaller failing case are not counted."""
+
+    op: str
+    dtype: str
+    cases: int = 0
+    passed: int = 0
+    failed: int = 0
+    not_provided: int = 0
+    deviated: int = 0
+    refused: int = 0
+    """Calls that torch refuses, of which the refusal was judged; they are among the passed or failed."""
+    worst: Worst | None = None
+    torch_largest: float | None = None
+    """The largest share of the bound that torch itself used in any case."""
+    failures: list[Failure] = []
+    deviations: dict[str, Example] = {}
+    """Known deviations of torch, by name."""
+    unclaimed: dict[str, Example] = {}
+    """Properties that do not hold and are not claimed, by check."""
+
+
+class Tally:
+    """Records by op and dtype. ``add`` counts a verdict, ``merge`` takes in what another process counted."""
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.records: dict[tuple[str, str], Record] = {}
+        self._seen: set[str] = set()
+        self.merge(records)
+
+    def add(self, case: Case, verdict: Verdict) -> None:
+        """Count one case, unless this tally has it already."""
+        if verdict.id in self._seen:
+            return
+        self._seen.add(verdict.id)
+        case = canonical(case)
+        record = self._record(case.op, dtype_of(case))
+        record.cases += 1
+        record.refused += verdict.refused
+        match verdict.status:
+            case "passed":
+                record.passed += 1
+            case "failed":
+                record.failed += 1
+                record.failures.append(Failure(verdict.id, verdict.failure.check if verdict.failure else "", case))
+            case "deviation":
+                record.deviated += 1
+            case _:
+                record.not_provided += 1
+        for finding in verdict.findings:
+            if finding.status == DEVIATION:
+                _see(record.deviations, finding.message, Example(1, case))
+            elif finding.status == UNCLAIMED:
+                _see(record.unclaimed, finding.check, Example(1, case))
+        if verdict.torch_share is not None:
+            record.torch_largest = max(record.torch_largest or 0.0, verdict.torch_share)
+        if verdict.share is not None and verdict.status == "passed":
+            _worse(record, Worst(verdict.share, verdict.torch_share or 0.0, verdict.id, case))
+
+    def lacks(self, op: str, dtype: str) -> None:
+        """Count an op that the implementation does not provide."""
+        record = self._record(op, dtype)
+        record.cases += 1
+        record.not_provided += 1
+
+    def merge(self, records: Iterable[Record]) -> None:
+        """Add another tally's records to these; the two must not hold the same cases."""
+        for other in records:
+            mine = self._record(other.op, other.dtype)
+            for count in ("cases", "passed", "failed", "not_provided", "deviated", "refused"):
+                setattr(mine, count, getattr(mine, count) + getattr(other, count))
+            mine.failures.extend(other.failures)
+            for name, example in other.deviations.items():
+                _see(mine.deviations, name, example)
+            for name, example in other.unclaimed.items():
+                _see(mine.unclaimed, name, example)
+            if other.torch_largest is not None:
+                mine.torch_largest = max(mine.torch_largest or 0.0, other.torch_largest)
+            if other.worst is not None:
+                _worse(mine, other.worst)
+
+    def sorted(self) -> list[Record]:
+        """All records, by op and dtype."""
+        return [self.records[key] for key in sorted(self.records)]
+
+    def by_op(self) -> list[Record]:
+        """One record for each op, its dtypes added up."""
+        total = Tally()
+        total.merge(msgspec.structs.replace(record, dtype="") for record in self.sorted())
+        return total.sorted()
+
+    def _record(self, op: str, dtype: str) -> Record:
+        return self.records.setdefault((op, dtype), Record(op, dtype))
+
+
+def table(records: list[Record]) -> list[str]:
+    """The records as lines of text: one for each op, then what deviates and what is not claimed."""
+    head = ("op", "cases", "passed", "failed", "refused", "not provided", "deviations", "of the bound", "torch", "in")
+    rows = [
+        (
+            record.op,
+            *map(str, (record.cases, record.passed, record.failed, record.refused, record.not_provided)),
+            str(record.deviated),
+            f"{record.worst.share:.3f}" if record.worst else "-",
+            f"{record.worst.torch_share:.3f}" if record.worst else "-",
+            f"{record.worst.id} ({dtype_of(record.worst.case)})" if record.worst else "-",
+        )
+        for record in records
+    ]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    left = (0, len(head) - 1)
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *rows)
+    ]
+    for record in records:
+        lines += [f"{record.op}: known deviation of torch, {e.count} times: {n}" for n, e in record.deviations.items()]
+        lines += [f"{record.op}: {n} is not claimed and broken in {e.count} cases" for n, e in record.unclaimed.items()]
+    return lines
+
+
+def document(records: list[Record], about: dict[str, Any]) -> bytes:
+    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records.
+
+    Infinite shares (something is wrong where nothing is allowed) are written as the largest float64, since JSON has no
+    infinity.
+    """
+    whole = {"schema": 1, **about, **environment(), "records": [_finite(msgspec.to_builtins(r)) for r in records]}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
+
+
+def environment() -> dict[str, Any]:
+    """Versions of all that decides what a run gives, and the names of processor and GPU."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return {
+        "versions": {"python": platform.python_version(), **found},
+        "platform": platform.platform(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _see(examples: dict[str, Example], name: str, example: Example) -> None:
+    if name in examples:
+        examples[name].count += example.count
+    else:
+        examples[name] = Example(example.count, example.case)
+
+
+def _worse(record: Record, worst: Worst) -> None:
+    # Ties go to the smaller id, so that the result does not depend on the order of merging.
+    if record.worst is None or (-worst.share, worst.id) < (-record.worst.share, record.worst.id):
+        record.worst = worst
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return min(value, sys.float_info.max) if isinstance(value, float) else value

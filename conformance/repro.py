@@ -1,0 +1,215 @@
+"""``repro_<id>.py``: one case as a script that needs torch and an implementation, and nothing of this project."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import keyword
+import math
+import pprint
+import textwrap
+import zlib
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance import bounds, standalone
+from conformance.cases import Argument, Case, DType, NonFinite, Same, case_id
+from conformance.checks import Outcome, builtin_class
+from conformance.implementations import Implementation
+from conformance.runner import Verdict, prepare
+from conformance.spec import Expected
+from strategies.specs import TensorSpec
+
+MAX_BYTES = 2**26
+"""Storage of all inputs together that a script can hold; a shrunk case has a few bytes."""
+MAX_PLACES = 4096
+"""Elements of a result that a script judges: all, or the worst and others spread evenly."""
+
+
+class ReproError(ValueError):
+    """A case of which no script can be made."""
+
+
+def script(case: Case, verdict: Verdict, implementation: Implementation, device: torch.device) -> str:
+    """The script's text. Raises ReproError where the inputs are too large to be embedded."""
+    prepared = prepare(case, device)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in prepared.inputs)
+    if size > MAX_BYTES:
+        raise ReproError(f"its inputs take {size} bytes; a script holds at most {MAX_BYTES}")
+    results: list[dict[str, Any]] = []
+    if prepared.refusal is None:
+        expected = prepared.spec.expected(prepared.call)
+        results = [
+            _result(result, one, prepared.reference, verdict)
+            for result, one in zip(
+                prepared.reference.tensors(), expected if isinstance(expected, tuple) else (expected,), strict=True
+            )
+        ]
+    failed = verdict.failure.check if verdict.failure else ""
+    data = {
+        "id": case_id(case),
+        "op": case.op,
+        "reference": _qualified(prepared.spec.reference, case.op),
+        "implementation": implementation.name,
+        "device": str(device),
+        "operands": [_operand(tensor) for tensor in prepared.inputs],
+        "writes": sorted(prepared.spec.writes(case)),
+        "refusal": builtin_class(prepared.refusal).__name__ if prepared.refusal else None,
+        "tuple": isinstance(prepared.reference.value, tuple),
+        "results": results,
+        "deterministic": failed == "deterministic" or "deterministic" in implementation.claims(case.op),
+    }
+    # Written with pprint and repr throughout, so that nothing in a case file can become code.
+    return "\n".join(
+        (
+            f'"""{case_id(case)}: the check {failed or "of everything"} failed on {device}. Needs torch alone.',
+            "",
+            f"    python repro_{case_id(case)}.py [IMPLEMENTATION]",
+            "",
+            "IMPLEMENTATION is a module, or module:object, with torch's signatures, or torch itself.",
+            "Exits with 1 where something is wrong, with 0 where nothing is.",
+            '"""',
+            inspect.getsource(standalone).split('"""', 2)[2],
+            "",
+            _call(case),
+            "",
+            "",
+            f"CASE = {pprint.pformat(data, width=120, sort_dicts=False)}",
+            "",
+            'if __name__ == "__main__":',
+            "    sys.exit(main(CASE, call))",
+            "",
+        )
+    )
+
+
+def _call(case: Case) -> str:
+    """The call, as it would be written by hand."""
+    count = 0
+
+    def text(argument: Argument) -> str:
+        nonlocal count
+        match argument:
+            case TensorSpec():
+                count += 1
+                return f"operands[{count - 1}]"
+            case Same(operand):
+                return f"operands[{operand}]"
+            case DType(name):
+                return f"torch.{name}"
+            case NonFinite(value):
+                return f"float({value!r})"
+            case float() if not math.isfinite(argument):
+                return f"float({str(argument)!r})"
+        return repr(argument)
+
+    parts = [text(argument) for argument in case.args]
+    for name in sorted(case.kwargs):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise ReproError(f"keyword argument {name!r} is not a name")
+        parts.append(f"{name}={text(case.kwargs[name])}")
+    return f"def call({case.op}, operands):\n" + textwrap.indent(f"return {case.op}({', '.join(parts)})", "    ")
+
+
+def _operand(tensor: torch.Tensor) -> dict[str, Any]:
+    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return {
+        "dtype": _Code(str(tensor.dtype)),
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "offset": tensor.storage_offset(),
+        "storage": _pack(storage.numpy()),
+    }
+
+
+def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdict: Verdict) -> dict[str, Any]:
+    """What is expected of one result. Approximate ones as the interval in which each element has to lie."""
+    value, places = expected.value.reshape(-1), _places(result, verdict)
+    judged = np.ones(len(places), bool)
+    if expected.judged is not None:
+        judged = expected.judged.expand(expected.value.shape).reshape(-1).numpy()[places]
+    chosen = value[torch.from_numpy(places)]
+    sign = np.zeros(len(places), np.int8)
+    if expected.signed_zero:
+        sign = np.where(chosen.numpy() == 0, np.where(chosen.signbit().numpy(), -1, 1), 0).astype(np.int8)
+    pointers = [operand.untyped_storage().data_ptr() for operand in reference.operands]
+    data: dict[str, Any] = {
+        "shape": list(result.shape),
+        "dtype": _Code(str(result.dtype)),
+        "strides": list(result.stride()),
+        "same_as": next((i for i, operand in enumerate(reference.operands) if operand is result), None),
+        "shares": result.untyped_storage().data_ptr() in pointers,
+        "places": _pack(places),
+        "judged": _pack(judged),
+        "zero_sign": _pack(sign),
+    }
+    if expected.bound is None:
+        return data | {"exact": _pack(chosen.reshape(-1).contiguous().view(torch.uint8).numpy())}
+    bound = expected.bound.expand(expected.value.shape).reshape(-1).numpy()[places]
+    rest = np.zeros(len(places)) if expected.low is None else expected.low.reshape(-1).numpy()[places]
+    form = bounds.FORMATS[result.dtype]
+    ulps = bounds.ulp(chosen.numpy(), result.dtype)
+    ends = [interval(*element, form) for element in zip(chosen.tolist(), rest, bound, ulps, strict=True)]
+    low, high = np.array(ends, np.float64).reshape(-1, 2).T
+    if not form.infinite:
+        # Overflow gives NaN there, which an interval cannot say; where both may be right the harness alone judges.
+        data["judged"] = _pack(judged & ~np.isinf(low) & ~np.isinf(high))
+    return data | {"low": _pack(low), "high": _pack(high)}
+
+
+def interval(value: float, rest: float, bound: float, ulp: float, form: bounds.Format) -> tuple[float, float]:
+    """The smallest and the largest float64 that pass where the oracle is ``value + rest``: the rule of
+    ``compare.compare``, solved for the output. NaN where NaN alone passes."""
+    if math.isnan(value) or (math.isinf(value) and not form.infinite):
+        return math.nan, math.nan
+    if math.isinf(value):
+        return value, value
+    center, reach = Fraction(value) + Fraction(float(rest)), Fraction(float(ulp)) / 2 + Fraction(float(bound))
+    last = Fraction(2) ** (math.frexp(form.max)[1] - form.precision)
+    overflow = Fraction(form.max) + last / 2
+    low = -math.inf if center - Fraction(float(bound)) <= -overflow else _inward(center - reach, math.inf)
+    high = math.inf if center + Fraction(float(bound)) >= overflow else _inward(center + reach, -math.inf)
+    return low, high
+
+
+def _inward(end: Fraction, towards: float) -> float:
+    """The float64 nearest to ``end`` on the side of ``towards``."""
+    try:
+        found = float(end)
+    except OverflowError:
+        return math.inf if end > 0 else -math.inf
+    outside = Fraction(found) < end if towards > 0 else Fraction(found) > end
+    return math.nextafter(found, towards) if outside else found
+
+
+def _places(result: torch.Tensor, verdict: Verdict) -> np.ndarray:
+    """Linear indices of the elements that the script judges."""
+    if result.numel() <= MAX_PLACES:
+        return np.arange(result.numel(), dtype=np.int64)
+    places = set(range(0, result.numel(), -(-result.numel() // (MAX_PLACES - 1))))
+    worst = verdict.failure.index if verdict.failure else None
+    if worst is not None and len(worst) == result.ndim:
+        places.add(int(np.ravel_multi_index(worst, tuple(result.shape))))
+    return np.array(sorted(places), np.int64)
+
+
+def _pack(array: np.ndarray) -> str:
+    return base64.b85encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
+
+
+def _qualified(reference: Any, op: str) -> str:
+    """Where a script finds torch's function: ``module:name``."""
+    for module in (torch.nn.functional, torch):
+        if getattr(module, op, None) is reference:
+            return f"{module.__name__}:{op}"
+    return f"torch:{op}"
+
+
+class _Code(str):
+    """Text that is written into the script as it is: the name of a dtype."""
+
+    __slots__ = ()
+    __repr__ = str.__str__

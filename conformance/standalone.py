@@ -1,0 +1,172 @@
+"""The part that all generated ``repro_<id>.py`` scripts share: copied into each, so it needs torch and nothing else.
+
+``conformance.repro`` writes the rest: the inputs as they lay in memory, the call, and what was expected of it.
+"""
+
+import base64
+import importlib
+import os
+import sys
+import zlib
+
+import torch
+
+
+def unpack(packed, dtype):
+    """A flat CPU tensor from its compressed bytes."""
+    data = zlib.decompress(base64.b85decode(packed))
+    return torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+
+def make(operand, device):
+    """An input: its whole storage, and the view of it that is the tensor."""
+    storage = unpack(operand["storage"], operand["dtype"]).to(device)
+    result = torch.empty(0, dtype=operand["dtype"], device=device)
+    return result.set_(storage.untyped_storage(), operand["offset"], operand["shape"], operand["strides"])
+
+
+def find(implementation, op, reference):
+    """The function to call: of torch itself, of a module, or of an object in one ("module:object")."""
+    module, _, path = (reference if implementation == "torch" else implementation).partition(":")
+    found = importlib.import_module(module)
+    for name in filter(None, path.split(".")):
+        found = getattr(found, name)
+    return found if implementation == "torch" else getattr(found, op)
+
+
+def storage_bytes(tensor):
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).cpu()
+
+
+def builtin_class(kind):
+    return next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
+
+
+def significant(strides, shape):
+    empty = 0 in shape
+    return [None if empty or size == 1 else stride for stride, size in zip(strides, shape, strict=True)]
+
+
+def wrong_values(result, expected):
+    """Messages about elements that are not what they should be."""
+    flat = result.detach().cpu().reshape(-1)
+    places = unpack(expected["places"], torch.int64)
+    ours = flat[places]
+    if "exact" in expected:
+        exact = unpack(expected["exact"], expected["dtype"])
+        right = ours == exact
+        if exact.dtype.is_floating_point:
+            right |= ours.isnan() & exact.isnan()
+        low = high = exact
+    else:
+        ours = ours.double()
+        low, high = unpack(expected["low"], torch.float64), unpack(expected["high"], torch.float64)
+        right = ((low <= ours) & (ours <= high)) | (ours.isnan() & low.isnan())
+    sign = unpack(expected["zero_sign"], torch.int8)
+    right &= (sign == 0) | (ours != 0) | ((sign < 0) == ours.signbit())
+    wrong = (~right & unpack(expected["judged"], torch.bool)).nonzero().reshape(-1)
+    if len(wrong):
+        first = int(wrong[0])
+        index = [int(i) for i in torch.unravel_index(places[first], result.shape)]
+        between = f"between {low[first].item()!r} and {high[first].item()!r}"
+        yield f"values: {len(wrong)} wrong; at {index}: {ours[first].item()!r}, should lie {between}"
+
+
+def wrong_result(place, result, operands, expected):
+    if not isinstance(result, torch.Tensor):
+        yield f"metadata: result {place} is a {type(result).__name__}, should be a tensor"
+        return
+    metadata = {
+        "shape": list(result.shape),
+        "dtype": result.dtype,
+        "strides": significant(result.stride(), result.shape),
+    }
+    for name, ours in metadata.items():
+        theirs = significant(expected[name], expected["shape"]) if name == "strides" else expected[name]
+        if ours != theirs:
+            yield f"metadata: {name} {ours}, torch's is {theirs}"
+    if expected["same_as"] is not None and result is not operands[expected["same_as"]]:
+        yield f"metadata: the result should be operand {expected['same_as']} itself"
+    if not expected["shares"]:
+        places = [operand.untyped_storage().data_ptr() for operand in operands]
+        if result.untyped_storage().data_ptr() in filter(None, places):
+            yield "metadata: the result shares memory with an operand"
+    if metadata["shape"] == expected["shape"] and metadata["dtype"] == expected["dtype"]:
+        yield from wrong_values(result, expected)
+
+
+def changed(operands, before, case):
+    for number, (operand, was) in enumerate(zip(operands, before, strict=True)):
+        now = storage_bytes(operand)
+        if number in case["writes"]:
+            if len(was) != len(now):
+                continue
+            was, now = was.clone(), now.clone()
+            given = case["operands"][number]
+            for storage in (was, now):
+                storage.view(given["dtype"]).as_strided(given["shape"], given["strides"], given["offset"]).zero_()
+        if not torch.equal(was, now):
+            yield f"inputs_unchanged: operand {number} was changed where it should not be"
+
+
+def bits(tensor):
+    return tensor.detach().reshape(-1, 1).contiguous().view(torch.uint8).cpu()
+
+
+def attempt(case, call, function):
+    """One call on fresh inputs: its operands, its results or its exception, and what changed beside them."""
+    operands = [make(operand, case["device"]) for operand in case["operands"]]
+    before = [storage_bytes(operand).clone() for operand in operands]
+    torch.manual_seed(0)
+    try:
+        value, error = call(function, operands), None
+    # Whatever the implementation raises is what is looked at.
+    except (Exception, SystemExit) as raised:  # noqa: BLE001
+        value, error = None, raised
+    return operands, value, error, list(changed(operands, before, case))
+
+
+def problems(case, call, function):
+    operands, value, error, touched = attempt(case, call, function)
+    yield from touched
+    if case["refusal"] is not None:
+        if error is None:
+            yield f"errors: took a call that torch refuses with {case['refusal']}"
+        elif builtin_class(type(error)) != case["refusal"]:
+            yield f"errors: raised {type(error).__name__}: {error}; torch raises {case['refusal']}"
+        return
+    if error is not None:
+        yield f"errors: torch takes this call; raised {type(error).__name__}: {error}"
+        return
+    expected = case["results"]
+    results = value if isinstance(value, tuple) else (value,)
+    if len(results) != len(expected) or isinstance(value, tuple) != case["tuple"]:
+        yield f"metadata: {len(results)} results in a {type(value).__name__}; torch gives {len(expected)}"
+        return
+    for place, (result, one) in enumerate(zip(results, expected, strict=True)):
+        yield from wrong_result(place, result, operands, one)
+    if case["deterministic"]:
+        again = attempt(case, call, function)[1]
+        again = again if isinstance(again, tuple) else (again,)
+        if len(again) != len(results) or not all(
+            isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(bits(a), bits(b))
+            for a, b in zip(results, again, strict=True)
+        ):
+            yield "deterministic: two equal calls differ"
+
+
+def main(case, call):
+    """Exit status: 0 all is well, 1 something is wrong, 2 it cannot be run here."""
+    implementation = sys.argv[1] if len(sys.argv) > 1 else case["implementation"]
+    if case["device"].startswith("cuda") and not torch.cuda.is_available():
+        print(f"this case was found on {case['device']}, and torch finds no GPU here")
+        return 2
+    if case["device"] == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    sys.path.append(os.getcwd())
+    function = find(implementation, case["op"], case["reference"])
+    found = list(problems(case, call, function))
+    for problem in found:
+        print(problem)
+    print(f"{case['id']}: {implementation} {'fails' if found else 'is right'}")
+    return 1 if found else 0
