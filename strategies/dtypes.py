@@ -7,6 +7,7 @@ simplest first, which is the order in which examples shrink.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -46,6 +47,12 @@ class Format:
     @property
     def nan_bits(self) -> int:
         return self.inf_bits | (1 << (self.mantissa - 1)) if self.infinity else self.inf_bits
+
+    @property
+    def largest(self) -> float:
+        """The largest finite value of a float."""
+        exponent, mantissa = divmod(self.inf_bits - 1, 1 << self.mantissa)
+        return math.ldexp((1 << self.mantissa) + mantissa, exponent - self.bias - self.mantissa)
 
     @property
     def carrier(self) -> np.dtype:

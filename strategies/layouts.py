@@ -11,7 +11,8 @@ from strategies.specs import Layout
 
 CLASSES = ("contiguous", "offset", "permuted", "channels_last", "sliced", "padded", "expanded", "mixed")
 """Simplest first: contiguous; starting inside its storage, misaligned; dims stored in another order; the same with
-channels (dim 1) innermost; every n-th element of a dim; rows of a wider matrix; stride 0; several of these."""
+channels (dim 1) innermost; every n-th element of a dim; cut from a larger base (rows longer than the view, which may
+start inside of them); stride 0; several of these."""
 
 Shape = tuple[int, ...]
 
@@ -20,13 +21,11 @@ def base_shape(layout: Layout, shape: Shape) -> Shape:
     """The sizes of the dense buffer that the view is cut from, in the order of the logical dims."""
     steps = layout.steps or (1,) * len(shape)
     padding = layout.padding or (0,) * len(shape)
-    return tuple(
-        1 if dim in layout.expanded else size * steps[dim] + padding[dim] for dim, size in enumerate(shape)
-    )
+    return tuple(1 if dim in layout.expanded else size * steps[dim] + padding[dim] for dim, size in enumerate(shape))
 
 
 def strides(layout: Layout, shape: Shape) -> tuple[int, ...]:
-    """The strides, in elements, of a tensor of ``shape``; for empty tensors as torch has them (a size 0 counts as 1)."""
+    """The strides, in elements, of a tensor of ``shape``; a size 0 counts as 1, as in torch."""
     base = base_shape(layout, shape)
     steps = layout.steps or (1,) * len(shape)
     result, stride = [0] * len(shape), 1
@@ -65,6 +64,8 @@ def layout_class(layout: Layout, shape: Shape) -> str:
             found.add("sliced")
         if layout.padding and _padding_shows(layout, shape, stored):
             found.add("padded")
+    if found == {"padded", "offset"}:
+        return "padded"
     if found == {"permuted"} and len(shape) in (3, 4, 5) and layout.order == channels_last(len(shape)).order:
         return "channels_last"
     return "mixed" if len(found) > 1 else next(iter(found), "contiguous")
@@ -76,38 +77,37 @@ def _padding_shows(layout: Layout, shape: Shape, stored: list[int]) -> bool:
     return any(layout.padding[dim] and any(order.index(other) < order.index(dim) for other in stored) for dim in order)
 
 
-def _fitting(shape: Shape) -> list[str]:
+def _fitting(shape: Shape) -> tuple[str, ...]:
     """The classes that a layout for this shape can have."""
     wide = [dim for dim, size in enumerate(shape) if size > 1]
-    if math.prod(shape) == 0:
-        return ["contiguous", "offset"]
-    found = ["contiguous", "offset"]
-    if len(wide) > 1:
-        found.append("permuted")
-    if 3 <= len(shape) <= 5 and shape[1] > 1 and any(size > 1 for size in shape[2:]):
-        found.append("channels_last")
-    if wide:
-        found.append("sliced")
-    if wide and wide[0] < len(shape) - 1:  # padding shows in the strides of the dims outside of it
-        found.append("padded")
-    if wide:
-        found += ["expanded", "mixed"]
-    return found
+    if math.prod(shape) == 0 or not wide:
+        return ("contiguous", "offset")
+    fits = {
+        "permuted": len(wide) > 1,
+        "channels_last": 3 <= len(shape) <= 5 and shape[1] > 1 and any(size > 1 for size in shape[2:]),
+        "padded": wide[0] < len(shape) - 1,  # padding shows in the strides of the dims outside of it
+    }
+    return tuple(name for name in CLASSES if fits.get(name, True))
 
 
 @st.composite
-def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max_storage: int = 1 << 22) -> Layout:
+def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max_storage: int = 1 << 20) -> Layout:
     """A layout for a tensor of ``shape``, of one of the classes; shrinks to contiguous.
 
-    Classes that the shape cannot have, and steps or padding that need more than ``max_storage`` elements of
-    storage, are left out; contiguous is what remains. Raises ValueError for an unknown class.
+    A class that the shape cannot have is not drawn; where none is left, the layout is contiguous, and so it is where
+    steps and padding need more than ``max_storage`` elements of storage and more than four times those of the
+    tensor. Raises ValueError for an unknown class or none.
     """
     wanted = set(classes)
-    if unknown := wanted - set(CLASSES):
-        raise ValueError(f"unknown layout class {sorted(unknown)[0]!r}; known: {', '.join(CLASSES)}")
-    kind = draw(st.sampled_from([name for name in _fitting(shape) if name in wanted] or ["contiguous"]))
+    if not wanted or wanted - set(CLASSES):
+        raise ValueError(f"unknown or no layout class in {sorted(wanted)}; known: {', '.join(CLASSES)}")
+    ordered = [name for name in CLASSES if name in wanted]
+    # A choice means the same class for every shape, or the next that fits, so that it stays while the shape shrinks.
+    chosen = draw(st.integers(0, len(ordered) - 1))
+    fitting = _fitting(shape)
+    kind = next((name for name in ordered[chosen:] if name in fitting), "contiguous")
     layout = draw(_of_class(kind, shape))
-    return layout if storage_size(layout, shape) <= max_storage else Layout()
+    return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else Layout()
 
 
 @st.composite
@@ -127,8 +127,9 @@ def _of_class(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
     if kind == "sliced":
         return Layout(steps=draw(_per_dim(rank, wide, st.integers(2, 3), 1)))
     if kind == "padded":
-        return Layout(padding=draw(_per_dim(rank, list(range(wide[0] + 1, rank)), st.sampled_from((1, 3, 8, 16)), 0)))
-    expanded = draw(st.one_of(st.just(()), _subsets(wide))) if wide else ()
+        padding = draw(_per_dim(rank, list(range(wide[0] + 1, rank)), st.sampled_from((1, 3, 8, 16)), 0))
+        return Layout(padding=padding, offset=draw(st.integers(0, padding[-1])))
+    expanded = draw(st.one_of(st.just(()), _subsets(wide)))
     dense = [dim for dim in range(rank) if dim not in expanded]
     return Layout(
         order=draw(st.one_of(st.just(()), st.permutations(range(rank)).map(tuple))),
@@ -147,14 +148,14 @@ def _subsets(dims: list[int]) -> st.SearchStrategy[tuple[int, ...]]:
     return st.sets(st.sampled_from(dims), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
 
 
-@st.composite
-def _orders(draw: st.DrawFn, shape: Shape) -> tuple[int, ...]:
-    """A storage order that differs from the logical one by at least one swap that shows."""
-    return draw(
-        st.permutations(range(len(shape)))
-        .map(tuple)
-        .filter(lambda order: layout_class(Layout(order=order), shape) in ("permuted", "channels_last"))
-    )
+def _orders(shape: Shape) -> st.SearchStrategy[tuple[int, ...]]:
+    """A storage order that shows: one that leaves the dims with several elements in order is turned around."""
+
+    def shown(order: list[int]) -> tuple[int, ...]:
+        permuted = layout_class(Layout(order=tuple(order)), shape) != "contiguous"
+        return tuple(order if permuted else reversed(order))
+
+    return st.permutations(range(len(shape))).map(shown)
 
 
 @st.composite

@@ -17,7 +17,7 @@ BLOCKS = (16, 32, 64, 128, 256, 1024)
 MAX_SIZE = 4096 + 1
 BUDGET = 1 << 16
 
-_EMPTY, _TILED = 31, 7  # one dim in 32 is empty, one shape in 8 spans several blocks in every dim
+_EMPTY, _TILED = 31, 4  # one dim in 32 is empty, one shape in 5 spans several blocks in every dim
 
 
 def _is_prime(number: int) -> bool:
@@ -40,15 +40,16 @@ def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
 def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
     """The size of one dim: small ones as often as large ones, mostly 2^k-1, 2^k, 2^k+1, primes, and multiples of a
     block plus one, now and then 0; shrinks to 1 (``min_size`` if that is more), else to the smallest that fails."""
-    empty = draw(st.integers(0, _EMPTY)) == _EMPTY
-    if min_size == 0 and (empty or max_size < 1):
-        return 0
     # A drawn size is halved a few times, then lowered to a landmark. Since both only lower it, an example that fails
     # for large sizes also fails when the shrinker takes them away, so it is never held up at a landmark.
-    smallest = max(min_size, 1)
+    smallest, largest = max(min_size, 1), max(max_size, 1)
     kind = draw(st.sampled_from(("any", "powers", "powers", "primes", "blocks")))
-    halved = draw(st.integers(0, max_size.bit_length() - 1))
-    size = draw(st.integers(smallest, max_size)) >> halved
+    halved = draw(st.integers(0, largest.bit_length() - 1))
+    size = draw(st.integers(smallest, largest)) >> halved
+    # Last, so that an empty dim is not simpler than others by taking fewer draws.
+    empty = draw(st.integers(0, _EMPTY)) == _EMPTY
+    if max_size < 1 or (empty and min_size == 0):
+        return 0
     if kind != "any":
         landmarks = _landmarks(kind, max_size)
         below = bisect_right(landmarks, size)
@@ -68,24 +69,29 @@ def shapes(
 ) -> Shape:
     """A shape with at most ``budget`` elements; now and then every dim spans several blocks. Shrinks to few dims,
     then to sizes of 1."""
-    # Whichever dim is drawn first may use up the budget: the last, or after ``turn`` steps another.
-    turn = draw(st.integers(0, max(max_rank - 1, 0)))
+    # One dim may use up the budget, the others have their fair share of it at most.
+    wide = draw(st.integers(0, max(max_rank - 1, 0)))  # counted from the last
     tiled = draw(st.integers(0, _TILED)) == _TILED
     # Nothing but the dims is drawn after the rank, so that the shrinker can lower it and leave out one dim.
     rank = draw(st.integers(min_rank, max_rank))
     block = next((b for b in reversed(BLOCKS) if (2 * b + 1) ** rank <= budget and 2 * b + 1 <= max_size), 0)
     low = 2 * block + 1 if tiled and block else min_size
-    shape, left = [0] * rank, budget
+    fair = max(low, int(budget ** (1 / max(rank, 1))))
+    shape: list[int] = []
+    left = budget
     for done in range(rank):
-        reserved = max(low, 1) ** (rank - done - 1)
-        size = draw(sizes(low, max(low, 1, min(max_size, left // reserved))))
-        shape[(rank - 1 - done - turn) % rank] = size
-        left //= max(size, 1)
+        most = min(max_size, left // max(low, 1) ** (rank - done - 1))
+        if done != wide % rank:
+            most = min(most, fair)
+        shape.insert(0, draw(sizes(low, max(low, 1, most))))
+        left //= max(shape[0], 1)
     return tuple(shape)
 
 
 @st.composite
-def broadcastable(draw: st.DrawFn, operands: int = 2, result: st.SearchStrategy[Shape] | None = None) -> tuple[Shape, ...]:
+def broadcastable(
+    draw: st.DrawFn, operands: int = 2, result: st.SearchStrategy[Shape] | None = None
+) -> tuple[Shape, ...]:
     """Shapes of several operands that broadcast to (at most) one drawn from ``result``; shrinks to equal shapes.
 
     Hypothesis's own ``mutually_broadcastable_shapes`` has no budget of elements, no preferred sizes, and shrinks
@@ -105,10 +111,11 @@ def broadcastable(draw: st.DrawFn, operands: int = 2, result: st.SearchStrategy[
 def products(
     draw: st.DrawFn, *, min_size: int = 0, max_size: int = MAX_SIZE, budget: int = BUDGET, work: int = 1 << 22
 ) -> tuple[int, int, int]:
-    """(M, K, N) of a matrix product: each of the three matrices within ``budget`` elements, M*K*N within ``work``."""
-    m, n = draw(shapes(2, 2, min_size=min_size, max_size=max_size, budget=budget))
-    most = min(max_size, budget // max(m, n, 1), work // max(m * n, 1))
-    return m, draw(sizes(min(min_size, most), max(most, min_size))), n
+    """(M, K, N) of a matrix product: each of the three matrices within ``budget`` elements, M*K*N within ``work``;
+    now and then all three sizes span several blocks."""
+    m, k, n = draw(shapes(3, 3, min_size=min_size, max_size=max_size, budget=work))
+    n = max(min_size, min(n, budget // max(m, 1)))
+    return m, max(min_size, min(k, budget // max(m, n, 1))), n
 
 
 @st.composite
@@ -118,11 +125,6 @@ def reductions(
     """(rows, columns) of a reduction over columns: few long rows, many short ones, rows of several blocks."""
     columns = draw(sizes(min_size, min(max_columns, budget)))
     return draw(sizes(min_size, max(min_size, min(max_rows, budget // max(columns, 1))))), columns
-
-
-def normalized(dim: int, shape: Sequence[int]) -> int:
-    """A dim counted from the front (0-d tensors have dim 0)."""
-    return dim % max(len(shape), 1)
 
 
 def dims(shape: Sequence[int]) -> st.SearchStrategy[int]:

@@ -55,7 +55,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         for dim in self.expanded:
             if dim >= rank:
                 raise ValueError(f"layout.expanded names dim {dim} of a shape with {rank} dims")
-            if self.steps and self.steps[dim] != 1 or self.padding and self.padding[dim] != 0:
+            if (self.steps and self.steps[dim] != 1) or (self.padding and self.padding[dim] != 0):
                 raise ValueError(f"dim {dim} is expanded, so it can have neither a step nor padding")
 
 

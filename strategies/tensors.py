@@ -60,7 +60,7 @@ def _fill(out: np.ndarray, spec: TensorSpec, stored: tuple[int, ...], operand: i
     if not total:
         return
     for special in spec.specials:
-        places = np.arange(special.index, special.index + min(special.run, total), dtype=np.int64) % total
+        places = (special.index % total + np.arange(min(special.run, total))) % total
         if stored != spec.shape:
             logical = np.unravel_index(places, spec.shape)
             kept = tuple(where if size > 1 else where * 0 for where, size in zip(logical, stored, strict=True))

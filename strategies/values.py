@@ -27,8 +27,9 @@ _ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit in
 def encode(values: np.ndarray, form: Format) -> Bits:
     """The bits of float64 ``values`` in a float format, rounded to nearest even.
 
-    Beyond the largest finite value that is infinity (NaN where the format has none), as IEEE 754 rounds and as
-    torch casts; NaN keeps its sign and is quiet.
+    Beyond the largest finite value that is infinity, as IEEE 754 rounds, or NaN where the format has none (torch's
+    own casts to float8_e4m3fn saturate in some versions). NaN keeps its sign and becomes quiet. torch rounds a
+    float64 to float32 on the way to the narrow types, so it is off where that makes a tie of what was none.
     """
     if form.bits == 64:
         return values.view(np.uint64)
@@ -179,16 +180,10 @@ def _near_overflow(chunk: _Chunk) -> Bits:
     if form.kind == "float":
         sign = (words & np.uint64(1)).astype(np.float64) * 2 - 1
         fraction = (words >> np.uint64(11)).astype(np.float64) * 2.0**-54 + 0.5
-        return encode(sign * fraction * largest(form), form)
+        return encode(sign * fraction * form.largest, form)
     near = (words & np.uint64(15)).astype(np.int64) - 8  # -8 to 7; as bits, -8 to -1 lie at the top of unsigned types
     shift = form.sign_bit if form.kind == "int" else 0
     return near.astype(form.carrier) + form.carrier.type(shift)
-
-
-def largest(form: Format) -> float:
-    """The largest finite value of a float format."""
-    exponent, mantissa = divmod(form.inf_bits - 1, 1 << form.mantissa)
-    return math.ldexp((1 << form.mantissa) + mantissa, exponent - form.bias - form.mantissa)
 
 
 def _random_bits(chunk: _Chunk, kept: int) -> Bits:
@@ -205,7 +200,7 @@ def _every_exponent(chunk: _Chunk) -> Bits:
     """Random bits, finite: each exponent is as likely as the other."""
     form = chunk.form
     bits = _random_bits(chunk, (1 << form.bits) - 1)
-    ones = form.carrier.type((((1 << form.exponent) - 1) << form.mantissa))
+    ones = form.carrier.type(((1 << form.exponent) - 1) << form.mantissa)
     return np.where((bits & ones) == ones, bits ^ form.carrier.type(form.sign_bit >> 1), bits)
 
 
