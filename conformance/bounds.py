@@ -89,9 +89,7 @@ ADD = 1.0
 DIV = 0.0
 
 
-def add(
-    value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bool, wide: bool
-) -> np.ndarray | float:
+def add(value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bool, wide: bool) -> np.ndarray | float:
     """``value = input + product`` with ``product = alpha * other``; ``exact``: alpha is 1 or -1, so the product is too.
 
     Where the result is a half type, the float32 sum is rounded once more. That is harmless for the sum of two numbers
@@ -107,6 +105,21 @@ def div(value: np.ndarray, dtype: torch.dtype, wide: bool) -> np.ndarray | float
     that the rounding to float32 before the one to the half type is not harmless; otherwise 24 >= 2 * 11 + 2 bits are
     enough for a quotient (S. A. Figueroa, When is double rounding innocuous?, SIGNUM 1995)."""
     return rounding(value, compute_dtype(dtype)) if wide and compute_dtype(dtype) != dtype else DIV
+
+
+def trunc(value: np.ndarray, quotient: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """A truncated quotient. The quotient may be rounded to the compute dtype first, and on CUDA torch rounds that of
+    half types to the half type: where this reaches the next whole number, that is allowed too."""
+    torch_quotient = torch.from_numpy(np.array(quotient)).to(dtype).double().numpy()
+    difference = np.abs(np.trunc(torch_quotient) - value)
+    return np.where(np.isfinite(difference) & (np.abs(value) < 2.0 ** FORMATS[dtype].precision), difference, 0.0)
+
+
+def floor(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """A floored quotient: exact up to 2^(p-2), p the precision of ``dtype``. Beyond, an ulp: (a - mod) / b makes two
+    roundings, whose errors only then reach half of a whole number. Torch: 0.5 ulp beyond, on CPU and CUDA."""
+    large = np.isfinite(value) & (np.abs(value) >= 2.0 ** (FORMATS[dtype].precision - 2))
+    return np.where(large, ulp(value, dtype), 0.0)
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------

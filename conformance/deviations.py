@@ -1,0 +1,151 @@
+"""Where torch disagrees: its CPU with its CUDA answers, and itself with the oracle. One table.
+
+CUDA's semantics hold everywhere. A difference of torch's CPU that is an exception is read through an OpSpec's
+``cuda_refuses``; a difference in values excuses torch on the CPU, and never an implementation that is judged. No bound is
+widened for any of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from conformance import oracle
+from conformance.cases import Case, NonFinite
+from conformance.ops import _elementwise as elementwise
+from strategies import dtypes as dtype_names
+from strategies import layouts
+from strategies.specs import Layout, TensorSpec
+from strategies.tensors import materialize
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """One way in which torch on some devices differs from what is judged."""
+
+    name: str
+    why: str
+    ops: tuple[str, ...]
+    checks: tuple[str, ...]
+    devices: tuple[str, ...]
+    """Device types on which torch does so."""
+    applies: Callable[[Case], bool]
+    """Whether a case of those ops can show it."""
+    case: Case
+    """A case that shows it."""
+
+
+def named_deviation(case: Case, check: str, device: torch.device | str) -> str | None:
+    """The name of the deviation of torch itself that a failure of ``check`` for ``case`` on ``device`` can be; None
+    where torch has no excuse. For torch as the implementation only."""
+    kind = torch.device(device).type
+    for deviation in DEVIATIONS:
+        if case.op in deviation.ops and check in deviation.checks and kind in deviation.devices:
+            if deviation.applies(case):
+                return deviation.name
+    return None
+
+
+# --- what the cases show -----------------------------------------------------------------------------------------
+
+
+def _specs(case: Case) -> list[TensorSpec]:
+    return [argument for argument in case.args if isinstance(argument, TensorSpec)]
+
+
+def _half_scalars(case: Case) -> bool:
+    """A result of a half type from a Python scalar or alpha: any alpha but 1, a scalar that the type cannot hold."""
+    if len(case.args) != 2 or not _specs(case):
+        return False
+    _, dtype = elementwise.result_of(case.args)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return False
+    numbers = [x for x in map(_number, case.args) if x is not None]
+    return _number(case.kwargs.get("alpha", 1)) != 1 or not all(oracle.exact_scalar(x, dtype) for x in numbers)
+
+
+def _number(argument: object) -> float | None:
+    if isinstance(argument, NonFinite):
+        return float(argument.value)
+    return argument if isinstance(argument, bool | int | float) else None
+
+
+def _half_softmax_outside_rows(case: Case) -> bool:
+    input, dim = case.args
+    dtype = case.kwargs.get("dtype")
+    rank = max(len(input.shape), 1)
+    return (dtype.name if dtype else input.dtype) in dtype_names.HALF and dim % rank != rank - 1
+
+
+def _bfloat16_subnormals(case: Case) -> bool:
+    tensors = [materialize(spec, operand) for operand, spec in enumerate(_specs(case)) if spec.dtype == "bfloat16"]
+    return any(bool(((x != 0) & (x.abs() < torch.finfo(x.dtype).smallest_normal)).any()) for x in tensors)
+
+
+def _bfloat16_padded_rows(case: Case) -> bool:
+    first = _specs(case)[0]
+    if first.dtype != "bfloat16" or len(first.shape) != 2:
+        return False
+    row, column = layouts.strides(first.layout, first.shape)
+    return column == 1 and row > first.shape[1] and first.shape[1] % 2 == 1
+
+
+def _scalar_divisor(case: Case) -> bool:
+    return _number(case.args[1]) is not None
+
+
+def _tensor(dtype: str, *shape: int, values: str = "normal", **more: object) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype=dtype, values=values, **more)
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "half scalars on the CPU",
+        "torch's CPU rounds alpha, Python scalars and alpha * other to the half type; CUDA keeps them at float32",
+        ops=("add", "div"),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_half_scalars,
+        case=Case(op="add", args=(_tensor("float16", 33), _tensor("float16", 33)), kwargs={"alpha": 100}),
+    ),
+    Deviation(
+        "half softmax across rows on the CPU",
+        "torch's CPU rounds exponentials and their sum to the half type unless the dim is the last",
+        ops=("softmax",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_half_softmax_outside_rows,
+        case=Case(op="softmax", args=(_tensor("float16", 600, 3, values="normal_small"), 0)),
+    ),
+    Deviation(
+        "bfloat16 subnormals in CPU products",
+        "the bfloat16 dot product instructions of CPUs take subnormal operands as zero",
+        ops=("mm",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_bfloat16_subnormals,
+        case=Case(op="mm", args=(_tensor("bfloat16", 64, 32, values="subnormal"), _tensor("bfloat16", 32, 64, values="near_overflow"))),
+    ),
+    Deviation(
+        "bfloat16 products of padded rows on the CPU",
+        "wrong answers, where the CPU has AMX, for an odd K and rows that are longer than they are read",
+        ops=("mm",),
+        checks=("values", "deterministic"),
+        devices=("cpu",),
+        applies=_bfloat16_padded_rows,
+        case=Case(op="mm", args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129))),
+    ),
+    Deviation(
+        "division by a scalar on CUDA",
+        "torch multiplies with the rounded reciprocal of a Python scalar: an ulp off, and another whole number if truncated",
+        ops=("div",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_scalar_divisor,
+        case=Case(op="div", args=(_tensor("float32", 1025), 3.0)),
+    ),
+)

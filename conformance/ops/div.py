@@ -1,0 +1,165 @@
+"""``torch.div(input, other, *, rounding_mode=None, out=None)``: the quotient, whole, floored or truncated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, oracle
+from conformance.cases import Argument, Case, Same
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import tensors
+from strategies.specs import TensorSpec
+
+MODES = (None, "trunc", "floor")
+
+
+def result_dtype(common: torch.dtype, mode: str | None) -> torch.dtype:
+    """The dtype of a quotient of operands whose common dtype is ``common``: integers divide to floats without a mode."""
+    return torch.get_default_dtype() if mode is None and not common.is_floating_point else common
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    pairs = (elementwise.tensor_pairs(dtypes), elementwise.with_scalar(dtypes))
+    operands = draw(st.one_of(pairs[0], *pairs))
+    mode = draw(st.sampled_from(MODES))
+    shape, common = elementwise.result_of(operands)
+    if mode and not common.is_floating_point:
+        operands = _divisible(operands, common)
+        if elementwise.result_of(operands)[1] == torch.bool:
+            mode = None
+    common = elementwise.result_of(operands)[1]
+    out = draw(elementwise.outs(shape, result_dtype(common, mode), operands, dtypes))
+    return elementwise.case("div", operands, rounding_mode=mode, out=out)
+
+
+def _divisible(operands: elementwise.Operands, common: torch.dtype) -> elementwise.Operands:
+    """The operands with a divisor that has no zero; nor -1 where an element is the least integer, whose quotient ends
+    the process on the CPU."""
+    first, second = operands
+    if isinstance(second, Same):
+        first = second = _positive(first)
+        return first, Same(0)
+    number = int(isinstance(first, TensorSpec))
+    a, b = _elements(first, 0, common), _elements(second, number, common)
+    least = 0 if common == torch.bool else torch.iinfo(common).min
+    if (b == 0).any() or ((b == -1).any() and (a == least).any()):
+        second = _positive(second) if isinstance(second, TensorSpec) else True if isinstance(second, bool) else 3
+    return first, second
+
+
+def _positive(spec: TensorSpec) -> TensorSpec:
+    """All elements above 0: for bool, all True."""
+    values = "constant" if spec.dtype == "bool" else "positive"
+    return msgspec.structs.replace(spec, values=values, specials=(), seed=_TRUE_SEED if spec.dtype == "bool" else spec.seed)
+
+
+_TRUE_SEED = next(
+    seed
+    for seed in range(256)
+    if all(tensors.materialize(TensorSpec((1,), "bool", "constant", seed), operand).all() for operand in (0, 1))
+)
+"""A seed with which "constant" is True whichever operand it is of."""
+
+
+def _elements(argument: Argument, operand: int, dtype: torch.dtype) -> torch.Tensor:
+    found = tensors.materialize(argument, operand) if isinstance(argument, TensorSpec) else torch.tensor(argument)
+    return found.to(dtype)
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    small = tensors.tensors((3,), dtypes)
+    modes = st.sampled_from(("round", "", "Floor", "none", 3, True))
+    kinds = [
+        elementwise.unbroadcastable(dtypes).map(lambda pair: elementwise.case("div", pair)),
+        st.builds(lambda x, mode: Case(op="div", args=(x, x), kwargs={"rounding_mode": mode}), small, modes),
+        st.builds(lambda x, wrong: Case(op="div", args=(x, wrong)), small, st.sampled_from(elementwise.WRONG_TYPES)),
+    ]
+    floats = [name for name in dtypes if name in dtype_names.FLOATING]
+    if floats:
+        kinds.append(elementwise.refused_outs("div", floats))
+    integers = [name for name in dtypes if name in dtype_names.INTEGRAL]
+    if integers:
+        whole = tensors.tensors((4,), integers)
+        kinds.append(whole.map(lambda x: Case(op="div", args=(x, 2), kwargs={"out": x})))
+    if "bool" in dtypes:
+        logical = tensors.tensors((4,), "bool")
+        mode = st.sampled_from(("trunc", "floor"))
+        kinds.append(
+            st.builds(lambda x, m: Case(op="div", args=(x, Same(0)), kwargs={"rounding_mode": m}), logical, mode)
+        )
+    return draw(st.one_of(kinds))
+
+
+def expected(call: Call) -> Expected:
+    input, other = call.args
+    mode = call.kwargs.get("rounding_mode")
+    common = torch.result_type(input, other)
+    if mode and not common.is_floating_point:
+        return _integers(call, mode, common)
+    dtype = result_dtype(common, mode)
+    a, b = oracle.operand(input, dtype), oracle.operand(other, dtype)
+    a, b = np.broadcast_arrays(a, b)
+    low = None
+    with np.errstate(all="ignore"):
+        if dtype == torch.float64:
+            value, low = oracle.divide(a, b)
+        else:
+            value = a / b
+        if mode is None:
+            wide = not all(oracle.exact_scalar(x, dtype) for x in (input, other))
+            bound = bounds.div(value, dtype, wide=wide)
+        else:
+            quotient = value
+            value, low = whole(a, b, quotient, low, mode)
+            bound = bounds.floor(value, dtype) if mode == "floor" else bounds.trunc(value, quotient, dtype)
+    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True)
+
+
+def whole(
+    a: np.ndarray, b: np.ndarray, quotient: np.ndarray, low: np.ndarray | None, mode: str
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """a / b truncated or floored exactly, given its rounding and, for float64, the rest of it.
+
+    As torch (and Python) defines it, floor is (a - a mod b) / b with the remainder of the divisor's sign, so that
+    -1 / inf gives -1 and inf / x gives NaN; trunc keeps infinities. Both give x / 0 = inf. A zero has the quotient's
+    sign.
+    """
+    remainder = np.fmod(a, b)
+    found = np.trunc(quotient)
+    # A quotient just under a whole number may have been rounded up to it: then almost all of a divisor remains.
+    above = (found == quotient) & (remainder != 0) & (np.abs(remainder) > np.abs(b) / 2) & (np.abs(found) < 2.0**53)
+    found = np.where(above, found - np.sign(found), found)
+    if mode == "floor":
+        found = np.where((remainder != 0) & ((a < 0) != (b < 0)) & (np.abs(found) < 2.0**53), found - 1, found)
+        found = np.where(np.isinf(a) & (b != 0), np.nan, found)
+    found = np.where(found == 0, np.copysign(0.0, quotient), found)
+    rest = None if low is None else np.where(np.abs(found) < 2.0**53, 0.0, low)
+    return found, rest
+
+
+def _integers(call: Call, mode: str, common: torch.dtype) -> Expected:
+    """Integer quotients are torch's own on the CPU; by zero they are undefined and not judged, nor is the one that
+    overflows, which ends the process there."""
+    a, b = torch.broadcast_tensors(*(torch.as_tensor(x).to(common) for x in call.args))
+    judged = (b != 0) & ~((b == -1) & (a == torch.iinfo(common).min) & common.is_signed)
+    return elementwise.exactly(call, torch.div(a, torch.where(judged, b, 1).to(common), rounding_mode=mode), judged=judged)
+
+
+SPEC = OpSpec(
+    name="div",
+    reference=torch.div,
+    cases=cases,
+    refused=refused,
+    dtypes=dtype_names.ALL,
+    expected=expected,
+    benchmarks=elementwise.benchmarks("div", 2),
+)

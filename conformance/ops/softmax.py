@@ -1,0 +1,133 @@
+"""``torch.nn.functional.softmax(input, dim, dtype=None)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mpmath
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, oracle
+from conformance.cases import Case, DType
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _sizes
+from conformance.spec import Benchmark, Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import shapes, tensors
+from strategies.specs import Special, TensorSpec
+
+DTYPES = dtype_names.FLOATING
+
+
+def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """torch's function without its private argument."""
+    return torch.nn.functional.softmax(input, dim, dtype=dtype)
+
+
+@st.composite
+def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[TensorSpec, int]:
+    """A tensor and one of its dims: any shape, or rows of several blocks; now and then with blocks or rows of -inf."""
+    budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
+    if draw(st.booleans()):
+        rows, columns = draw(
+            shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
+        )
+        # The dim of the rows may be first: then neighbours in a row lie far apart.
+        shape, dim = draw(st.sampled_from((((rows, columns), -1), ((columns, rows), 0), ((1, columns, rows), 1))))
+    else:
+        shape = draw(shapes.shapes(max_rank=4, budget=budget))
+        dim = draw(shapes.dims(shape))
+    input = draw(tensors.tensors(shape, dtypes))
+    if input.dtype in dtype_names.FLOATING and draw(st.integers(0, 3)) == 3 and input.shape:
+        start = draw(st.sampled_from((0, 1, input.shape[-1])))
+        run = draw(st.sampled_from((1, 16, 64, 256, input.shape[-1])))
+        specials = (*input.specials[:2], Special(start, "-inf", max(run, 1)))
+        input = TensorSpec(input.shape, input.dtype, input.values, input.seed, input.layout, specials)
+    return input, dim
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    floats = [name for name in dtypes if name in DTYPES]
+    target = draw(st.one_of(st.none(), st.none(), dtype_names.dtypes(floats)))
+    # With dtype= integers are taken too; those named, or else small ones.
+    names = dtypes if target else floats
+    dtype = draw(dtype_names.dtypes(names))
+    input, dim = draw(inputs((dtype,), "float64" in (dtype, target)))
+    return elementwise.case("softmax", (input, dim), dtype=DType(target) if target else None)
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    floats = [name for name in dtypes if name in DTYPES]
+    input = draw(tensors.tensors(shapes.shapes(max_rank=3, min_size=1, budget=512), floats))
+    rank = max(len(input.shape), 1)
+    whole = st.sampled_from(dtype_names.INTEGRAL + dtype_names.BOOL)
+    match draw(st.sampled_from(("dim", "dim type", "integer", "integer dtype", "input", "dtype"))):
+        case "dim":
+            return Case(op="softmax", args=(input, draw(st.sampled_from((rank, rank + 3, -rank - 1)))))
+        case "dim type":
+            return Case(op="softmax", args=(input, draw(st.sampled_from((0.0, "0", (0,))))))
+        case "integer":
+            integers = draw(tensors.tensors((3, 5), draw(whole)))
+            return Case(op="softmax", args=(integers, -1))
+        case "integer dtype":
+            return Case(op="softmax", args=(input, -1), kwargs={"dtype": DType(draw(whole))})
+        case "input":
+            return Case(op="softmax", args=(draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES))), 0))
+    return Case(op="softmax", args=(input, -1), kwargs={"dtype": draw(st.sampled_from(("float32", 3)))})
+
+
+def expected(call: Call) -> Expected:
+    input, dim, dtype = _arguments(*call.args, **call.kwargs)
+    x = oracle.operand(input, dtype)
+    rows = np.moveaxis(x.reshape(x.shape or (1,)), dim, -1)
+    low = None
+    with np.errstate(all="ignore"):
+        # An empty row has no largest element, and a row without one no result.
+        largest = rows.max(axis=-1, keepdims=True, initial=-np.inf)
+        below = largest - rows
+        if dtype == torch.float64:
+            value, low = oracle.by_mpmath(_softmax, np.ascontiguousarray(rows))
+            low = np.moveaxis(low, -1, dim).reshape(x.shape)
+        else:
+            terms = np.exp(-below)
+            value = terms / terms.sum(axis=-1, keepdims=True)
+        bound = bounds.softmax(value, below, rows.shape[-1], dtype)
+    value, bound = (np.moveaxis(a, -1, dim).reshape(x.shape) for a in (value, bound))
+    return elementwise.within(call, value, bound, dtype, low=low)
+
+
+def _arguments(
+    input: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, int, torch.dtype]:
+    return input, dim, dtype or input.dtype
+
+
+def _softmax(row: list[mpmath.mpf]) -> list[mpmath.mpf]:
+    if any(mpmath.isnan(x) for x in row) or (row and mpmath.isinf(max(row))):
+        return [mpmath.nan] * len(row)
+    largest = max(row)
+    terms = [mpmath.exp(x - largest) for x in row]
+    total = mpmath.fsum(terms)
+    return [term / total for term in terms]
+
+
+def benchmark(rows: int, columns: int, dtype: str = "bfloat16") -> Benchmark:
+    size = dtype_names.format_of(dtype).bits // 8
+    case = Case(op="softmax", args=(TensorSpec(shape=(rows, columns), dtype=dtype), -1))
+    # Per element a comparison, a subtraction, an exponential, an addition and a division.
+    return Benchmark(case, bytes=2 * rows * columns * size, flops=5 * rows * columns)
+
+
+SPEC = OpSpec(
+    name="softmax",
+    reference=softmax,
+    cases=cases,
+    refused=refused,
+    dtypes=DTYPES,
+    expected=expected,
+    benchmarks=tuple(benchmark(*shape) for shape in ((8192, 1024), (8192, 4096), (4096, 16384))),
+)
