@@ -27,9 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def reproduce(options: argparse.Namespace) -> int:
     """Replay a saved case and say what came of it."""
-    case = _read(options)
+    # First: reading a case makes torch import Triton, before which ntops has to choose its interpreter.
     device = runner.resolve_device(options.device)
     implementation = load(options.implementation)
+    case = _read(options)
     verdict = runner.judge(case, implementation, device)
     print(messages.call(case))
     if verdict.status == runner.NOT_PROVIDED:
