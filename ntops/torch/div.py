@@ -39,6 +39,8 @@ def div(input, other, *, rounding_mode=None, out=None):
 
     if dtype in (torch.int8, torch.int16, torch.uint8):
         compute_dtype = torch.int32  # in which no quotient overflows, and -1 can be told from 255
+    elif rounding_mode == "floor" and dtype.is_floating_point:
+        compute_dtype = torch.float64  # libdevice's remainder of float32 takes subnormal numbers for zeros
 
     return elementwise(
         premake,
