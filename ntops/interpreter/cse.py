@@ -1,0 +1,2 @@
+def eliminate(tree, known):
+    """To come."""

@@ -1,0 +1,196 @@
+"""Running a kernel over its grid: many programs at once, and one by one where that cannot be."""
+
+import inspect
+import threading
+
+import numpy as np
+
+from ntops.interpreter import _triton, arguments, facts, rewrite
+from ntops.interpreter.control import Diverged, NeedsSequential, Runtime
+from ntops.interpreter.faults import MemoryFault, kernel_line
+
+# How many programs run together, and how often they may part before it is quicker to run them one by one.
+CHUNK = 256
+_MOST_PARTINGS = 64
+
+_lock = threading.RLock()
+
+
+class Kernel:
+    """A ``@triton.jit`` function with what is known about it."""
+
+    def __init__(self, function):
+        self.function = function
+        self.name = function.__name__
+        self.signature = inspect.signature(function)
+        self.kinds = {
+            name: _triton.annotated_type(parameter.annotation) for name, parameter in self.signature.parameters.items()
+        }
+        self.is_sequential = False
+        self._rewritten = None
+        self._facts = None
+
+    @property
+    def rewritten(self):
+        if self._rewritten is None:
+            self._rewritten = rewrite.rewrite(self.function, Runtime, _triton.is_constant)
+
+        return self._rewritten.function
+
+    @property
+    def facts(self):
+        if self._facts is None:
+            self._facts = facts.of(self.function)
+
+        return self._facts
+
+
+def kernel_of(interpreted):
+    """The Kernel of one of Triton's interpreted functions."""
+    kernel = interpreted.__dict__.get("_ntops_kernel")
+
+    if kernel is None:
+        kernel = interpreted._ntops_kernel = Kernel(interpreted.fn)
+
+    return kernel
+
+
+def call(self, *args, **kwargs):
+    """Call a ``@triton.jit`` function from kernel code (stands for ``InterpretedFunction.__call__``)."""
+    return kernel_of(self).rewritten(*args, **kwargs)
+
+
+def run(self, *args, grid, warmup, **kwargs):
+    """Launch a kernel (stands for ``InterpretedFunction.run``).
+
+    :raises InterpreterError: The kernel failed; the message says where.
+    :raises MemoryFault: Memory is watched, and the kernel did what it must not.
+    """
+    if warmup:
+        return
+
+    kernel = kernel_of(self)
+    # Options of the compiler, such as num_warps, mean nothing here.
+    kwargs = {name: value for name, value in kwargs.items() if name in kernel.signature.parameters}
+    bound = kernel.signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    bound = bound.arguments
+
+    for hook in self.pre_run_hooks:
+        hook(*args, **kwargs)
+
+    grid = grid(bound) if callable(grid) else grid
+    grid = (*map(int, grid), 1, 1)[:3] if not isinstance(grid, int) else (grid, 1, 1)
+
+    with _lock, np.errstate(all="ignore"), arguments.on_host(bound) as staged:
+        _run(kernel, staged, grid)
+
+
+def _run(kernel, bound, grid):
+    builder = _triton.builder()
+    values = arguments.converted(kernel.kinds, bound)
+    total = grid[0] * grid[1] * grid[2]
+
+    for start in range(0, total, CHUNK):
+        programs = np.arange(start, min(start + CHUNK, total))
+        _Chunk(kernel, values, grid, builder).run(programs)
+
+
+class _Chunk:
+    """Programs that are run together, or else apart, or else one by one."""
+
+    def __init__(self, kernel, values, grid, builder):
+        self.kernel = kernel
+        self.values = values
+        self.grid = grid
+        self.builder = builder
+        self.partings = 0
+        # What stores overwrite is remembered where the kernel might have to start again.
+        self.log = [] if kernel.facts.may_part else None
+
+    def run(self, programs):
+        if len(programs) == 1 or self.kernel.is_sequential:
+            return self._run_in_order(programs)
+
+        self.builder.begin_chunk(self.log, is_split=False, tracks_accesses=self.kernel.facts.has_atomics)
+
+        try:
+            self._run_together(programs)
+        except NeedsSequential:
+            self.kernel.is_sequential = True
+            self._restart(programs)
+        except (MemoryFault, _triton.InterpreterError):
+            raise
+        except Exception as error:
+            # Either the kernel is wrong, and running it in order says so best, or running it together is.
+            if self.log is None and self.builder.has_stored:
+                raise _failure(self.kernel, error) from error
+
+            self._restart(programs)
+
+    def _restart(self, programs):
+        if self.log is not None:
+            self.builder.undo(0)
+
+        self._run_in_order(programs)
+
+    def _run_together(self, programs):
+        mark = len(self.log) if self.log is not None else 0
+
+        try:
+            self._execute(programs)
+        except Diverged as parting:
+            self.partings += 1
+
+            if self.partings > _MOST_PARTINGS:
+                raise NeedsSequential("programs part too often") from None
+
+            if self.log is None:
+                raise
+
+            self.builder.undo(mark)
+            self.builder.is_split = True
+
+            for group in _groups(programs, parting.values):
+                self._run_together(group)
+
+    def _run_in_order(self, programs):
+        self.builder.begin_chunk(None, is_split=False, tracks_accesses=False)
+
+        for program in programs:
+            try:
+                self._execute(np.array([program]))
+            except MemoryFault:
+                raise
+            except Exception as error:
+                raise _failure(self.kernel, error, np.unravel_index(program, self.grid)) from error
+
+    def _execute(self, programs):
+        indices = np.unravel_index(programs, self.grid)
+        # Along an axis of the grid that has a single program the index is the same for all.
+        self.builder.start(
+            self.grid,
+            [
+                index.astype(np.int32) if size > 1 else np.zeros(1, np.int32)
+                for index, size in zip(indices, self.grid, strict=True)
+            ],
+            programs,
+        )
+        self.kernel.rewritten(**self.values)
+
+
+def _groups(programs, values):
+    """The programs by what they want, the group of the first program first."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+
+    return [programs[inverse == group] for group in np.argsort(first)]
+
+
+def _failure(kernel, error, index=None):
+    line = kernel_line(error.__traceback__)
+    where = f" at {line}" if line else ""
+    which = f", program ({', '.join(map(str, index))})" if index is not None else ""
+
+    return _triton.InterpreterError(f"{kernel.name}{where}{which}: {type(error).__name__}: {error}")
+
+

@@ -1,0 +1,276 @@
+"""Loads, stores and atomics of the whole grid at once, and undoing them."""
+
+import numpy as np
+
+from ntops.interpreter import formats
+from ntops.interpreter._triton import BaseBuilder, ir, native
+from ntops.interpreter.control import NeedsSequential
+from ntops.interpreter.handles import Handle, is_fp8, numpy_dtype
+from ntops.interpreter.tiles import Tile
+
+
+def _memory_dtype(dtype):
+    """The NumPy dtype of what memory holds for Triton's scalar ``dtype``."""
+    return np.dtype(np.uint16) if dtype.name == "bf16" else numpy_dtype(dtype)
+
+
+def _dense(array):
+    """``array`` in memory order, and its own: Triton's native loads and stores refuse a view that is read-only."""
+    flags = array.flags
+
+    return array if flags.c_contiguous and flags.writeable else array.copy(order="C")
+
+
+def _overlap(ranges, others):
+    return any(low < other_high and other_low < high for low, high in ranges for other_low, other_high in others)
+
+
+class Memory:
+    """The part of the builder that touches memory.
+
+    ``log`` remembers what stores overwrote, where programs may turn out to need another run; ``watch`` is told of
+    every access, if there is one.
+    """
+
+    log = None
+    watch = None
+    is_split = False
+    tracks_accesses = False
+
+    def begin_chunk(self, log, is_split, tracks_accesses):
+        """Forget the accesses of the programs before."""
+        self.log = log
+        self.is_split = is_split
+        self.tracks_accesses = tracks_accesses
+        self.has_stored = False
+        self._plain_ranges = []
+        self._atomic_ranges = []
+
+    def undo(self, mark):
+        """Give memory back what it held when the log was ``mark`` long."""
+        while len(self.log) > mark:
+            addresses, old, mask = self.log.pop()
+            native.store(addresses, old, mask)
+
+        if self.watch is not None:
+            self.watch.forget()
+
+    def require_sequential(self, why):
+        """Give up running several programs at once."""
+        if self.programs > 1:
+            raise NeedsSequential(why)
+
+    # Plain accesses
+
+    def create_load(self, pointer, *policies):
+        return self._load(pointer, None, None, is_volatile=policies[-1])
+
+    def create_masked_load(self, pointer, mask, other, *policies):
+        return self._load(pointer, mask, other, is_volatile=policies[-1])
+
+    def create_store(self, pointer, value, *policies):
+        self._store(pointer, value, None)
+
+    def create_masked_store(self, pointer, value, mask, *policies):
+        self._store(pointer, value, mask)
+
+    def _load(self, pointer, mask, other, is_volatile=False):
+        if is_volatile:
+            self.require_sequential("a volatile load may wait for another program")
+
+        dtype = pointer.dtype.element_ty
+        addresses, enabled = self._lanes(pointer, mask)
+        self._note_plain(addresses, enabled)
+
+        if self.watch is not None:
+            self.watch.on_load(pointer.origin, addresses, enabled, _memory_dtype(dtype).itemsize)
+
+        zeros = np.zeros(addresses.shape, _memory_dtype(dtype))
+        data = native.load(addresses, enabled, zeros, _memory_dtype(dtype))
+        loaded = Handle(self._decoded(data, dtype), dtype, pointer.shape)
+
+        if other is None or mask is None:
+            return loaded
+
+        return self.create_select(mask, loaded, other)
+
+    def _store(self, pointer, value, mask):
+        dtype = pointer.dtype.element_ty
+        addresses, enabled = self._lanes(pointer, mask, value)
+        data = self._encoded(value, addresses)
+        self._note_plain(addresses, enabled)
+
+        if self.watch is not None:
+            self.watch.on_store(pointer.origin, addresses, enabled, data)
+
+        self._log(addresses, enabled, _memory_dtype(dtype))
+        self.has_stored = True
+        native.store(addresses, data, enabled)
+
+        if self.watch is not None:
+            self.watch.after_store(pointer.origin, addresses, enabled, data)
+
+    def _lanes(self, pointer, mask, *others, programs=None):
+        """All addresses, and which of them are touched, in memory order."""
+        handles = [handle for handle in (pointer, mask, *others) if handle is not None]
+        programs = programs or max(handle.programs for handle in handles)
+        addresses = _dense(pointer.full(programs))
+
+        if mask is None:
+            return addresses, np.ones(addresses.shape, bool)
+
+        # A scalar mask of a scalar access, or one of the block's shape.
+        return addresses, _dense(np.broadcast_to(mask.data, addresses.shape))
+
+    @staticmethod
+    def _decoded(data, dtype):
+        return formats.bfloat16_from_bits(data) if dtype.name == "bf16" else data
+
+    @staticmethod
+    def _encoded(value, addresses):
+        data = formats.bits_from_bfloat16(value.data) if value.dtype.name == "bf16" else value.data
+
+        return _dense(np.broadcast_to(data, addresses.shape))
+
+    def _log(self, addresses, enabled, dtype):
+        if self.log is not None:
+            self.log.append((addresses, native.load(addresses, enabled, np.zeros(addresses.shape, dtype), dtype), enabled))
+
+    def _note_plain(self, addresses, enabled):
+        if self.tracks_accesses and self.programs > 1 and enabled.any():
+            touched = addresses[enabled]
+            self._plain_ranges.append((int(touched.min()), int(touched.max()) + 1))
+
+            if _overlap(self._plain_ranges[-1:], self._atomic_ranges):
+                raise NeedsSequential("it reads or writes what an atomic changed")
+
+    # Atomics
+
+    def create_atomic_rmw(self, operation, pointer, value, mask, sem, scope):
+        if operation not in BaseBuilder.ir_rmw_op_to_interpreter_rmw_op:
+            raise NotImplementedError(f"the interpreter does not support the atomic {operation}")
+
+        dtype = pointer.dtype.element_ty
+
+        if dtype.name == "bf16" or is_fp8(dtype):
+            raise NotImplementedError(f"the interpreter does not support atomics on {dtype}")
+
+        addresses, enabled = self._lanes(pointer, mask, value, programs=self.programs)
+        data = self._encoded(value, addresses)
+        self._before_atomic(pointer, addresses, enabled, data)
+        old = native.atomic_rmw(
+            BaseBuilder.ir_rmw_op_to_interpreter_rmw_op[operation], addresses, data, enabled, _semantics(sem)
+        )
+
+        return Handle(old.reshape(addresses.shape), dtype, pointer.shape)
+
+    def create_atomic_cas(self, pointer, compared, value, sem, scope):
+        addresses, enabled = self._lanes(pointer, None, compared, value, programs=self.programs)
+        data = self._encoded(value, addresses)
+        self._before_atomic(pointer, addresses, enabled, data)
+        old = native.atomic_cas(addresses, self._encoded(compared, addresses), data, _semantics(sem))
+
+        return Handle(
+            self._decoded(old.reshape(addresses.shape), compared.dtype), compared.dtype, pointer.shape
+        )
+
+    def _before_atomic(self, pointer, addresses, enabled, data):
+        if self.watch is not None:
+            self.watch.on_atomic(pointer.origin, addresses, enabled, data.dtype.itemsize)
+
+        if self.programs > 1:
+            if self.is_split or not self.tracks_accesses:
+                raise NeedsSequential("an atomic after programs went different ways")
+
+            if enabled.any():
+                touched = addresses[enabled]
+                here = [(int(touched.min()), int(touched.max()) + 1)]
+
+                if _overlap(here, self._atomic_ranges + self._plain_ranges):
+                    raise NeedsSequential("an atomic on what was accessed before")
+
+                self._atomic_ranges += here
+
+        self._log(addresses, enabled, data.dtype)
+        self.has_stored = True
+
+    def create_atomic_load(self, pointer, mask, sem, scope):
+        self.require_sequential("an atomic load may wait for another program")
+
+        return self._load(pointer, mask, None)
+
+    def create_atomic_store(self, pointer, value, mask, sem, scope):
+        self.require_sequential("another program may wait for an atomic store")
+        self._store(pointer, value, mask)
+
+    def create_atomic_poll(self, pointer, expected, timeout_ns, sem, scope):
+        self.require_sequential("it waits for another program")
+        matched = self.create_icmpEQ(self._load(pointer, None, None), expected)
+
+        if timeout_ns is None and not matched.data.all():
+            raise RuntimeError(
+                "tl.atomic_poll would wait forever: programs run one after the other here, in the order of the grid"
+            )
+
+        return matched
+
+    # Block pointers and tensor descriptors
+
+    def create_make_block_ptr(self, base, shape, strides, offsets, block_shape, order):
+        return Tile(base, shape, strides, tuple(block_shape), tuple(offsets))
+
+    def create_advance(self, tile, offsets):
+        return tile.at([self.create_add(old, step) for old, step in zip(tile.offsets, offsets, strict=True)])
+
+    def create_tensor_pointer_load(self, tile, boundary_check, padding, *policies):
+        pointer, mask = tile.pointers(boundary_check)
+
+        return self._load(pointer, mask, _padding(padding, pointer), is_volatile=policies[-1])
+
+    def create_tensor_pointer_store(self, tile, value, boundary_check, *policies):
+        pointer, mask = tile.pointers(boundary_check)
+        self._store(pointer, value, mask)
+
+    def create_make_tensor_descriptor(self, base, shape, strides, block_shape, is_signed, padding=None):
+        tile = Tile(base, shape, strides, tuple(block_shape), padding=padding)
+        tile.check_descriptor()
+
+        return tile
+
+    def create_descriptor_load(self, tile, offsets, *policies):
+        pointer, mask = tile.at(offsets).pointers(range(len(tile.block_shape)))
+
+        return self._load(pointer, mask, _padding(tile.padding, pointer))
+
+    def create_descriptor_store(self, tile, value, offsets):
+        pointer, mask = tile.at(offsets).pointers(range(len(tile.block_shape)))
+        self._store(pointer, value, mask)
+
+    def create_descriptor_gather(self, tile, rows, column, type):
+        pointer, mask = tile.at([rows, column]).pointers((0, 1), rows=rows)
+
+        return self._load(pointer, mask, _padding(tile.padding, pointer))
+
+    def create_descriptor_scatter(self, tile, value, rows, column):
+        pointer, mask = tile.at([rows, column]).pointers((0, 1), rows=rows)
+        self._store(pointer, value, mask)
+
+
+def _semantics(sem):
+    if sem not in BaseBuilder.ir_sem_to_interpreter_sem:
+        raise NotImplementedError(f"the interpreter does not support the memory order {sem}")
+
+    return BaseBuilder.ir_sem_to_interpreter_sem[sem]
+
+
+def _padding(padding, pointer):
+    """What out-of-bounds elements of a tile are: zero unless NaN was asked for."""
+    if padding != ir.PADDING_OPTION.PAD_NAN:
+        return None
+
+    dtype = pointer.dtype.element_ty
+    nan = np.array([np.nan], dtype=numpy_dtype(dtype)) if not is_fp8(dtype) else np.array([0x7F], dtype=np.uint8)
+
+    return Handle(nan.reshape(1, *(1,) * len(pointer.shape)), dtype, pointer.shape)
+
+

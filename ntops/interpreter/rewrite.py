@@ -1,0 +1,226 @@
+"""Kernel source rewritten on its AST, so that plain Python means what the compiler makes of it."""
+
+import ast
+import inspect
+import textwrap
+
+from ntops.interpreter import cse, faults
+
+
+class Rewritten:
+    """A function of kernel code, rewritten: ``function`` to call, ``tree`` for whoever wants to look at it."""
+
+    def __init__(self, function, tree):
+        self.function = function
+        self.tree = tree
+
+
+def rewrite(function, runtime, is_builtin_constexpr):
+    """Rewrite ``function`` so that it runs under the interpreter.
+
+    :param runtime: What the rewritten code finds under the name ``_rt``.
+    :param is_builtin_constexpr: Whether a global is a constant of Triton's, to be unwrapped.
+    :raises OSError: The function has no source, which a compiled kernel needs as well.
+    """
+    tree, first_line = _parse(function)
+    free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    known = {**function.__globals__, **{name: cell.cell_contents for name, cell in free.items() if _is_set(cell)}}
+    constants = {name for name in _names(tree) if is_builtin_constexpr(known.get(name))} - _bound(tree)
+    carried = _carried(tree)
+
+    cse.eliminate(tree, known)
+    tree = _Mender(carried, constants, known, _bound(tree)).visit(tree)
+
+    # The factory's parameters are the closure, so that nothing is added to the module of the kernel.
+    factory = ast.FunctionDef(
+        name="_factory",
+        args=ast.arguments(
+            posonlyargs=[], args=[ast.arg(arg=name) for name in ("_rt", *free)], kwonlyargs=[], kw_defaults=[], defaults=[]
+        ),
+        body=[tree, ast.Return(ast.Name(tree.name, ast.Load()))],
+        decorator_list=[],
+        type_params=[],
+    )
+    module = ast.fix_missing_locations(ast.Module([factory], []))
+    ast.increment_lineno(module, first_line - 1)
+    namespace = {}
+    code = compile(module, inspect.getsourcefile(function) or "<kernel>", "exec", dont_inherit=True)
+    exec(code, function.__globals__, namespace)
+    made = namespace["_factory"](runtime, *(cell.cell_contents if _is_set(cell) else None for cell in free.values()))
+    made.__defaults__ = function.__defaults__
+    made.__kwdefaults__ = function.__kwdefaults__
+
+    if not function.__module__.startswith("triton."):
+        faults.kernel_codes.add(made.__code__)
+
+    return Rewritten(made, tree)
+
+
+def _parse(function):
+    lines, first_line = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+
+    if not isinstance(tree, ast.FunctionDef):
+        raise TypeError(f"{function.__qualname__} is not made by a `def`, which Triton needs")
+
+    tree.decorator_list = []
+    tree.returns = None
+    arguments = tree.args
+    arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+    arguments.kw_defaults = [default and ast.Constant(None) for default in arguments.kw_defaults]
+
+    for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
+        argument.annotation = None
+
+    return tree, first_line
+
+
+def _is_set(cell):
+    try:
+        cell.cell_contents
+    except ValueError:  # A function that refers to one defined after it.
+        return False
+
+    return True
+
+
+def _names(tree):
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _bound(tree):
+    names = {argument.arg for argument in ast.walk(tree) if isinstance(argument, ast.arg)}
+
+    return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _is_unrolled(node):
+    return (
+        isinstance(node, ast.For)
+        and isinstance(node.iter, ast.Call)
+        and ast.unparse(node.iter.func).rpartition(".")[2] == "static_range"
+    )
+
+
+def _carried(tree):
+    """Names that a loop changes and that exist before it: compiled, these are tensors, even if they begin as numbers."""
+    places = {}
+
+    def visit(node, loop):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            places.setdefault(node.id, set()).add(loop)
+
+        inner = loop + (id(node),) if isinstance(node, (ast.For, ast.While)) and not _is_unrolled(node) else loop
+
+        for field, value in ast.iter_fields(node):
+            # A loop's own variable is bound in it, whatever is around.
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    visit(child, inner if field in ("body", "orelse", "target", "test") else loop)
+
+    visit(tree, ())
+
+    return {name for name, loops in places.items() if any(loops) and len(loops) > 1} | {
+        node.target.id
+        for loop in ast.walk(tree)
+        if isinstance(loop, (ast.For, ast.While)) and not _is_unrolled(loop)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def _call(name, *arguments):
+    return ast.Call(ast.Attribute(ast.Name("_rt", ast.Load()), name, ast.Load()), list(arguments), [])
+
+
+def _later(node):
+    empty = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+
+    return ast.Lambda(empty, node)
+
+
+class _Mender(ast.NodeTransformer):
+    """Python statements and operators whose meaning for tensors the compiler defines, and Python does not."""
+
+    _REPLACED = {"min": "minimum", "max": "maximum", "range": "range", "print": "print"}
+
+    def __init__(self, carried, constants, known, bound):
+        self._carried = carried
+        self._constants = constants
+        self._known = known
+        self._bound = bound
+
+    def visit(self, node):
+        return ast.copy_location(super().visit(node), node) if isinstance(node, ast.expr) else super().visit(node)
+
+    def visit_Name(self, node):
+        if isinstance(node.ctx, ast.Load) and node.id in self._constants:
+            return ast.Attribute(node, "value", ast.Load())
+
+        is_builtin = node.id in self._REPLACED and node.id not in self._bound and node.id not in self._known
+
+        if is_builtin and isinstance(node.ctx, ast.Load):
+            return ast.Attribute(ast.Name("_rt", ast.Load()), self._REPLACED[node.id], ast.Load())
+
+        return node
+
+    def visit_BoolOp(self, node):
+        self.generic_visit(node)
+        name = "both" if isinstance(node.op, ast.And) else "either"
+        result = node.values[0]
+
+        for value in node.values[1:]:
+            result = _call(name, result, _later(value))
+
+        return result
+
+    def visit_UnaryOp(self, node):
+        self.generic_visit(node)
+
+        return _call("not_", node.operand) if isinstance(node.op, ast.Not) else node
+
+    def visit_Compare(self, node):
+        self.generic_visit(node)
+
+        if len(node.ops) == 1:
+            return node
+
+        operands = [node.left, *node.comparators]
+        pairs = [
+            ast.Compare(left, [operator], [right])
+            for left, operator, right in zip(operands, node.ops, operands[1:], strict=False)
+        ]
+        result = pairs[0]
+
+        for pair in pairs[1:]:
+            result = _call("both", result, _later(pair))
+
+        return result
+
+    def _visit_condition(self, node):
+        self.generic_visit(node)
+        node.test = ast.copy_location(_call("truth", node.test), node.test)
+
+        return node
+
+    visit_If = visit_While = visit_IfExp = visit_Assert = _visit_condition
+
+    def visit_Assign(self, node):
+        self.generic_visit(node)
+        targets = {name for target in node.targets for name in _names(target)}
+
+        if targets & self._carried:
+            node.value = ast.copy_location(_call("tensor", node.value), node.value)
+
+        return node
+
+    def visit_AnnAssign(self, node):
+        if node.value is None:
+            return node
+
+        if "constexpr" in ast.unparse(node.annotation):
+            self.generic_visit(node)
+
+            return ast.copy_location(ast.Assign([node.target], node.value), node)
+
+        return self.visit_Assign(ast.copy_location(ast.Assign([node.target], node.value), node))
