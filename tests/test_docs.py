@@ -1,0 +1,63 @@
+"""The how-tos are followed word for word, in a copy of the sources."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILE = re.compile(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def copy(tmp_path) -> Path:
+    ignore = shutil.ignore_patterns("__pycache__", "results")
+    for package in ("ntops", "strategies", "conformance"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def write_files(page: str, root: Path) -> list[str]:
+    files = FILE.findall((ROOT / "docs" / page).read_text())
+    for name, text in files:
+        assert not (root / name).exists(), f"{page} says to write {name}, which exists"
+        (root / name).write_text(text)
+    return [name for name, _ in files]
+
+
+def conformance(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *arguments]
+    # One seed, so that these tests say the same every time: they test the pages, not the operators.
+    command += ["--hypothesis-seed", "0"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
+
+
+def test_an_operator_is_added_by_three_files(copy):
+    files = write_files("adding-an-op.md", copy)
+    assert [Path(name).parent.as_posix() for name in files] == ["ntops/kernels", "ntops/torch", "conformance/ops"]
+    few = ("--dtype", "float16", "--dtype", "int8", "--max-examples", "10")
+    for implementation in ("torch", "ntops.torch"):
+        done = conformance(copy, "--op", "fmax", "--implementation", implementation, *few)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"^fmax +\d+", done.stdout, re.MULTILINE)
+
+
+def test_another_library_is_judged_by_naming_it(copy):
+    assert write_files("adding-an-implementation.md", copy) == ["demo_library.py"]
+    only = ("--op", "add", "--op", "relu", "--op", "mm", "--dtype", "float32", "--max-examples", "50")
+    done = conformance(copy, "--implementation", "demo_library", *only)
+    assert done.returncode == 1, done.stdout + done.stderr
+    table = {words[0]: words[1:] for line in done.stdout.splitlines() if (words := line.split())}
+    _, passed, failed, _, lacking, *_ = table["mm"]
+    assert (passed, failed) == ("0", "0")
+    assert int(lacking) > 0
+    for op in ("add", "relu"):
+        assert int(table[op][2]) > 0, f"the mistake in {op} was not found"
+        (case, *_) = sorted((copy / "failures").glob(f"{op}-*.json"))
+        assert (copy / "failures" / f"repro_{case.stem}.py").exists()
