@@ -54,27 +54,23 @@ def layout_class(layout: Layout, shape: Shape) -> str:
     """
     found = {"offset"} if layout.offset else set()
     if math.prod(shape) > 0:
-        dims = [dim for dim, size in enumerate(shape) if size > 1]
-        stored = [dim for dim in layout.order or range(len(shape)) if dim in dims and dim not in layout.expanded]
-        if any(dim in layout.expanded for dim in dims):
+        wide = [dim for dim, size in enumerate(shape) if size > 1]
+        stored = [dim for dim in layout.order or range(len(shape)) if dim in wide and dim not in layout.expanded]
+        steps = tuple(step if dim in stored else 1 for dim, step in enumerate(layout.steps))
+        unpadded = strides(Layout(order=layout.order, steps=steps, expanded=layout.expanded), shape)
+        if any(dim in layout.expanded for dim in wide):
             found.add("expanded")
         if stored != sorted(stored):
             found.add("permuted")
-        if any(layout.steps[dim] > 1 for dim in stored if layout.steps):
+        if any(step > 1 for step in steps):
             found.add("sliced")
-        if layout.padding and _padding_shows(layout, shape, stored):
+        if any(strides(layout, shape)[dim] != unpadded[dim] for dim in stored):
             found.add("padded")
     if found == {"padded", "offset"}:
         return "padded"
     if found == {"permuted"} and len(shape) in (3, 4, 5) and layout.order == channels_last(len(shape)).order:
         return "channels_last"
     return "mixed" if len(found) > 1 else next(iter(found), "contiguous")
-
-
-def _padding_shows(layout: Layout, shape: Shape, stored: list[int]) -> bool:
-    """Padding moves elements only if a dim with more than one element lies outside of it."""
-    order = list(layout.order or range(len(shape)))
-    return any(layout.padding[dim] and any(order.index(other) < order.index(dim) for other in stored) for dim in order)
 
 
 def _fitting(shape: Shape) -> tuple[str, ...]:

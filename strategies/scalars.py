@@ -18,8 +18,8 @@ def floats(dtype: str, *, magnitude: float = 2.0**10, specials: bool = True) -> 
     ``specials`` now and then inf, -inf, nan or -0.; shrinks to 1, else to the simplest that fails."""
     width = 64 if compute_dtype(dtype) == "float64" else 32
     if width == 32:
-        rounded = np.float32(magnitude)
-        magnitude = float(rounded if rounded <= magnitude else np.nextafter(rounded, np.float32(0)))
+        rounded = np.float32(magnitude)  # compared as a float: NumPy would round the other side to float32 too
+        magnitude = float(rounded if float(rounded) <= magnitude else np.nextafter(rounded, np.float32(0)))
     plain = st.sampled_from([value for value in _PLAIN if abs(value) <= magnitude])
     drawn = st.floats(-magnitude, magnitude, width=width, allow_subnormal=False)
     return st.one_of(plain, drawn, st.sampled_from(_SPECIAL)) if specials else st.one_of(plain, drawn)

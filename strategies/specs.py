@@ -60,8 +60,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A special value planted at ``run`` consecutive linear indices (row-major over the logical shape, each modulo
-    its size), starting at ``index``."""
+    """A special value planted at a linear index (row-major over the logical shape, modulo its size) and at the
+    ``run`` - 1 that follow, as far as there are such."""
 
     index: int
     value: str  # "nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny"

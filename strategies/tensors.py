@@ -29,43 +29,35 @@ def materialize(spec: TensorSpec, operand: int = 0, device: torch.device | str =
     (integers: 0xA5 bytes, bool: True). Made on the CPU, then moved as it lies.
     """
     form = _dtypes.format_of(spec.dtype)
-    shape, layout = spec.shape, spec.layout
-    stored = tuple(1 if dim in layout.expanded else size for dim, size in enumerate(shape))
-    strides = _layouts.strides(layout, shape)
-    size, count = _layouts.storage_size(layout, shape), math.prod(stored)
+    layout, signed = spec.layout, _SIGNED[form.bits // 8]
+    strides = _layouts.strides(layout, spec.shape)
+    stored = tuple(1 if dim in layout.expanded else size for dim, size in enumerate(spec.shape))
+    elements = torch.from_numpy(_elements(spec, stored, operand).view(f"i{form.bits // 8}"))
 
-    base = torch.empty(size, dtype=_dtypes.to_torch(spec.dtype))
-    signed = base.view(_SIGNED[form.bits // 8])
-    bits = signed.numpy().view(form.carrier)
-    if count + layout.offset == size and strides == _layouts.strides(type(layout)(expanded=layout.expanded), shape):
-        bits[: layout.offset] = _values.filler_bits(form)
-        _fill(bits[layout.offset :], spec, stored, operand)
-    else:
-        bits[:] = _values.filler_bits(form)
-        elements = np.empty(count, form.carrier)
-        _fill(elements, spec, stored, operand)
-        view = signed.as_strided(stored, strides, layout.offset)
-        view.copy_(torch.from_numpy(elements.view(f"i{form.bits // 8}")).reshape(stored))
-
+    # Neither NumPy's memory nor a view of another tensor: it may be resized as ``out`` and written like a fresh one.
+    base = torch.empty(_layouts.storage_size(layout, spec.shape), dtype=_dtypes.to_torch(spec.dtype))
+    if base.numel() > elements.numel():
+        base.view(signed).fill_(int(np.array(_values.filler_bits(form), form.carrier).view(f"i{form.bits // 8}")))
+    base.view(signed).as_strided(stored, strides, layout.offset).copy_(elements.view(stored))
     base = base.to(device)
-    # Not a view of another tensor, so that it may be resized as ``out`` or written in place like a fresh one.
     result = torch.empty(0, dtype=base.dtype, device=device)
-    return result.set_(base.untyped_storage(), layout.offset, shape, strides)
+    return result.set_(base.untyped_storage(), layout.offset, spec.shape, strides)
 
 
-def _fill(out: np.ndarray, spec: TensorSpec, stored: tuple[int, ...], operand: int) -> None:
-    """The elements of a spec, specials planted, row-major, for the dims that are stored (expanded ones have size 1)."""
+def _elements(spec: TensorSpec, stored: tuple[int, ...], operand: int) -> np.ndarray:
+    """The bits of a spec's elements, specials planted, row-major, for the sizes that are stored (1 where expanded)."""
+    out = np.empty(math.prod(stored), _dtypes.format_of(spec.dtype).carrier)
     _values.fill(out, spec.values, spec.dtype, stored, spec.seed, operand)
     total = math.prod(spec.shape)
-    if not total:
-        return
-    for special in spec.specials:
-        places = (special.index % total + np.arange(min(special.run, total))) % total
+    for special in spec.specials if total else ():
+        first = special.index % total
+        places = np.arange(first, min(first + special.run, total))
         if stored != spec.shape:
             logical = np.unravel_index(places, spec.shape)
             kept = tuple(where if size > 1 else where * 0 for where, size in zip(logical, stored, strict=True))
             places = np.ravel_multi_index(kept, stored)
         out[places] = _values.special_bits(special.value, spec.dtype)
+    return out
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import SearchStrategy
+
+
+@pytest.fixture
+def examples() -> Callable[..., list[Any]]:
+    """What a strategy draws in a bounded number of examples, the same on every run."""
+
+    def collect(strategy: SearchStrategy, count: int = 300) -> list[Any]:
+        found: list[Any] = []
+
+        @settings(
+            max_examples=count, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        )
+        @given(strategy)
+        def run(example: Any) -> None:
+            found.append(example)
+
+        run()
+        return found
+
+    return collect

@@ -1,0 +1,115 @@
+"""Each layout class is drawn, classified by what its strides show, and within its limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from strategies import layouts, shapes
+from strategies.specs import Layout, TensorSpec
+from strategies.tensors import materialize
+
+SHAPE = (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "expected"),
+    [
+        (Layout(), SHAPE, "contiguous"),
+        (Layout(offset=3), SHAPE, "offset"),
+        (Layout(order=(0, 2, 1)), SHAPE, "channels_last"),
+        (Layout(order=(0, 2, 1)), (3, 1, 5), "contiguous"),
+        (Layout(order=(0, 2, 3, 1)), (2, 3, 4, 5), "channels_last"),
+        (Layout(order=(2, 1, 0)), SHAPE, "permuted"),
+        (Layout(order=(2, 1, 0)), (1, 4, 1), "contiguous"),
+        (Layout(order=(1, 0)), (3, 4), "permuted"),
+        (Layout(steps=(1, 1, 2)), SHAPE, "sliced"),
+        (Layout(steps=(1, 1, 2)), (3, 4, 1), "padded"),
+        (Layout(padding=(0, 0, 3)), SHAPE, "padded"),
+        (Layout(padding=(0, 0, 3), offset=2), SHAPE, "padded"),
+        (Layout(padding=(3, 0, 0)), SHAPE, "contiguous"),
+        (Layout(padding=(0, 0, 3)), (1, 1, 5), "contiguous"),
+        (Layout(expanded=(1,)), SHAPE, "expanded"),
+        (Layout(expanded=(1,)), (3, 1, 5), "contiguous"),
+        (Layout(expanded=(0,), offset=1), SHAPE, "mixed"),
+        (Layout(order=(2, 1, 0), steps=(2, 1, 1)), SHAPE, "mixed"),
+        (Layout(order=(2, 1, 0), steps=(2, 2, 2), padding=(1, 1, 1)), (3, 0, 5), "contiguous"),
+        (Layout(offset=5), (), "offset"),
+    ],
+)
+def test_classes(layout, shape, expected):
+    assert layouts.layout_class(layout, shape) == expected
+
+
+@pytest.mark.parametrize("kind", layouts.CLASSES)
+def test_a_class_that_is_asked_for_is_drawn(examples, kind):
+    found = examples(layouts.layouts(SHAPE, [kind]), 100)
+    classes = [layouts.layout_class(layout, SHAPE) for layout in found]
+    assert kind in classes
+    if kind not in ("permuted", "mixed"):  # which come out as simpler ones at times
+        assert set(classes) == {kind}
+
+
+@pytest.mark.parametrize("shape", [(2,), (3, 4), SHAPE, (2, 3, 4, 5)])
+def test_each_class_is_drawn(examples, shape):
+    found = {layouts.layout_class(layout, shape) for layout in examples(layouts.layouts(shape), 400)}
+    unfit = {1: {"permuted", "channels_last", "padded"}, 2: {"channels_last"}}.get(len(shape), set())
+    assert found == set(layouts.CLASSES) - unfit
+
+
+def test_each_class_is_drawn_with_drawn_shapes(examples):
+    drawn = shapes.shapes().flatmap(lambda shape: layouts.layouts(shape).map(lambda layout: (layout, shape)))
+    classes = {layouts.layout_class(layout, shape) for layout, shape in examples(drawn, 600)}
+    assert classes == set(layouts.CLASSES)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1, 1), (3, 0, 2), (1, 0, 1, 5)])
+def test_small_and_empty_shapes_have_layouts(examples, shape):
+    for layout in examples(layouts.layouts(shape), 50):
+        assert layouts.layout_class(layout, shape) in ("contiguous", "offset")
+        layout.check(len(shape))
+
+
+def test_expanded_dims_are_any_subset(examples):
+    found = {layout.expanded for layout in examples(layouts.layouts(SHAPE, ["expanded"]), 200)}
+    assert found == {(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)}
+
+
+def test_offsets_leave_every_alignment(examples):
+    found = {layout.offset for layout in examples(layouts.layouts(SHAPE, ["offset"]), 100)}
+    assert {offset % 8 for offset in found} >= {0, 1, 2, 3, 4, 7}
+
+
+def test_a_slice_of_a_larger_base_starts_inside_it_at_times(examples):
+    found = examples(layouts.layouts((7, 9), ["padded"]), 100)
+    assert {bool(layout.offset) for layout in found} == {True, False}
+
+
+def test_storage_is_bounded(examples):
+    shape = (8, 9, 10, 11)
+    found = examples(layouts.layouts(shape, max_storage=10_000), 400)
+    assert max(layouts.storage_size(layout, shape) for layout in found) <= 4 * math.prod(shape)
+    assert any(layouts.storage_size(layout, shape) > 10_000 for layout in found)
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_channels_last_is_that_of_torch(rank):
+    shape = (2, 3, 4, 5, 6)[:rank]
+    tensor = materialize(TensorSpec(shape, "float32", layout=layouts.channels_last(rank)))
+    if rank > 3:
+        memory_format = torch.channels_last if rank == 4 else torch.channels_last_3d
+        assert tensor.is_contiguous(memory_format=memory_format)
+    assert tensor.movedim(1, -1).is_contiguous()
+
+
+def test_channels_last_needs_channels():
+    with pytest.raises(ValueError, match="channels-last needs 3 to 5 dims, got 2"):
+        layouts.channels_last(2)
+
+
+@pytest.mark.parametrize("classes", [["upside_down"], []])
+def test_unknown_classes_are_refused(classes, examples):
+    with pytest.raises(ValueError, match=r"unknown or no layout class .* known: contiguous, offset"):
+        examples(layouts.layouts((2, 3), classes), 1)
