@@ -104,7 +104,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # First, so that an unknown --hypothesis-profile is told here and not by an internal error of Hypothesis's plugin.
     config.stash[_OPTIONS] = Options(config)
     config.stash[_TALLY] = Tally()
-    config.addinivalue_line("filterwarnings", "ignore:An output with one or more elements was resized")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Collector(config), "conformance-collector")
 
@@ -141,6 +140,7 @@ def run(pytestconfig: pytest.Config) -> Run:
     return Run(
         implementation=options.implementation,
         device=options.device,
+        dtypes=options.dtypes,
         checks=options.checks,
         save_to=options.save_to,
         settings=options.settings,

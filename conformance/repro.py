@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, standalone
+from conformance import bounds, messages, standalone
 from conformance.cases import Argument, Case, DType, NonFinite, Same, case_id
 from conformance.checks import Outcome, builtin_class
 from conformance.implementations import Implementation
@@ -55,6 +55,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "reference": _qualified(prepared.spec.reference, case.op),
         "implementation": implementation.name,
         "device": str(device),
+        "precision": torch.get_float32_matmul_precision(),
         "operands": [_operand(tensor) for tensor in prepared.inputs],
         "writes": sorted(prepared.spec.writes(case)),
         "refusal": builtin_class(prepared.refusal).__name__ if prepared.refusal else None,
@@ -62,16 +63,20 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "results": results,
         "deterministic": failed == "deterministic" or "deterministic" in implementation.claims(case.op),
     }
-    # Written with pprint and repr throughout, so that nothing in a case file can become code.
+    name = f"repro_{case_id(case)}.py"
+    # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
+    about = f"{messages.call(case)}\n{messages.findings(verdict)}"
     return "\n".join(
         (
-            f'"""{case_id(case)}: the check {failed or "of everything"} failed on {device}. Needs torch alone.',
+            f'"""A call of {case.op} that goes wrong. Needs torch, and nothing of the harness that found it.',
             "",
-            f"    python repro_{case_id(case)}.py [IMPLEMENTATION]",
+            f"    python {name} [IMPLEMENTATION]",
             "",
             "IMPLEMENTATION is a module, or module:object, with torch's signatures, or torch itself.",
             "Exits with 1 where something is wrong, with 0 where nothing is.",
             '"""',
+            "",
+            *(f"# {line}".rstrip() for line in about.splitlines()),
             inspect.getsource(standalone).split('"""', 2)[2],
             "",
             _call(case),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,7 +73,10 @@ class Prepared(msgspec.Struct, frozen=True):
         args, kwargs = cases.bind(self.case, operands)
         torch.manual_seed(0)
         try:
-            value = function(*args, **kwargs)
+            with warnings.catch_warnings():
+                # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+                warnings.simplefilter("ignore")
+                value = function(*args, **kwargs)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             return Outcome(operands, value=value)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import hypothesis
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis import HealthCheck, Phase, Verbosity, strategies
 from hypothesis.errors import Flaky
+from hypothesis.strategies import SearchStrategy
 
 from conformance import cases, corpus, limits, runner
 from conformance import spec as specs
@@ -59,6 +60,8 @@ class Run:
 
     implementation: Implementation
     device: torch.device
+    dtypes: Sequence[str]
+    """Those that may be mixed in one call."""
     checks: Sequence[str] | None
     """None: all that apply."""
     save_to: Path
@@ -121,7 +124,7 @@ class Run:
                 raise _Stop
             raise _failed(verdict.failure.check)
 
-        strategy = (spec.refused if refused else spec.cases)((dtype,))
+        strategy = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in self.dtypes if d in spec.dtypes])
         test = self._settings(refused)(hypothesis.given(strategy)(one))
         kind = "refused" if refused else "legal"
         try:
@@ -156,3 +159,21 @@ class Run:
             # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature.
             suppress_health_check=(HealthCheck.too_slow,),
         )
+
+
+def _of_dtype(
+    cases_of: Callable[[Sequence[str]], SearchStrategy[Case]], dtype: str, dtypes: Sequence[str]
+) -> SearchStrategy[Case]:
+    """Cases of ``dtype`` alone, and as many in which it may meet another one; the former are the simpler ones."""
+    alone, others = cases_of((dtype,)), [other for other in dtypes if other != dtype]
+    if not others:
+        return alone
+
+    def mix(other: str) -> SearchStrategy[Case]:
+        def mixed(case: Case) -> bool:
+            found = [spec.dtype for spec in cases.operands(case)]
+            return dtype in found and (other in found or len(found) == 1)
+
+        return cases_of((dtype, other)).filter(mixed)
+
+    return strategies.one_of(alone, strategies.sampled_from(others).flatmap(mix))

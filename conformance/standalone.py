@@ -163,6 +163,7 @@ def main(case, call):
         return 2
     if case["device"] == "cpu":
         os.environ.setdefault("TRITON_INTERPRET", "1")
+    torch.set_float32_matmul_precision(case["precision"])
     sys.path.append(os.getcwd())
     function = find(implementation, case["op"], case["reference"])
     found = list(problems(case, call, function))
