@@ -100,7 +100,7 @@ def add(value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bo
     return bound if compute == dtype or (exact and not wide) else bound + rounding(value, compute)
 
 
-def div(value: np.ndarray, dtype: torch.dtype, wide: bool) -> np.ndarray | float:
+def div(value: np.ndarray, dtype: torch.dtype, *, wide: bool) -> np.ndarray | float:
     """True division. ``wide``: an operand has more bits than ``dtype`` (a scalar at float32 with a half tensor), so
     that the rounding to float32 before the one to the half type is not harmless; otherwise 24 >= 2 * 11 + 2 bits are
     enough for a quotient (S. A. Figueroa, When is double rounding innocuous?, SIGNUM 1995)."""
@@ -116,10 +116,10 @@ def trunc(value: np.ndarray, quotient: np.ndarray, dtype: torch.dtype) -> np.nda
 
 
 def floor(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """A floored quotient: exact up to 2^(p-2), p the precision of ``dtype``. Beyond, an ulp: (a - mod) / b makes two
-    roundings, whose errors only then reach half of a whole number. Torch: 0.5 ulp beyond, on CPU and CUDA."""
+    """A floored quotient: exact under 2^(p-2), p the precision of ``dtype``. Beyond, an ulp or the next whole number:
+    (a - mod) / b makes two roundings, whose errors only then reach half of a whole number. Torch's CPU: all of it."""
     large = np.isfinite(value) & (np.abs(value) >= 2.0 ** (FORMATS[dtype].precision - 2))
-    return np.where(large, ulp(value, dtype), 0.0)
+    return np.where(large, np.maximum(ulp(value, dtype), 1.0), 0.0)
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------

@@ -125,24 +125,34 @@ def add_product(a: np.ndarray, alpha: np.ndarray, b: np.ndarray) -> tuple[Double
 def matmul(a: np.ndarray, b: np.ndarray) -> Double:
     """(M, K) @ (K, N) of float64 arrays of finite numbers in double-double; about 10 Mi products a second.
 
-    Rows of ``a`` and columns of ``b`` are scaled to a largest element near 1, so that only terms under 2^-400 of
-    those are rounded.
+    Rows of ``a`` and columns of ``b`` are scaled to a largest element near 2^300, so that products neither overflow
+    nor, down to 2^-1250 of the largest, underflow. Elements of the result that lie lower are left to mpmath.
     """
     rows, terms = a.shape
     columns = b.shape[1]
     if not (rows and columns and terms):
         return np.zeros((rows, columns)), np.zeros((rows, columns))
-    ea = np.frexp(np.abs(a).max(axis=1, keepdims=True))[1]
-    eb = np.frexp(np.abs(b).max(axis=0, keepdims=True))[1]
-    a, b = np.ldexp(a, -ea), np.ldexp(b, -eb)
-    high, low = np.empty((rows, columns)), np.empty((rows, columns))
-    step = max(1, _CHUNK // (terms * columns))
-    for first in range(0, rows, step):
-        part = slice(first, first + step)
-        # Terms lie along the first axis, so that halving it keeps memory contiguous.
-        high[part], low[part] = _sum(*two_product(a[part].T[:, :, None], b[:, None, :]))
+    ea = np.frexp(np.abs(a).max(axis=1, keepdims=True))[1] - 300
+    eb = np.frexp(np.abs(b).max(axis=0, keepdims=True))[1] - 300
     with np.errstate(all="ignore"):
-        return _scale(high, low, ea + eb)
+        scaled_a, scaled_b = np.ldexp(a, -ea), np.ldexp(b, -eb)
+        high, low = np.empty((rows, columns)), np.empty((rows, columns))
+        step = max(1, _CHUNK // (terms * columns))
+        for first in range(0, rows, step):
+            part = slice(first, first + step)
+            # Terms lie along the first axis, so that halving it keeps memory contiguous.
+            high[part], low[part] = _sum(*two_product(scaled_a[part].T[:, :, None], scaled_b[:, None, :]))
+        faint = np.abs(scaled_a) @ np.abs(scaled_b) < 2.0**-650
+        high, low = _scale(high, low, ea + eb)
+    for row, column in np.argwhere(faint):
+        high[row, column], low[row, column] = _dot(a[row], b[:, column])
+    return high, low
+
+
+def _dot(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    pairs = [(mpmath.mpf(x), mpmath.mpf(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True) if x and y]
+    with mpmath.workprec(PRECISION):
+        return to_double(mpmath.fdot(pairs)) if pairs else (0.0, 0.0)
 
 
 def _sum(high: np.ndarray, low: np.ndarray) -> Double:

@@ -106,8 +106,10 @@ def expected(call: Call) -> Expected:
     if mode and not common.is_floating_point:
         return _integers(call, mode, common)
     dtype = result_dtype(common, mode)
-    a, b = oracle.operand(input, dtype), oracle.operand(other, dtype)
-    a, b = np.broadcast_arrays(a, b)
+    if not isinstance(input, torch.Tensor):
+        # torch, on CPU and CUDA, keeps a scalar divisor at float32 for a half type, but rounds a scalar dividend.
+        input = torch.tensor(input, dtype=torch.float64).to(dtype)
+    a, b = np.broadcast_arrays(oracle.operand(input, dtype), oracle.operand(other, dtype))
     low = None
     with np.errstate(all="ignore"):
         if dtype == torch.float64:
@@ -115,8 +117,7 @@ def expected(call: Call) -> Expected:
         else:
             value = a / b
         if mode is None:
-            wide = not all(oracle.exact_scalar(x, dtype) for x in (input, other))
-            bound = bounds.div(value, dtype, wide=wide)
+            bound = bounds.div(value, dtype, wide=not oracle.exact_scalar(other, dtype))
         else:
             quotient = value
             value, low = whole(a, b, quotient, low, mode)
