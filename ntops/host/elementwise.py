@@ -5,14 +5,16 @@ import torch
 from ntops.host import iteration, output
 from ntops.host.arguments import common_device
 from ntops.host.launch import on_device
-from ntops.host.promotion import TRITON_DTYPES, scalar_type
+from ntops.host.promotion import TRITON_DTYPES, promote, scalar_type
 from ntops.torch.utils import Config, make
 
 # Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
 CONFIG = Config(blocks=(("block_size", 1024),), num_warps=4)
 
 
-def elementwise(premake, operands, dtype, *, out=None, inplace=False, compute_dtype=None, numbers=None, **arguments):
+def elementwise(
+    premake, operands, dtype, *, out=None, inplace=False, promoted=None, compute_dtype=None, numbers=None, **arguments
+):
     """Run an elementwise kernel over broadcast operands.
 
     :param premake: The kernel's ``premake``.
@@ -20,6 +22,7 @@ def elementwise(premake, operands, dtype, *, out=None, inplace=False, compute_dt
     :param dtype: The dtype of the result.
     :param out: The caller's ``out=``, not yet checked, or ``None``.
     :param inplace: Whether the result is written over the first operand, which has its dtype.
+    :param promoted: The dtype to which torch promotes the operands, if it is not ``dtype``.
     :param compute_dtype: The dtype in which the kernel computes, for kernels that are told.
     :param numbers: Arguments of the kernel that are always Python numbers, by name.
     :param arguments: Further arguments of ``premake``.
@@ -47,7 +50,8 @@ def elementwise(premake, operands, dtype, *, out=None, inplace=False, compute_dt
     result = _result(shape, tensors, len(tensors) < len(operands), dtype, device, out)
 
     if result.numel():
-        _launch(premake, result, operands | (numbers or {}), compute_dtype, arguments)
+        operands = promote(operands, promoted or dtype) | (numbers or {})
+        _launch(premake, result, operands, compute_dtype, arguments)
 
     if out is not None and out is not result:
         out.copy_(result)

@@ -47,3 +47,27 @@ def accumulate_dtype(dtype):
 def scalar_type(dtype):
     """The type of a kernel argument that carries a Python number exactly into a computation in ``dtype``."""
     return "fp64" if dtype.is_floating_point else "i64"
+
+
+def promote(operands, dtype):
+    """The operands such that a kernel may take each straight to the dtype in which it computes.
+
+    torch first casts each to the promoted dtype, which loses something where a 0-d tensor of a wider dtype gave way,
+    where integers meet a half type, and where a Python integer wraps.
+
+    :param operands: Tensors and Python numbers by name.
+    :param dtype: The promoted dtype.
+    """
+    return {name: _promote(value, dtype) for name, value in operands.items()}
+
+
+def _promote(value, dtype):
+    if isinstance(value, torch.Tensor):
+        loses = value.ndim == 0 or (dtype in _HALF and not value.dtype.is_floating_point)
+        return value.to(dtype) if loses and value.dtype is not dtype else value
+
+    if dtype.is_floating_point or dtype is torch.bool:
+        return value
+
+    limits = torch.iinfo(dtype)
+    return (int(value) - limits.min) % 2**limits.bits + limits.min

@@ -20,11 +20,13 @@ def eq(input, other, *, out=None):
     """
     check_tensor(input, "input")
     check_operands(other=other)
+    promoted = result_dtype(input, other)
 
     return elementwise(
         premake,
         {"input": input, "other": other},
         torch.bool,
         out=out,
-        compute_dtype=result_dtype(input, other),
+        promoted=promoted,
+        compute_dtype=promoted,
     )
