@@ -1,5 +1,6 @@
 """The one file that touches Triton's internals: what is taken from them, and what is put in their place."""
 
+import functools
 import inspect
 import os
 import sys
@@ -121,6 +122,30 @@ def is_constant(value):
     return isinstance(value, tl.constexpr)
 
 
+# Functions whose answer depends on their arguments alone (and on the program that asks).
+_PURE = (
+    "abs arange argmax argmin broadcast broadcast_to cast cat cdiv ceil clamp cos cumprod cumsum div_rn dot erf exp exp2"
+    " expand_dims fdiv flip floor fma full gather histogram interleave join log log2 max maximum min minimum"
+    " num_programs permute program_id ravel reshape rsqrt sigmoid sin softmax sort split sqrt sqrt_rn sum swizzle2d"
+    " topk trans umulhi view where xor_sum zeros zeros_like"
+).split()
+
+
+@functools.cache
+def _pure_functions():
+    return {id(getattr(owner, name)) for owner in (tl, tl.math) for name in _PURE if hasattr(owner, name)}
+
+
+def is_pure(function):
+    """Whether a function of the language always gives the same for the same arguments."""
+    return id(function) in _pure_functions() or isinstance(function, _Libdevice)
+
+
+def is_load(function):
+    """Whether it is ``tl.load``."""
+    return function is tl.load
+
+
 class _Driver:
     """Stands in for a GPU driver: what Triton and NineToothed ask of it while they make kernels."""
 
@@ -148,8 +173,8 @@ def install():
     """Put our builder, our launcher and what mends kernel code in place of Triton's, once for the process."""
     import dataclasses
 
-    from ntops.interpreter import launch
-    from ntops.interpreter.builder import Builder
+    from ntops.interpreter import fast, launch
+    from ntops.interpreter.builder import Builder, divide, remainder
 
     options = dataclasses.replace(_interpreter.interpreter_builder.options, sanitize_overflow=False)
     _interpreter.interpreter_builder = Builder(options, dict(_interpreter.interpreter_builder.codegen_fns))
@@ -159,6 +184,7 @@ def install():
     _let_triton_patch_the_rest()
     _patch_language()
     _patch_libdevice()
+    fast.install(divide, remainder)
 
     InterpretedFunction.run = launch.run
     InterpretedFunction.__call__ = launch.call
@@ -223,10 +249,27 @@ def _patch_language():
         language.multiple_of = language.max_contiguous = language.max_constancy = hint
 
     tensor = tl.tensor
+    tensor.__init__ = _remembering(tensor.__init__)
     tensor.__bool__ = _truth
     tensor.__index__ = control.index_of
     tensor.__repr__ = tensor.__str__ = lambda self: str(self.handle.data)
     tensor.T = property(lambda self: tl.permute(self, tuple(reversed(range(len(self.shape))))))
+
+
+def _remembering(init):
+    """What a tensor says of its type, worked out once for each type."""
+
+    def __init__(self, handle, type):
+        known = type.__dict__.get("_ntops_tensor")
+
+        if known is None:
+            init(self, handle, type)
+            type._ntops_tensor = {name: value for name, value in self.__dict__.items() if name != "handle"}
+        else:
+            self.__dict__.update(known)
+            self.handle = handle
+
+    return __init__
 
 
 def _truth(self):

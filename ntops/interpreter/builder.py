@@ -93,7 +93,7 @@ def _non_negative(a, b):
     return a.dtype.kind == "u" or (a.min() >= 0 and b.min() > 0)
 
 
-def _divide(a, b):
+def divide(a, b):
     """Integer division toward zero."""
     if _non_negative(a, b):
         return a // b
@@ -101,7 +101,7 @@ def _divide(a, b):
     return (a - np.fmod(a, b)) // b
 
 
-def _remainder(a, b):
+def remainder(a, b):
     """The remainder of integer division toward zero."""
     return a - (a // b) * b if _non_negative(a, b) else np.fmod(a, b)
 
@@ -220,8 +220,8 @@ class Builder(Memory, Blocks, BaseBuilder):
     create_add = _wrapping(np.add)
     create_sub = _wrapping(np.subtract)
     create_mul = _wrapping(np.multiply)
-    create_sdiv = create_udiv = create_idiv = _binary(lambda a, b: _divide(_as_int8(a), _as_int8(b)), exact=True)
-    create_srem = create_urem = _binary(lambda a, b: _remainder(_as_int8(a), _as_int8(b)), exact=True)
+    create_sdiv = create_udiv = create_idiv = _binary(lambda a, b: divide(_as_int8(a), _as_int8(b)), exact=True)
+    create_srem = create_urem = _binary(lambda a, b: remainder(_as_int8(a), _as_int8(b)), exact=True)
     create_shl = _binary(np.left_shift, exact=True)
     create_ashr = _binary(_shift_right(signed=True), exact=True)
     create_lshr = _binary(_shift_right(signed=False), exact=True)

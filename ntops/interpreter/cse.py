@@ -1,2 +1,385 @@
-def eliminate(tree, known):
-    """To come."""
+"""Common subexpressions of a kernel computed once, and invariant ones of a loop computed before it.
+
+Values are numbered: two expressions have one key if they are the same operation on values with the same keys, whatever
+the names are. The first of two equal expressions is kept in a temporary, in place, if it comes first on every way to
+the second; nothing is moved but what a loop repeats without change, and then only from where each round gets to.
+"""
+
+import ast
+import collections
+
+_VALUE_NODES = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Subscript)
+_FRAME_NODES = (ast.Tuple, ast.List, ast.Slice, ast.Attribute)
+
+
+def eliminate(tree, is_pure, is_load, carried=frozenset()):
+    """Rewrite the function ``tree`` in place.
+
+    :param is_pure: Whether the function of a call node always gives the same for the same arguments.
+    :param is_load: Whether it reads memory, and so gives the same until something is written.
+    :param carried: Names whose assignment converts what is assigned.
+    """
+    numbering = _Numbering(is_pure, is_load, carried)
+    numbering.block(tree.body)
+    _Cleaner(numbering.used).visit(tree)
+
+
+class _Loop:
+    """A loop around what is numbered: what is there before it, what was moved there, whether it may not be reached."""
+
+    def __init__(self, available, conditional):
+        self.available = available
+        self.conditional = conditional
+        self.prelude = []
+
+
+class _Numbering:
+    def __init__(self, is_pure, is_load, carried):
+        self._is_pure = is_pure
+        self._is_load = is_load
+        self._carried = carried
+        self._values = {}  # the key of each name
+        self._levels = {}  # how many loops are around the place where a fresh key was made
+        self._available = collections.ChainMap()  # the temporary of each key
+        self._memory = 0
+        self._fresh_count = 0
+        self._loops = []
+        self._conditional = 0
+        self._keys = {}
+        self.used = set()
+
+    # Keys
+
+    def _fresh(self):
+        self._fresh_count += 1
+        key = ("fresh", self._fresh_count)
+        self._levels[key] = len(self._loops)
+
+        return key
+
+    def _level(self, key):
+        """The number of loops around the innermost thing that ``key`` depends on."""
+        if key in self._levels:
+            return self._levels[key]
+
+        level = max((self._level(part) for part in key if isinstance(part, tuple)), default=0)
+        self._levels[key] = level
+
+        return level
+
+    def _key(self, node):
+        """The key of a pure expression, else ``None``."""
+        if id(node) not in self._keys:
+            # The node is kept, so that its id stays its own.
+            self._keys[id(node)] = (node, self._make_key(node))
+
+        return self._keys[id(node)][1]
+
+    def _make_key(self, node):
+        if node is None:
+            return ("none",)
+
+        if isinstance(node, ast.Constant):
+            return ("constant", type(node.value).__name__, repr(node.value))
+
+        if isinstance(node, ast.Name):
+            return self._values.get(node.id, ("name", node.id))
+
+        if isinstance(node, ast.Call):
+            return self._call_key(node)
+
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return None
+
+        if isinstance(node, ast.Compare) and len(node.ops) > 1:
+            return None
+
+        if isinstance(node, _VALUE_NODES + _FRAME_NODES):
+            return self._node_key(node)
+
+        return None
+
+    def _node_key(self, node):
+        key = [type(node).__name__]
+
+        for field, value in ast.iter_fields(node):
+            if field == "ctx":
+                continue
+
+            for part in value if isinstance(value, list) else [value]:
+                if isinstance(part, (ast.operator, ast.unaryop, ast.cmpop)):
+                    key.append(type(part).__name__)
+                elif isinstance(part, str):
+                    key.append(part)
+                else:
+                    part_key = self._key(part)
+
+                    if part_key is None:
+                        return None
+
+                    key.append(part_key)
+
+        return tuple(key)
+
+    def _call_key(self, node):
+        is_cast = isinstance(node.func, ast.Attribute) and node.func.attr == "to"
+        is_load = self._is_load(node.func)
+
+        if not (is_cast or is_load or self._is_pure(node.func)):
+            return None
+
+        parts = [self._key(node.func.value) if is_cast else ("function", ast.unparse(node.func))]
+        parts += [self._key(argument) for argument in node.args]
+        names = [keyword.arg for keyword in node.keywords]
+        parts += [self._key(keyword.value) for keyword in node.keywords]
+
+        if any(part is None for part in parts) or None in names or (is_load and "volatile" in names):
+            return None
+
+        if is_load:
+            # What loads depend on beside their arguments, and never in front of a loop.
+            memory = ("memory", self._memory)
+            self._levels[memory] = len(self._loops)
+            parts.append(memory)
+
+        return ("call", *names, *parts)
+
+    # Expressions
+
+    def _expression(self, node):
+        """``node`` with temporaries for what is repeated."""
+        if node is None or not isinstance(node, ast.expr):
+            return node
+
+        if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.NamedExpr)):
+            self._forget(node)
+            self._memory += 1
+
+            return node
+
+        key = self._key(node) if isinstance(node, _VALUE_NODES) else None
+
+        if key in self._available:
+            temporary = self._available[key]
+            self.used.add(temporary)
+
+            return ast.copy_location(ast.Name(temporary, ast.Load()), node)
+
+        place = self._movable_to(node, key)
+
+        if place is not None:
+            return self._move(node, key, place)
+
+        self._children(node)
+
+        if isinstance(node, ast.Call) and key is None:
+            self._after_unknown_call(node)
+
+        if key is None or self._is_constant(key):
+            return node
+
+        temporary = self._temporary(key)
+
+        return ast.copy_location(ast.NamedExpr(ast.Name(temporary, ast.Store()), node), node)
+
+    def _children(self, node):
+        if isinstance(node, ast.IfExp):
+            node.test = self._expression(node.test)
+            node.body = self._perhaps(node.body)
+            node.orelse = self._perhaps(node.orelse)
+        elif isinstance(node, ast.BoolOp):
+            node.values = [self._expression(node.values[0]), *map(self._perhaps, node.values[1:])]
+        elif isinstance(node, ast.Compare) and len(node.ops) > 1:
+            self._forget(node)
+        else:
+            for field, value in ast.iter_fields(node):
+                if isinstance(value, list):
+                    setattr(node, field, [self._part(part) for part in value])
+                else:
+                    setattr(node, field, self._part(value))
+
+    def _part(self, part):
+        if isinstance(part, (ast.keyword, ast.Starred)):
+            part.value = self._expression(part.value)
+
+            return part
+
+        return self._expression(part)
+
+    def _perhaps(self, node):
+        """An expression that may not be evaluated: what it computes is not there afterwards."""
+        self._available = self._available.new_child()
+        self._conditional += 1
+        node = self._expression(node)
+        self._conditional -= 1
+        self._available = self._available.parents
+
+        return node
+
+    def _movable_to(self, node, key):
+        """The outermost loop in front of which ``node`` can be computed, as its place among the loops."""
+        if key is None or self._conditional or not self._loops or self._is_constant(key) or self._reads_memory(key):
+            return None
+
+        level = self._level(key)
+        place = len(self._loops) - 1
+
+        if level > place:
+            return None
+
+        # Not out of a branch: what it computes may make no sense where the branch is not taken.
+        while place > level and not self._loops[place].conditional:
+            place -= 1
+
+        return place
+
+    def _move(self, node, key, place):
+        loop = self._loops[place]
+        inside = self._available, self._loops, self._conditional
+        self._available, self._loops, self._conditional = loop.available, self._loops[:place], loop.conditional
+        self._children(node)
+        temporary = self._temporary(key)
+        self._available, self._loops, self._conditional = inside
+        self.used.add(temporary)
+        assignment = ast.Assign([ast.Name(temporary, ast.Store())], node)
+        loop.prelude.append(ast.copy_location(assignment, node))
+
+        return ast.copy_location(ast.Name(temporary, ast.Load()), node)
+
+    def _temporary(self, key):
+        self._fresh_count += 1
+        self._available[key] = f"_value_{self._fresh_count}"
+
+        return self._available[key]
+
+    def _reads_memory(self, key):
+        return key[:1] == ("memory",) or any(isinstance(part, tuple) and self._reads_memory(part) for part in key)
+
+    def _is_constant(self, key):
+        """Whether Python computes it from literals alone, which costs nothing."""
+        return key[0] in ("BinOp", "UnaryOp", "Compare") and all(
+            part[0] == "constant" or self._is_constant(part) for part in key if isinstance(part, tuple)
+        )
+
+    def _after_unknown_call(self, node):
+        self._memory += 1
+
+        if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            name = node.func.value.id
+
+            if name in self._values:
+                self._values[name] = self._fresh()
+
+    # Statements
+
+    def block(self, statements):
+        """Number ``statements``, in place."""
+        done = []
+
+        for statement in statements:
+            # A name's key may change from one statement to the next.
+            self._keys.clear()
+            done += self._statement(statement)
+
+        statements[:] = done
+
+    def _statement(self, node):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            self._assign(node)
+        elif isinstance(node, ast.AugAssign):
+            node.value = self._expression(node.value)
+            self._forget(node.target)
+        elif isinstance(node, (ast.Expr, ast.Return)):
+            node.value = self._expression(node.value)
+        elif isinstance(node, ast.Assert):
+            node.test = self._expression(node.test)
+        elif isinstance(node, ast.If):
+            self._if(node)
+        elif isinstance(node, (ast.For, ast.While)):
+            return [*self._loop(node), node]
+        elif not isinstance(node, (ast.Pass, ast.Break, ast.Continue, ast.Import, ast.ImportFrom)):
+            self._forget(node)
+            self._memory += 1
+
+        return [node]
+
+    def _assign(self, node):
+        key = self._key(node.value) if node.value is not None else None
+        node.value = self._expression(node.value)
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+
+        for target in targets:
+            self._forget(target)
+
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and key and targets[0].id not in self._carried:
+            self._values[targets[0].id] = key
+
+    def _if(self, node):
+        node.test = self._expression(node.test)
+        values = self._values
+        self._conditional += 1
+
+        for branch in (node.body, node.orelse):
+            self._values, self._available = dict(values), self._available.new_child()
+            self.block(branch)
+            self._available = self._available.parents
+
+        self._conditional -= 1
+        self._values = values
+        self._forget(node)
+        self._memory += 1
+
+    def _loop(self, node):
+        if isinstance(node, ast.For):
+            node.iter = self._expression(node.iter)
+
+        loop = _Loop(self._available, self._conditional)
+        values, conditional = self._values, self._conditional
+        self._loops.append(loop)
+        self._values, self._available, self._conditional = dict(values), self._available.new_child(), 0
+        self._forget(node)
+        self._memory += 1
+
+        if isinstance(node, ast.While):
+            # What the test computes is there in the body, which only comes after it.
+            node.test = self._expression(node.test)
+
+        self.block(node.body)
+        self._loops.pop()
+        self._values, self._available, self._conditional = values, self._available.parents, conditional
+        self._forget(node)
+        self._memory += 1
+
+        if isinstance(node, ast.For) and loop.prelude:
+            # What was moved may use what the iterable computes.
+            self._fresh_count += 1
+            name = f"_value_{self._fresh_count}"
+            self.used.add(name)
+            loop.prelude.insert(0, ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node.iter), node))
+            node.iter = ast.copy_location(ast.Name(name, ast.Load()), node.iter)
+
+        return loop.prelude
+
+    def _forget(self, node):
+        """The names that ``node`` binds, anywhere in it, have new values, and so has what it changes by subscript."""
+        self._keys.clear()
+
+        for child in ast.walk(node):
+            if isinstance(child, ast.Name) and isinstance(child.ctx, (ast.Store, ast.Del)):
+                self._values[child.id] = self._fresh()
+            elif isinstance(child, (ast.Subscript, ast.Attribute)) and isinstance(child.ctx, ast.Store):
+                if isinstance(child.value, ast.Name):
+                    self._values[child.value.id] = self._fresh()
+
+
+class _Cleaner(ast.NodeTransformer):
+    """Take away temporaries that nobody uses: they would keep arrays alive."""
+
+    def __init__(self, used):
+        self._used = used
+
+    def visit_NamedExpr(self, node):
+        self.generic_visit(node)
+        is_ours = node.target.id.startswith("_value_")
+
+        return node.value if is_ours and node.target.id not in self._used else node

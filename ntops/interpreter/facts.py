@@ -6,6 +6,7 @@ import inspect
 import textwrap
 
 from ntops.interpreter._triton import InterpretedFunction
+from ntops.interpreter.rewrite import resolved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ def _of(function, seen):
         if not isinstance(node, ast.Call):
             continue
 
-        callee = _resolved(node.func, known)
+        callee = resolved(node.func, known)
 
         if callee is None:
             # A method of a tensor, or a function that was passed in.
@@ -50,18 +51,6 @@ def _of(function, seen):
             has_atomics |= facts.has_atomics
 
     return Facts(may_part, has_atomics)
-
-
-def _resolved(node, known):
-    if isinstance(node, ast.Name):
-        return known.get(node.id)
-
-    if isinstance(node, ast.Attribute):
-        owner = _resolved(node.value, known)
-
-        return getattr(owner, node.attr, None) if owner is not None else None
-
-    return None
 
 
 def _is_tritons(callee):

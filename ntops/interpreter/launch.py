@@ -33,7 +33,7 @@ class Kernel:
     @property
     def rewritten(self):
         if self._rewritten is None:
-            self._rewritten = rewrite.rewrite(self.function, Runtime, _triton.is_constant)
+            self._rewritten = rewrite.rewrite(self.function, Runtime, _triton)
 
         return self._rewritten.function
 

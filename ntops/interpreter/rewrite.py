@@ -15,21 +15,31 @@ class Rewritten:
         self.tree = tree
 
 
-def rewrite(function, runtime, is_builtin_constexpr):
+def rewrite(function, runtime, language, is_optimized=True):
     """Rewrite ``function`` so that it runs under the interpreter.
 
     :param runtime: What the rewritten code finds under the name ``_rt``.
-    :param is_builtin_constexpr: Whether a global is a constant of Triton's, to be unwrapped.
+    :param language: Says of objects what they are in Triton's language: ``is_constant``, ``is_pure``, ``is_load``.
+    :param is_optimized: Whether common subexpressions are computed once.
     :raises OSError: The function has no source, which a compiled kernel needs as well.
     """
     tree, first_line = _parse(function)
     free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     known = {**function.__globals__, **{name: cell.cell_contents for name, cell in free.items() if _is_set(cell)}}
-    constants = {name for name in _names(tree) if is_builtin_constexpr(known.get(name))} - _bound(tree)
+    constants = {name for name in _names(tree) if language.is_constant(known.get(name))} - _bound(tree)
     carried = _carried(tree)
 
-    cse.eliminate(tree, known)
-    tree = _Mender(carried, constants, known, _bound(tree)).visit(tree)
+    bound = _bound(tree)
+
+    if is_optimized:
+        cse.eliminate(
+            tree,
+            lambda node: language.is_pure(resolved(node, known, bound)),
+            lambda node: language.is_load(resolved(node, known, bound)),
+            carried,
+        )
+
+    tree = _Mender(carried, constants, known, bound).visit(tree)
 
     # The factory's parameters are the closure, so that nothing is added to the module of the kernel.
     factory = ast.FunctionDef(
@@ -73,6 +83,19 @@ def _parse(function):
         argument.annotation = None
 
     return tree, first_line
+
+
+def resolved(node, known, bound=frozenset()):
+    """What a name, or an attribute of one, is among the ``known`` globals; ``None`` if that cannot be said."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id) if node.id not in bound else None
+
+    if isinstance(node, ast.Attribute):
+        owner = resolved(node.value, known, bound)
+
+        return getattr(owner, node.attr, None) if owner is not None else None
+
+    return None
 
 
 def _is_set(cell):

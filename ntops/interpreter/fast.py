@@ -1,0 +1,174 @@
+"""Short cuts for the commonest operators, whose result type needs none of Triton's rules.
+
+Nearly all of what a small kernel costs is Python deciding types. Where both operands have the same dtype, or one is a
+Python number that fits the other's, the rules say: that dtype, and the broadcast shape. All else goes the long way.
+"""
+
+import numpy as np
+
+from ntops.interpreter._triton import builder, tl
+from ntops.interpreter.handles import Handle, constant
+
+_SIGNED = {"int32": 2**31, "int64": 2**63}
+_FLOATS = ("fp32", "fp64")
+
+
+def block_of(dtype, shape):
+    """Triton's type of a block, kept with its dtype, since making one costs as much as an addition."""
+    if not shape:
+        return dtype
+
+    blocks = dtype.__dict__.setdefault("_ntops_blocks", {})
+    block = blocks.get(shape)
+
+    if block is None:
+        block = blocks[shape] = tl.block_type(dtype, list(shape))
+
+    return block
+
+
+_constants = {}
+
+
+def _number(value, dtype):
+    """A Python number as a Handle of ``dtype``, or ``None`` if that takes more than a short cut."""
+    name = dtype.name
+
+    if value.__class__ is int:
+        limit = _SIGNED.get(name)
+
+        if limit is None and name not in _FLOATS or limit is not None and not -limit <= value < limit:
+            return None
+
+        key = (value, name)
+        handle = _constants.get(key)
+
+        if handle is None:
+            handle = _constants[key] = constant(value, dtype)
+
+            if len(_constants) > 10000:
+                _constants.clear()
+
+        return handle
+
+    return constant(value, dtype) if value.__class__ is float and name in _FLOATS else None
+
+
+def _joined(a, b):
+    """The arrays of two operands and their common shape, or ``None`` where broadcasting takes more than NumPy's."""
+    if a.shape == b.shape:
+        return a.data, b.data, a.shape
+
+    if not b.shape:
+        data = b.data
+
+        return a.data, data if len(data) == 1 else data.reshape(-1, *(1,) * len(a.shape)), a.shape
+
+    if not a.shape:
+        data = a.data
+
+        return data if len(data) == 1 else data.reshape(-1, *(1,) * len(b.shape)), b.data, b.shape
+
+    if len(a.shape) != len(b.shape):
+        return None
+
+    shape = tuple(map(max, a.shape, b.shape))
+
+    if any(size != wide and size != 1 for part in (a.shape, b.shape) for size, wide in zip(part, shape, strict=True)):
+        return None
+
+    return a.data, b.data, shape
+
+
+def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
+    """An operator method of tensors.
+
+    :param slow: Triton's own, for all else.
+    :param compute: From two Handles (in order) to the array of the result.
+    :param dtypes: The names of dtypes for which the short cut is right.
+    :param result: The dtype of the result, by default that of the operands.
+    :param keeps: A Python constant that leaves the tensor what it is.
+    """
+    tensor = tl.tensor
+
+    def method(self, other):
+        dtype = self.dtype
+
+        if dtype.name in dtypes:
+            handle = self.handle
+
+            if other.__class__ is tensor:
+                second = other.handle if other.dtype.name == dtype.name else None
+            elif other is keeps and dtype.name == "int1":
+                return self
+            else:
+                second = _number(other, dtype)
+
+            joined = _joined(handle, second) if second is not None else None
+
+            if joined is not None:
+                a, b, shape = joined
+                target = result or dtype
+
+                return tensor(
+                    Handle(compute(b, a) if reflected else compute(a, b), target, shape), block_of(target, shape)
+                )
+
+        return slow(self, other)
+
+    return method
+
+
+def _addition(slow, reflected):
+    """Addition, of an offset to pointers as well."""
+    tensor = tl.tensor
+    plain = _method(slow, np.add, (*_SIGNED, *_FLOATS), reflected)
+
+    def method(self, other):
+        if self.dtype.is_ptr() and other.__class__ is tensor and other.dtype.name in _SIGNED:
+            # Shapes that do not broadcast are for Triton to refuse.
+            if _joined(self.handle, other.handle) is not None:
+                moved = builder().create_addptr(self.handle, other.handle)
+
+                return tensor(moved, block_of(self.dtype, moved.shape))
+
+        return plain(self, other)
+
+    return method
+
+
+def install(divide, remainder):
+    """Put the short cuts in front of the operators of ``tl.tensor``; integer division is given."""
+    integers = tuple(_SIGNED)
+    numbers = (*integers, *_FLOATS)
+    bits = (*integers, "int1")
+    tensor = tl.tensor
+    operators = {
+        "__sub__": (np.subtract, numbers),
+        "__mul__": (np.multiply, numbers),
+        "__floordiv__": (divide, integers),
+        "__mod__": (remainder, integers),
+        "__and__": (np.bitwise_and, bits),
+        "__or__": (np.bitwise_or, bits),
+    }
+
+    for name, (compute, dtypes) in operators.items():
+        keeps = {"__and__": True, "__or__": False}.get(name)
+        other = name.replace("__", "__r", 1)
+        setattr(tensor, name, _method(getattr(tensor, name), compute, dtypes, keeps=keeps))
+        setattr(tensor, other, _method(getattr(tensor, other), compute, dtypes, reflected=True, keeps=keeps))
+
+    comparisons = {
+        "__lt__": np.less,
+        "__le__": np.less_equal,
+        "__gt__": np.greater,
+        "__ge__": np.greater_equal,
+        "__eq__": np.equal,
+        "__ne__": np.not_equal,
+    }
+
+    for name, compute in comparisons.items():
+        setattr(tensor, name, _method(getattr(tensor, name), compute, numbers, result=tl.int1))
+
+    tensor.__add__ = _addition(tensor.__add__, reflected=False)
+    tensor.__radd__ = _addition(tensor.__radd__, reflected=True)
