@@ -39,13 +39,15 @@ class DType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="dtype"
     name: str
 
 
-class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same"):
-    """The very tensor object of an earlier operand.
+class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same", omit_defaults=True):
+    """The very tensor object of an earlier operand, or a view of its storage that begins ``-shift`` elements before it.
 
     Operands are the tensors of a case, numbered over args, then kwargs by name.
     """
 
     operand: int
+    shift: int = 0
+    """At most 0, and not beyond the start of the operand's storage (its layout's ``offset``)."""
 
 
 Argument = None | bool | int | float | str | tuple[int, ...] | TensorSpec | NonFinite | DType | Same
@@ -166,8 +168,8 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], 
         match argument:
             case TensorSpec():
                 return next(remaining)
-            case Same(operand):
-                return tensors[operand]
+            case Same(operand, shift):
+                return _shifted(tensors[operand], shift)
             case NonFinite(text):
                 return float(text)
             case DType(name):
@@ -211,6 +213,8 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
                 seen += 1
             case Same(operand) if not 0 <= operand < seen:
                 raise CaseError(f"an argument is the same tensor as operand {operand}, but {seen} come before it")
+            case Same(operand, shift) if not -operands(case)[operand].layout.offset <= shift <= 0:
+                raise CaseError(f"an argument is operand {operand} shifted by {shift}, out of its storage")
             case NonFinite(text) if text not in ("nan", "inf", "-inf"):
                 raise CaseError(f"a non-finite float is nan, inf or -inf, not {text!r}")
             case DType(name) if name not in DTYPES:
@@ -228,6 +232,12 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 def _arguments(case: Case) -> list[Argument]:
     return [*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))]
+
+
+def _shifted(tensor: torch.Tensor, shift: int) -> torch.Tensor:
+    if not shift or tensor.is_meta:
+        return tensor
+    return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + shift)
 
 
 def _elements(spec: TensorSpec, operand: int, limit: int) -> int:

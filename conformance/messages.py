@@ -38,8 +38,8 @@ def call(case: Case) -> str:
         match argument:
             case TensorSpec():
                 return tensor(argument)
-            case Same(operand):
-                return f"operand {operand} itself"
+            case Same(operand, shift):
+                return f"operand {operand} itself" if not shift else f"operand {operand}, {-shift} elements earlier"
             case DType(name):
                 return f"torch.{name}"
             case NonFinite(value):

@@ -18,7 +18,7 @@ import torch
 from conformance import bounds, messages, standalone
 from conformance.cases import Argument, Case, DType, NonFinite, Same, case_id
 from conformance.checks import Outcome, builtin_class
-from conformance.implementations import Implementation
+from conformance.implementations import TORCH_SPACES, Implementation
 from conformance.runner import Verdict, prepare
 from conformance.spec import Expected
 from strategies.specs import TensorSpec
@@ -101,8 +101,9 @@ def _call(case: Case) -> str:
             case TensorSpec():
                 count += 1
                 return f"operands[{count - 1}]"
-            case Same(operand):
-                return f"operands[{operand}]"
+            case Same(operand, shift):
+                it = f"operands[{operand}]"
+                return f"{it}.as_strided({it}.shape, {it}.stride(), {it}.storage_offset() - {-shift})" if shift else it
             case DType(name):
                 return f"torch.{name}"
             case NonFinite(value):
@@ -206,11 +207,11 @@ def _pack(array: np.ndarray) -> str:
 
 
 def _qualified(reference: Any, op: str) -> str:
-    """Where a script finds torch's function: ``module:name``."""
-    for module in (torch.nn.functional, torch):
-        if getattr(module, op, None) is reference:
-            return f"{module.__name__}:{op}"
-    return f"torch:{op}"
+    """Where a script finds torch's function, as ``module:name``: the reference itself, or what a reference with a
+    signature of its own stands for."""
+    spaces = [space for space in TORCH_SPACES if hasattr(space, op)]
+    space = next((space for space in spaces if getattr(space, op) is reference), spaces[0] if spaces else torch)
+    return f"{space.__name__}:{op}"
 
 
 class _Code(str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -146,22 +147,26 @@ def unbroadcastable(draw: st.DrawFn, dtypes: Sequence[str]) -> Operands:
 
 @st.composite
 def refused_outs(draw: st.DrawFn, op: str, dtypes: Sequence[str], result: torch.dtype | None = None) -> Case:
-    """Calls whose ``out`` torch refuses: a dtype that cannot hold the result, or one address for several elements.
+    """Calls whose ``out`` torch refuses: a dtype that cannot hold the result, one address for several elements, or
+    some of an input's addresses.
 
     ``result``: the result's dtype where it is not the common one of the operands."""
     names = dtype_names.by_simplicity(dtypes)
-    first = draw(tensors.tensors(shapes.shapes(min_rank=1, max_rank=2, min_size=2, budget=512), names))
+    first = draw(tensors.tensors(shapes.shapes(min_rank=1, max_rank=2, min_size=2, budget=512), names, layouts="contiguous"))
     found = result or dtype_names.to_torch(first.dtype)
     bad = [name for name in names if not torch.can_cast(found, dtype_names.to_torch(name))]
     good = castable(found, names)
-    if bad and (not good or draw(st.booleans())):
-        out = TensorSpec(shape=first.shape, dtype=draw(st.sampled_from(bad)))
-    else:
-        out = TensorSpec(
-            shape=first.shape,
-            dtype=draw(st.sampled_from(good or names)),
-            layout=Layout(expanded=(draw(st.integers(0, len(first.shape) - 1)),)),
-        )
+    kinds = ["cast"] * bool(bad) + ["expanded"] * bool(good) + ["overlap"] * (first.dtype in good)
+    out: TensorSpec | Same
+    match draw(st.sampled_from(kinds)):
+        case "cast":
+            out = TensorSpec(first.shape, draw(st.sampled_from(bad)))
+        case "expanded":
+            layout = Layout(expanded=(draw(st.integers(0, len(first.shape) - 1)),))
+            out = TensorSpec(first.shape, draw(st.sampled_from(good)), layout=layout)
+        case "overlap":
+            first = msgspec.structs.replace(first, layout=Layout(offset=1))
+            out = Same(0, shift=-1)
     return case(op, (first, Same(0)), out=out)
 
 
