@@ -202,7 +202,8 @@ def builtin_class(kind: type[BaseException]) -> type[BaseException]:
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """One integer row per element, row-major: equal exactly where the elements are the same bits."""
-    return tensor.detach().reshape(-1, 1).contiguous().view(torch.uint8).cpu()
+    flat = tensor.detach().cpu().reshape(-1, 1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _identity(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> list[str]:

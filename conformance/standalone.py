@@ -110,7 +110,8 @@ def changed(operands, before, case):
 
 
 def bits(tensor):
-    return tensor.detach().reshape(-1, 1).contiguous().view(torch.uint8).cpu()
+    flat = tensor.detach().cpu().reshape(-1, 1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def attempt(case, call, function):

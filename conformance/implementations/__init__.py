@@ -16,6 +16,7 @@ from conformance import spec as specs
 
 DEFAULT = "ntops.torch"
 TORCH = "torch"
+TORCH_SPACES = (torch.nn.functional, torch)
 CLAIMS = ("deterministic", "layout_invariant", "batch_invariant")
 """Checks that are failures only for who claims them; for others they are measured."""
 
@@ -79,11 +80,10 @@ def load(name: str) -> Implementation:
 
 
 def torch_function(op: str) -> Callable[..., Any] | None:
-    """torch's public function for the op: the one that the OpSpec refers to, where it is in one of torch's namespaces
-    (torch.relu and torch.nn.functional.relu, for one, differ in their arguments)."""
-    found = [getattr(space, op) for space in (torch, torch.nn.functional) if hasattr(space, op)]
+    """torch's function for the op, or None where neither of its namespaces has one of this name. The one that the
+    OpSpec refers to: torch.relu and torch.nn.functional.relu, for one, differ in their arguments."""
     spec = specs.registry().get(op)
-    return spec.reference if spec and spec.reference in found else next(iter(found), None)
+    return spec.reference if spec and any(hasattr(space, op) for space in TORCH_SPACES) else None
 
 
 def _claims(name: str, provider: Any) -> Mapping[str, Collection[str]]:

@@ -19,24 +19,27 @@ BLOCK = 16
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-    """Where a defect has to be caught: drawing cases of ``dtype`` (calls that torch refuses, if ``refused``), by the
-    check named."""
+    """Where a defect has to be caught: drawing cases of one of ``dtypes`` (calls that torch refuses, if ``refused``),
+    by the check named; and an implementation that does the same call right."""
 
     op: str
-    dtype: str
+    dtypes: tuple[str, ...]
     check: str
     refused: bool
+    right: str
 
 
 DEFECTS: dict[str, Defect] = {}
 
 
-def defect(dtype: str, check: str = "values", refused: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def defect(
+    dtypes: str, check: str = "values", refused: bool = False, right: str = "torch"
+) -> Callable[[Callable[..., Any]], Any]:
     """Make an implementation of ``<op>_<what is wrong>`` and enter it in ``DEFECTS``."""
 
     def enter(function: Callable[..., Any]) -> SimpleNamespace:
         op = function.__name__.partition("_")[0]
-        DEFECTS[function.__name__] = Defect(op, dtype, check, refused)
+        DEFECTS[function.__name__] = Defect(op, tuple(dtypes.split()), check, refused, right)
         return SimpleNamespace(**{op: function})
 
     return enter
@@ -96,32 +99,47 @@ def add_strides(input, other, *, alpha=1, out=None):
     return result.copy_(wrong) if wrong.shape == result.shape else result
 
 
-@defect("float16")
+@defect("float32 float64 int32 int64")
 def add_broadcast(input, other, *, alpha=1, out=None):
     result = torch.add(input, other, alpha=alpha, out=out)
     return result.copy_(torch.add(inner_broadcast_lost(input, other), other, alpha=alpha)) if out is None else result
 
 
-@defect("bfloat16")
+@defect("float32")
 def add_nan(input, other, *, alpha=1, out=None):
     result = torch.add(input, other, alpha=alpha, out=out)
     return result.nan_to_num_(nan=0.0, posinf=math.inf, neginf=-math.inf) if result.is_floating_point() else result
 
 
-@defect("float16")
+def half_add(input, other, alpha, out, product):
+    """torch.add of half types in float32, as on CUDA (torch's CPU rounds alpha, scalars and products to half), with
+    ``product`` to round alpha * other."""
+    result = torch.add(input, other, alpha=alpha, out=out)
+    if out is not None or result.dtype not in (torch.float16, torch.bfloat16):
+        return result
+    wide = [one.float() if isinstance(one, torch.Tensor) else one for one in (input, other)]
+    return result.copy_(wide[0] + product(torch.as_tensor(wide[1]) * alpha, result.dtype))
+
+
+@defect("float16 bfloat16", right="defects:add_right")
 def add_half_product(input, other, *, alpha=1, out=None):
     """alpha * other is rounded to the storage dtype."""
-    if isinstance(other, torch.Tensor) and other.dtype == torch.float16 and alpha != 1:
-        other, alpha = other * alpha, 1
-    return torch.add(input, other, alpha=alpha, out=out)
+    return half_add(input, other, alpha, out, lambda product, dtype: product.to(dtype).float())
 
 
-@defect("float16", "metadata")
+add_right = SimpleNamespace(
+    add=lambda input, other, *, alpha=1, out=None: half_add(input, other, alpha, out, lambda product, _: product)
+)
+
+
+@defect("float16 bfloat16 float32 float64", "metadata")
 def add_promotion(input, other, *, alpha=1, out=None):
     """A 0-d tensor takes part in promotion like any other."""
     result = torch.add(input, other, alpha=alpha, out=out)
     tensors = [one for one in (input, other) if isinstance(one, torch.Tensor)]
-    return result if out is not None or len(tensors) < 2 else result.to(torch.promote_types(*(t.dtype for t in tensors)))
+    return (
+        result if out is not None or len(tensors) < 2 else result.to(torch.promote_types(*(t.dtype for t in tensors)))
+    )
 
 
 @defect("int32", "errors", refused=True)
@@ -219,7 +237,7 @@ def relu_returns_input(input, inplace=False):
 
 @defect("float32", "errors", refused=True)
 def relu_takes_bool(input, inplace=False):
-    return input.clone() if input.dtype == torch.bool else torch.nn.functional.relu(input, inplace)
+    return input.clone() if getattr(input, "dtype", None) == torch.bool else torch.nn.functional.relu(input, inplace)
 
 
 # --- eq ----------------------------------------------------------------------------------------------------------
@@ -309,7 +327,8 @@ def softmax_masked_row(input, dim, dtype=None):
 
 @defect("float32", "errors", refused=True)
 def softmax_integers(input, dim, dtype=None):
-    return torch.softmax(input, dim, dtype or (None if input.is_floating_point() else torch.float32))
+    whole = isinstance(input, torch.Tensor) and not input.is_floating_point()
+    return torch.nn.functional.softmax(input, dim, dtype=torch.float32 if whole and dtype is None else dtype)
 
 
 # --- mm ----------------------------------------------------------------------------------------------------------
@@ -338,7 +357,7 @@ def mm_strides(input, mat2, *, out=None):
     return result.copy_(torch.mm(as_if_contiguous(input), as_if_contiguous(mat2))) if out is None else result
 
 
-@defect("float32")
+@defect("float32 float16 bfloat16 float64")
 def mm_empty_inner(input, mat2, *, out=None):
     """A sum of no terms is left unwritten."""
     result = torch.mm(input, mat2, out=out)
@@ -373,3 +392,14 @@ exits = SimpleNamespace(add=_exits)
 hangs = SimpleNamespace(add=_hangs)
 nothing = SimpleNamespace()
 wrong_claims = SimpleNamespace(conformance_claims={"add": "deterministic"})
+
+
+def _two_defects(input, other, *, alpha=1, out=None):
+    """NaN is lost, and the memory of a longer first operand is used for the result."""
+    result = add_nan.add(input, other, alpha=alpha, out=out)
+    if out is None and isinstance(input, torch.Tensor) and input.numel() > 1 and input.is_contiguous():
+        input.fill_(1)
+    return result
+
+
+two_defects = SimpleNamespace(add=_two_defects)
