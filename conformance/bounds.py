@@ -16,12 +16,14 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: ``precision`` counts the implicit bit, ``least`` and ``largest`` are exponents."""
+    """A binary floating-point format."""
 
     precision: int
+    """Bits of the significand, the implicit one counted."""
     least: int
     """Exponent of the smallest normal number."""
     max: float
+    """The largest finite number."""
     infinite: bool = True
     """Whether the format has infinities; where it has none an overflow becomes NaN."""
 

@@ -1,8 +1,8 @@
-"""Where torch disagrees: its CPU with its CUDA answers, and itself with the oracle. One table.
+"""Where torch disagrees: its CPU with its CUDA answers, and torch itself with the oracle. Two tables.
 
-CUDA's semantics hold everywhere. A difference of torch's CPU that is an exception is read through an OpSpec's
-``cuda_refuses``; a difference in values excuses torch on the CPU, and never an implementation that is judged. No bound is
-widened for any of them.
+CUDA's semantics hold everywhere, so a reference computed on the CPU is read through ``REFUSALS``. ``DEVIATIONS`` excuse
+torch itself where it is the implementation judged, and nobody else; no bound is widened for them. The sign of a zero
+from relu (+0 on CUDA, -0 on the CPU) needs neither: it is not judged.
 """
 
 from __future__ import annotations
@@ -15,10 +15,29 @@ import torch
 from conformance import oracle
 from conformance.cases import Case, NonFinite
 from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call
 from strategies import dtypes as dtype_names
 from strategies import layouts
 from strategies.specs import Layout, TensorSpec
 from strategies.tensors import materialize
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A kind of call that torch takes on the CPU and refuses on CUDA."""
+
+    name: str
+    ops: tuple[str, ...]
+    error: type[Exception]
+    """What CUDA raises."""
+    applies: Callable[[Call], bool]
+    case: Case
+    """A case that shows it."""
+
+
+def cuda_refuses(op: str, call: Call) -> type[Exception] | None:
+    """What torch on CUDA raises for a call of ``op`` that torch may take on the CPU; None where it takes it too."""
+    return next((r.error for r in REFUSALS if op in r.ops and r.applies(call)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +61,9 @@ def named_deviation(case: Case, check: str, device: torch.device | str) -> str |
     where torch has no excuse. For torch as the implementation only."""
     kind = torch.device(device).type
     for deviation in DEVIATIONS:
-        if case.op in deviation.ops and check in deviation.checks and kind in deviation.devices:
-            if deviation.applies(case):
-                return deviation.name
+        asked = case.op in deviation.ops and check in deviation.checks and kind in deviation.devices
+        if asked and deviation.applies(case):
+            return deviation.name
     return None
 
 
@@ -101,7 +120,23 @@ def _tensor(dtype: str, *shape: int, values: str = "normal", **more: object) -> 
     return TensorSpec(shape=shape, dtype=dtype, values=values, **more)
 
 
-# --- the table ---------------------------------------------------------------------------------------------------
+def _integer_product(call: Call) -> bool:
+    """Empty operands excepted: those torch answers before it looks for a kernel of the dtype."""
+    operands = [x for x in call.args if isinstance(x, torch.Tensor)]
+    return len(operands) == 2 and all(not x.dtype.is_floating_point and x.numel() for x in operands)
+
+
+# --- the tables --------------------------------------------------------------------------------------------------
+
+REFUSALS: tuple[Refusal, ...] = (
+    Refusal(
+        "products of integers",
+        ops=("mm",),
+        error=NotImplementedError,
+        applies=_integer_product,
+        case=Case(op="mm", args=(_tensor("int32", 3, 5), _tensor("int32", 5, 2))),
+    ),
+)
 
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
@@ -115,8 +150,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "softmax across rows on the CPU",
-        "unless the dim is the last, torch's CPU rounds exponentials and their sum to the half type, and adds the terms "
-        "one after the other, so that roundings of many equal terms add up",
+        "unless the dim is the last, torch's CPU rounds exponentials and their sum to the half type, and adds terms "
+        "one after the other, so that the roundings of many equal ones add up",
         ops=("softmax",),
         checks=("values",),
         devices=("cpu",),
@@ -130,7 +165,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         checks=("values",),
         devices=("cpu",),
         applies=_bfloat16_subnormals,
-        case=Case(op="mm", args=(_tensor("bfloat16", 64, 32, values="subnormal"), _tensor("bfloat16", 32, 64, values="near_overflow"))),
+        case=Case(
+            op="mm",
+            args=(
+                _tensor("bfloat16", 64, 32, values="subnormal"),
+                _tensor("bfloat16", 32, 64, values="near_overflow"),
+            ),
+        ),
     ),
     Deviation(
         "bfloat16 products of padded rows on the CPU",
@@ -139,11 +180,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
         checks=("values", "deterministic"),
         devices=("cpu",),
         applies=_bfloat16_padded_rows,
-        case=Case(op="mm", args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129))),
+        case=Case(
+            op="mm",
+            args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129)),
+        ),
     ),
     Deviation(
         "division by a scalar on CUDA",
-        "torch multiplies with the rounded reciprocal of a Python scalar: an ulp off, and another whole number if truncated",
+        "torch multiplies with the rounded reciprocal of a Python scalar: an ulp off, or another whole number",
         ops=("div",),
         checks=("values",),
         devices=("cuda",),

@@ -108,12 +108,7 @@ def outs(
     if own in possible:
         kinds += ["right", "right", "empty", "wrong size"]
     first = operands[0]
-    if (
-        isinstance(first, TensorSpec)
-        and first.shape == shape
-        and not first.layout.expanded
-        and first.dtype in possible
-    ):
+    if isinstance(first, TensorSpec) and first.shape == shape and not first.layout.expanded and first.dtype in possible:
         kinds += ["first operand"]
     match draw(st.sampled_from(kinds)):
         case "right":
@@ -123,7 +118,8 @@ def outs(
         case "empty":
             return TensorSpec(shape=(0,), dtype=own)
         case "wrong size":
-            return TensorSpec(shape=draw(st.sampled_from([s for s in ((3,), (1,), (2, 5), (7, 1)) if s != shape])), dtype=own)
+            sizes = [size for size in ((3,), (1,), (2, 5), (7, 1)) if size != shape]
+            return TensorSpec(draw(st.sampled_from(sizes)), own)
         case "first operand":
             return Same(0)
     return None
@@ -152,7 +148,8 @@ def refused_outs(draw: st.DrawFn, op: str, dtypes: Sequence[str], result: torch.
 
     ``result``: the result's dtype where it is not the common one of the operands."""
     names = dtype_names.by_simplicity(dtypes)
-    first = draw(tensors.tensors(shapes.shapes(min_rank=1, max_rank=2, min_size=2, budget=512), names, layouts="contiguous"))
+    small = shapes.shapes(min_rank=1, max_rank=2, min_size=2, budget=512)
+    first = draw(tensors.tensors(small, names, layouts="contiguous"))
     found = result or dtype_names.to_torch(first.dtype)
     bad = [name for name in names if not torch.can_cast(found, dtype_names.to_torch(name))]
     good = castable(found, names)
@@ -183,11 +180,11 @@ def output_dtype(call: Call, result: torch.dtype) -> torch.dtype:
     return result if out is None else out.dtype
 
 
-def exactly(call: Call, result: torch.Tensor, judged: torch.Tensor | None = None, signed_zero: bool = False) -> Expected:
-    """The expectation of an op that torch on the CPU computes exactly: its result, stored into ``out`` if there is one."""
+def exactly(call: Call, result: torch.Tensor, judged: torch.Tensor | None = None) -> Expected:
+    """The expectation of an op that torch on the CPU computes exactly: its result, stored into an ``out``, if any."""
     dtype = output_dtype(call, result.dtype)
     if not dtype.is_floating_point or result.dtype.is_floating_point or result.dtype == torch.bool:
-        return Expected(result.to(dtype), judged=judged, signed_zero=signed_zero)
+        return Expected(result.to(dtype), judged=judged)
     # An integer stored as a float is rounded; half types come by way of float32.
     wide = result.long()
     value, low = oracle.two_sum((wide >> 32).double().numpy() * 2.0**32, (wide & 0xFFFFFFFF).double().numpy())

@@ -86,12 +86,3 @@ def sizes(draw: st.DrawFn, float64: bool) -> tuple[int, int, int]:
             found = [draw(shapes.sizes(0, 40)) for _ in range(3)]
             found[draw(st.integers(0, 2))] = 0
             return found[0], found[1], found[2]
-
-
-def integers_refused(operands: tuple[object, ...]) -> type[Exception] | None:
-    """What torch on CUDA raises for a product of integer or bool matrices: NotImplementedError, except for empty
-    operands, which it answers before it looks for a kernel of the dtype."""
-    for operand in operands:
-        if not isinstance(operand, torch.Tensor) or operand.dtype.is_floating_point or not operand.numel():
-            return None
-    return NotImplementedError

@@ -21,7 +21,7 @@ MODES = (None, "trunc", "floor")
 
 
 def result_dtype(common: torch.dtype, mode: str | None) -> torch.dtype:
-    """The dtype of a quotient of operands whose common dtype is ``common``: integers divide to floats without a mode."""
+    """The dtype of a quotient of operands with this common dtype: integers divide to floats unless there is a mode."""
     return torch.get_default_dtype() if mode is None and not common.is_floating_point else common
 
 
@@ -57,8 +57,9 @@ def _divisible(operands: elementwise.Operands, common: torch.dtype) -> elementwi
 
 def _positive(spec: TensorSpec) -> TensorSpec:
     """All elements above 0: for bool, all True."""
-    values = "constant" if spec.dtype == "bool" else "positive"
-    return msgspec.structs.replace(spec, values=values, specials=(), seed=_TRUE_SEED if spec.dtype == "bool" else spec.seed)
+    if spec.dtype == "bool":
+        return msgspec.structs.replace(spec, values="constant", specials=(), seed=_TRUE_SEED)
+    return msgspec.structs.replace(spec, values="positive", specials=())
 
 
 _TRUE_SEED = next(
@@ -152,7 +153,8 @@ def _integers(call: Call, mode: str, common: torch.dtype) -> Expected:
     overflows, which ends the process there."""
     a, b = torch.broadcast_tensors(*(torch.as_tensor(x).to(common) for x in call.args))
     judged = (b != 0) & ~((b == -1) & (a == torch.iinfo(common).min) & common.is_signed)
-    return elementwise.exactly(call, torch.div(a, torch.where(judged, b, 1).to(common), rounding_mode=mode), judged=judged)
+    quotient = torch.div(a, torch.where(judged, b, 1).to(common), rounding_mode=mode)
+    return elementwise.exactly(call, quotient, judged)
 
 
 SPEC = OpSpec(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, deviations, oracle
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
@@ -76,11 +77,6 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     return Case(op="mm", args=(matrix((m, k), dtype), matrix((k, n + 1), dtype)), kwargs={"out": out})
 
 
-def cuda_refuses(call: Call) -> type[Exception] | None:
-    """torch multiplies integer matrices on the CPU alone."""
-    return products.integers_refused(call.args)
-
-
 def expected(call: Call) -> Expected:
     input, mat2 = call.args
     dtype = input.dtype
@@ -106,5 +102,5 @@ SPEC = OpSpec(
         *(benchmark(size, size, size, "bfloat16") for size in (1024, 4096, 8192)),
         benchmark(4096, 4096, 4096, "float32"),
     ),
-    cuda_refuses=cuda_refuses,
+    cuda_refuses=partial(deviations.cuda_refuses, "mm"),
 )
