@@ -18,8 +18,8 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "conformance", "tests"]
 
 TRITONS = ("3.6.0", "3.7.1", "3.9.0")
-# The last "-n" counts, so "-- -n 0" turns parallelism off.
-WORKERS = ("-n", str(min(os.cpu_count() or 1, 8)))
+# The last "-n" counts, so "-- -n 0" turns parallelism off. Messages are printed once, where CI is set too.
+PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(min(os.cpu_count() or 1, 8)))
 
 
 def install(session: nox.Session, extra: str) -> None:
@@ -37,14 +37,14 @@ def python(session: nox.Session, *args: str) -> None:
 def conformance(session: nox.Session) -> None:
     """The gate: judge every operator against torch, on the GPU if there is one, else interpreted."""
     install(session, "conformance")
-    python(session, "-m", "pytest", "conformance", *WORKERS, *session.posargs)
+    python(session, *PYTEST, "conformance", *session.posargs)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests."""
     install(session, "dev")
-    python(session, "-m", "pytest", *WORKERS, *(session.posargs or ["tests"]))
+    python(session, *PYTEST, *(session.posargs or ["tests"]))
 
 
 @nox.session
@@ -73,7 +73,7 @@ def interpreter(session: nox.Session, triton: str) -> None:
         session.install("--no-deps", f"triton=={triton}")
     elif triton != (installed := metadata.version("triton")):
         session.skip(f"Triton {installed} is installed, and without a virtual environment nothing is installed")
-    python(session, "-m", "pytest", "tests/interpreter", *WORKERS, *session.posargs)
+    python(session, *PYTEST, "tests/interpreter", *session.posargs)
 
 
 @nox.session
