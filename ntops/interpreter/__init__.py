@@ -4,9 +4,12 @@
 is imported before that, since Triton reads ``TRITON_INTERPRET`` while it is imported.
 """
 
+import os
+
+from ntops.interpreter.faults import MemoryFault
 from ntops.interpreter.nine import prepare_ninetoothed
 
-__all__ = ["install", "prepare_ninetoothed"]
+__all__ = ["MemoryFault", "install", "prepare_ninetoothed", "watch"]
 
 _installed = False
 
@@ -27,3 +30,15 @@ def install() -> None:
     _triton.install()
     prepare_ninetoothed()
     _installed = True
+
+    if os.environ.get("NTOPS_CHECK_MEMORY", "0") not in ("", "0"):
+        from ntops.interpreter.watching import watch_from_here
+
+        watch_from_here()
+
+
+def watch(inputs=(), writable=()):
+    """Check every load and store of the kernels that run inside; see :func:`ntops.interpreter.watching.watch`."""
+    from ntops.interpreter import watching
+
+    return watching.watch(inputs, writable)

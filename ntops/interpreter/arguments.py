@@ -7,7 +7,7 @@ import torch
 
 from ntops.interpreter import _triton
 from ntops.interpreter._triton import tl
-from ntops.interpreter.faults import Argument
+from ntops.interpreter.extents import Argument
 from ntops.interpreter.handles import Handle, constant
 
 
@@ -65,13 +65,24 @@ def _pointer(name, kind, value):
         dtype = tl.pointer_type(dtype.element_ty, dtype.address_space, True)
 
     address = np.array([value.data_ptr()], dtype=np.uint64)
+    tensor = value.base if isinstance(value, _triton.TensorWrapper) else value
 
-    return tl.tensor(Handle(address, dtype, (), Argument(name, unwrapped(value))), dtype)
+    return tl.tensor(Handle(address, dtype, (), Argument(name, tensor)), dtype)
 
 
-def unwrapped(value):
-    """The torch tensor inside of Triton's reinterpretation of one."""
-    return value.base if isinstance(value, _triton.TensorWrapper) else value
+def pointers(values):
+    """The arguments that are behind ``values`` as kernel code sees them."""
+    found = []
+
+    for value in values:
+        if isinstance(value, (tuple, tl.tuple)):
+            found += pointers(value)
+        elif isinstance(value, tl.tensor) and value.handle.origin is not None:
+            found.append(value.handle.origin)
+        elif isinstance(value, tl.tensor_descriptor):
+            found.append(value.handle.base.origin)
+
+    return found
 
 
 @contextlib.contextmanager

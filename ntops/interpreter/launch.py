@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 
-from ntops.interpreter import _triton, arguments, facts, rewrite
+from ntops.interpreter import _triton, arguments, facts, rewrite, watching
 from ntops.interpreter.control import Diverged, NeedsSequential, Runtime
 from ntops.interpreter.faults import MemoryFault, kernel_line
 
@@ -27,15 +27,15 @@ class Kernel:
             name: _triton.annotated_type(parameter.annotation) for name, parameter in self.signature.parameters.items()
         }
         self.is_sequential = False
-        self._rewritten = None
+        self._rewritten = {}
         self._facts = None
 
-    @property
-    def rewritten(self):
-        if self._rewritten is None:
-            self._rewritten = rewrite.rewrite(self.function, Runtime, _triton)
+    def rewritten(self, is_optimized=True):
+        """The function as the interpreter runs it, with its common subexpressions computed once or each where it is."""
+        if is_optimized not in self._rewritten:
+            self._rewritten[is_optimized] = rewrite.rewrite(self.function, Runtime, _triton, is_optimized)
 
-        return self._rewritten.function
+        return self._rewritten[is_optimized]
 
     @property
     def facts(self):
@@ -57,7 +57,7 @@ def kernel_of(interpreted):
 
 def call(self, *args, **kwargs):
     """Call a ``@triton.jit`` function from kernel code (stands for ``InterpretedFunction.__call__``)."""
-    return kernel_of(self).rewritten(*args, **kwargs)
+    return kernel_of(self).rewritten()(*args, **kwargs)
 
 
 def run(self, *args, grid, warmup, **kwargs):
@@ -91,9 +91,16 @@ def _run(kernel, bound, grid):
     values = arguments.converted(kernel.kinds, bound)
     total = grid[0] * grid[1] * grid[2]
 
-    for start in range(0, total, CHUNK):
-        programs = np.arange(start, min(start + CHUNK, total))
-        _Chunk(kernel, values, grid, builder).run(programs)
+    watcher = watching.current()
+
+    if watcher is not None:
+        builder.watch = watching.LaunchWatch(watcher, kernel.name, arguments.pointers(values.values()), builder)
+
+    try:
+        for start in range(0, total, CHUNK):
+            _Chunk(kernel, values, grid, builder).run(np.arange(start, min(start + CHUNK, total)))
+    finally:
+        builder.watch = None
 
 
 class _Chunk:
@@ -126,13 +133,13 @@ class _Chunk:
             if self.log is None and self.builder.has_stored:
                 raise _failure(self.kernel, error) from error
 
-            self._restart(programs)
+            self._restart(programs, is_optimized=False)
 
-    def _restart(self, programs):
+    def _restart(self, programs, is_optimized=True):
         if self.log is not None:
             self.builder.undo(0)
 
-        self._run_in_order(programs)
+        self._run_in_order(programs, is_optimized)
 
     def _run_together(self, programs):
         mark = len(self.log) if self.log is not None else 0
@@ -154,18 +161,18 @@ class _Chunk:
             for group in _groups(programs, parting.values):
                 self._run_together(group)
 
-    def _run_in_order(self, programs):
+    def _run_in_order(self, programs, is_optimized=True):
         self.builder.begin_chunk(None, is_split=False, tracks_accesses=False)
 
         for program in programs:
             try:
-                self._execute(np.array([program]))
+                self._execute(np.array([program]), is_optimized)
             except MemoryFault:
                 raise
             except Exception as error:
                 raise _failure(self.kernel, error, np.unravel_index(program, self.grid)) from error
 
-    def _execute(self, programs):
+    def _execute(self, programs, is_optimized=True):
         indices = np.unravel_index(programs, self.grid)
         # Along an axis of the grid that has a single program the index is the same for all.
         self.builder.start(
@@ -176,7 +183,7 @@ class _Chunk:
             ],
             programs,
         )
-        self.kernel.rewritten(**self.values)
+        self.kernel.rewritten(is_optimized)(**self.values)
 
 
 def _groups(programs, values):

@@ -28,8 +28,8 @@ def _overlap(ranges, others):
 class Memory:
     """The part of the builder that touches memory.
 
-    ``log`` remembers what stores overwrote, where programs may turn out to need another run; ``watch`` is told of
-    every access, if there is one.
+    ``log`` holds what undoes each store, as a function and its arguments, where programs may turn out to need another
+    run; ``watch`` is told of every access, if there is one.
     """
 
     log = None
@@ -49,11 +49,13 @@ class Memory:
     def undo(self, mark):
         """Give memory back what it held when the log was ``mark`` long."""
         while len(self.log) > mark:
-            addresses, old, mask = self.log.pop()
-            native.store(addresses, old, mask)
+            function, *arguments = self.log.pop()
+            function(*arguments)
 
-        if self.watch is not None:
-            self.watch.forget()
+    @staticmethod
+    def raw_load(addresses, enabled, dtype):
+        """What memory holds, as ``dtype``; 0 where not ``enabled``."""
+        return native.load(addresses, enabled, np.zeros(addresses.shape, dtype), dtype)
 
     def require_sequential(self, why):
         """Give up running several programs at once."""
@@ -85,8 +87,7 @@ class Memory:
         if self.watch is not None:
             self.watch.on_load(pointer.origin, addresses, enabled, _memory_dtype(dtype).itemsize)
 
-        zeros = np.zeros(addresses.shape, _memory_dtype(dtype))
-        data = native.load(addresses, enabled, zeros, _memory_dtype(dtype))
+        data = self.raw_load(addresses, enabled, _memory_dtype(dtype))
         loaded = Handle(self._decoded(data, dtype), dtype, pointer.shape)
 
         if other is None or mask is None:
@@ -134,7 +135,7 @@ class Memory:
 
     def _log(self, addresses, enabled, dtype):
         if self.log is not None:
-            self.log.append((addresses, native.load(addresses, enabled, np.zeros(addresses.shape, dtype), dtype), enabled))
+            self.log.append((native.store, addresses, self.raw_load(addresses, enabled, dtype), enabled))
 
     def _note_plain(self, addresses, enabled):
         if self.tracks_accesses and self.programs > 1 and enabled.any():

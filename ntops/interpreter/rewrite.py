@@ -7,20 +7,13 @@ import textwrap
 from ntops.interpreter import cse, faults
 
 
-class Rewritten:
-    """A function of kernel code, rewritten: ``function`` to call, ``tree`` for whoever wants to look at it."""
-
-    def __init__(self, function, tree):
-        self.function = function
-        self.tree = tree
-
-
 def rewrite(function, runtime, language, is_optimized=True):
     """Rewrite ``function`` so that it runs under the interpreter.
 
     :param runtime: What the rewritten code finds under the name ``_rt``.
     :param language: Says of objects what they are in Triton's language: ``is_constant``, ``is_pure``, ``is_load``.
     :param is_optimized: Whether common subexpressions are computed once.
+    :return: The rewritten function.
     :raises OSError: The function has no source, which a compiled kernel needs as well.
     """
     tree, first_line = _parse(function)
@@ -63,7 +56,7 @@ def rewrite(function, runtime, language, is_optimized=True):
     if not function.__module__.startswith("triton."):
         faults.kernel_codes.add(made.__code__)
 
-    return Rewritten(made, tree)
+    return made
 
 
 def _parse(function):

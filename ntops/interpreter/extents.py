@@ -1,0 +1,120 @@
+"""Which addresses belong to an argument, and which element an address is."""
+
+import functools
+
+import numpy as np
+import torch
+
+
+class Argument:
+    """A tensor that was passed to a kernel, under the name of its parameter."""
+
+    def __init__(self, name, tensor):
+        self.name = name
+        self.tensor = tensor
+
+    @functools.cached_property
+    def storage(self):
+        """The address of the storage, which views share."""
+        return self.tensor.untyped_storage().data_ptr()
+
+    @functools.cached_property
+    def extent(self):
+        """The first address, and how many bytes from there to the end of the last element."""
+        tensor = self.tensor
+
+        if tensor.device.type == "meta" or tensor.numel() == 0:
+            return self.tensor.data_ptr(), 0
+
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+        return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+    @functools.cached_property
+    def members(self):
+        """Which elements between the first and the last belong to the tensor; ``None`` if all do."""
+        tensor = self.tensor
+
+        if _is_dense(tensor):
+            return None
+
+        length = self.extent[1] // tensor.element_size()
+        table = torch.zeros(length, dtype=torch.bool)
+        table.as_strided(tensor.shape, tensor.stride(), 0).fill_(True)
+
+        return None if table.all() else table.numpy()
+
+    def describe(self, address):
+        """The index of the element at ``address``, or its distance from the first one, and how to say it."""
+        tensor = self.tensor
+        size = max(1, tensor.element_size())
+        start, length = self.extent
+        distance = (address - start) // size
+        count = length // size
+        name = f"argument {self.name!r}"
+
+        if distance < 0:
+            return distance, f"{name}, {_elements(-distance)} before its first"
+
+        if distance >= count:
+            extra = distance - count + 1
+            of = f"of shape {tuple(tensor.shape)} and strides {tensor.stride()}"
+
+            return distance, f"{name} {of}, {_elements(extra)} past its last"
+
+        index = _index(tensor, distance)
+
+        if index is None:
+            return distance, f"{name}, between its elements (distance {distance}, strides {tensor.stride()})"
+
+        return index, f"{name}[{', '.join(map(str, index))}]" if index else name
+
+
+def _is_dense(tensor):
+    """Whether the elements, dims of stride 0 aside, fill their extent."""
+    expected = 1
+
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride and size > 1:
+            if stride != expected:
+                return False
+
+            expected *= size
+
+    return True
+
+
+def _elements(count):
+    return "one element" if count == 1 else f"{count} elements"
+
+
+def _index(tensor, distance):
+    """The index whose element is so far from the first one, if there is one."""
+    index = [0] * tensor.ndim
+    rest = distance
+
+    for dim in sorted(range(tensor.ndim), key=lambda dim: -tensor.stride(dim)):
+        stride = tensor.stride(dim)
+
+        if stride:
+            index[dim] = min(rest // stride, tensor.shape[dim] - 1)
+            rest -= index[dim] * stride
+
+    return tuple(index) if rest == 0 else None
+
+
+def outside(argument, addresses, size):
+    """Which addresses of accesses of ``size`` bytes do not lie in the argument."""
+    start, length = argument.extent
+    distance = addresses - np.uint64(start)  # What is below the start becomes huge.
+
+    if length < size:
+        return np.ones(addresses.shape, bool)
+
+    beyond = distance > np.uint64(length - size)
+
+    if argument.members is not None:
+        place = np.where(beyond, 0, distance // np.uint64(argument.tensor.element_size())).astype(np.int64)
+        beyond |= ~argument.members[place]
+
+    return beyond
