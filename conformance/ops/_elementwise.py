@@ -28,9 +28,9 @@ Operands = tuple[Argument, Argument]
 # --- legal calls -------------------------------------------------------------------------------------------------
 
 
-def shapes_of_results() -> st.SearchStrategy[Shape]:
+def shapes_of_results(min_rank: int = 0) -> st.SearchStrategy[Shape]:
     """Shapes within the budget; one in eight may span many blocks."""
-    modest = shapes.shapes(max_rank=5, budget=_sizes.ELEMENTS)
+    modest = shapes.shapes(min_rank=min_rank, max_rank=5, budget=_sizes.ELEMENTS)
     large = shapes.shapes(min_rank=1, max_rank=2, max_size=_sizes.MANY_ELEMENTS, budget=_sizes.MANY_ELEMENTS)
     return st.integers(0, 7).flatmap(lambda n: large if n == 7 else modest)
 
@@ -41,7 +41,9 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str]) -> Operands:
     first, second = draw(dtype_names.pairs(dtypes))
     match draw(st.sampled_from(("broadcast", "broadcast", "broadcast", "0-d other", "0-d input", "same"))):
         case "broadcast":
-            shape, other = draw(shapes.broadcastable(2, shapes_of_results()))
+            # With less than two dims there is little to broadcast.
+            min_rank = draw(st.sampled_from((1, 2, 2)))
+            shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank)))
         case "0-d other":
             shape, other = draw(shapes_of_results()), ()
         case "0-d input":
