@@ -89,16 +89,24 @@ def check_scale(value, dtype, name):
     if isinstance(value, complex) or (isinstance(value, float) and not dtype.is_floating_point):
         raise RuntimeError(f"argument '{name}' is {value!r}, which a result of {dtype} does not take")
 
+    check_fits(value, dtype, name)
+    return value
+
+
+def check_fits(value, dtype, name):
+    """Refuse a number that a result of ``dtype`` does not hold; as in torch, a negative one wraps if unsigned.
+
+    :raises RuntimeError: It is too large or too small.
+    """
     check_number(value, name)
 
-    if dtype is not torch.bool and math.isfinite(value):
-        limits = torch.finfo(promotion.accumulate_dtype(dtype)) if dtype.is_floating_point else torch.iinfo(dtype)
+    if dtype is torch.bool or not math.isfinite(value):
+        return
 
-        # As in torch, a negative factor of an unsigned result wraps.
-        if not (limits.min or -limits.max) <= value <= limits.max:
-            raise RuntimeError(f"argument '{name}' is {value!r}, which does not fit into {dtype}")
+    limits = torch.finfo(promotion.accumulate_dtype(dtype)) if dtype.is_floating_point else torch.iinfo(dtype)
 
-    return value
+    if not (limits.min or -limits.max) <= value <= limits.max:
+        raise RuntimeError(f"argument '{name}' is {value!r}, which does not fit into {dtype}")
 
 
 def common_device(tensors):

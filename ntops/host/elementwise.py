@@ -3,9 +3,9 @@
 import torch
 
 from ntops.host import iteration, output
-from ntops.host.arguments import common_device
+from ntops.host.arguments import check_operands, check_tensor, common_device
 from ntops.host.launch import on_device
-from ntops.host.promotion import TRITON_DTYPES, promote, scalar_type
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, result_dtype, scalar_type
 from ntops.torch.utils import Config, make
 
 # Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
@@ -13,7 +13,17 @@ CONFIG = Config(blocks=(("block_size", 1024),), num_warps=4)
 
 
 def elementwise(
-    premake, operands, dtype, *, out=None, inplace=False, promoted=None, compute_dtype=None, numbers=None, **arguments
+    premake,
+    operands,
+    dtype,
+    *,
+    out=None,
+    inplace=False,
+    exact_out=False,
+    promoted=None,
+    compute_dtype=None,
+    numbers=None,
+    **arguments,
 ):
     """Run an elementwise kernel over broadcast operands.
 
@@ -22,6 +32,7 @@ def elementwise(
     :param dtype: The dtype of the result.
     :param out: The caller's ``out=``, not yet checked, or ``None``.
     :param inplace: Whether the result is written over the first operand, which has its dtype.
+    :param exact_out: Whether torch wants ``out`` to have the very dtype of the result.
     :param promoted: The dtype to which torch promotes the operands, if it is not ``dtype``.
     :param compute_dtype: The dtype in which the kernel computes, for kernels that are told.
     :param numbers: Arguments of the kernel that are always Python numbers, by name.
@@ -47,11 +58,11 @@ def elementwise(
             del tensors[name]
 
     shape = _broadcast_shape(tensors)
-    result = _result(shape, tensors, len(tensors) < len(operands), dtype, device, out)
+    result = _result(shape, tensors, len(tensors) < len(operands), dtype, device, out, exact_out)
 
     if result.numel():
-        operands = promote(operands, promoted or dtype) | (numbers or {})
-        _launch(premake, result, operands, compute_dtype, arguments)
+        operands = {"output": result} | promote(operands, promoted or dtype) | (numbers or {})
+        launch(premake, shape, operands, compute_dtype, **arguments)
 
     if out is not None and out is not result:
         out.copy_(result)
@@ -72,13 +83,13 @@ def _broadcast_shape(tensors):
         raise RuntimeError(f"the shapes of arguments {sizes} do not broadcast together") from None
 
 
-def _result(shape, tensors, has_numbers, dtype, device, out):
+def _result(shape, tensors, has_numbers, dtype, device, out, exact_out):
     """The tensor that the kernel writes: ``out`` where it can, else a new one."""
     if out is None:
         strides = iteration.result_strides(shape, list(tensors.values()), has_numbers)
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
-    output.check_out(out, dtype, device)
+    output.check_out(out, dtype, device, exact_out)
     output.check_written(out, "out")
     output.check_overlap(out, tensors)
 
@@ -89,32 +100,37 @@ def _result(shape, tensors, has_numbers, dtype, device, out):
     return out if out.dtype is dtype else torch.empty(shape, dtype=dtype, device=device)
 
 
-def _launch(premake, result, operands, compute_dtype, arguments):
-    views = {"output": result} | {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+def launch(premake, shape, operands, compute_dtype=None, **arguments):
+    """Launch an elementwise kernel, over as few dims as the strides allow.
 
-    if all(view.shape == result.shape and view.is_contiguous() for view in views.values()):
+    :param premake: The kernel's ``premake``.
+    :param shape: The shape to which all the tensors broadcast; it has no empty dim.
+    :param operands: The arguments of the application by name and in its order, the output first: tensors of one
+        device, and Python numbers.
+    :param compute_dtype: The dtype in which the kernel computes, for kernels that are told; it comes last.
+    :param arguments: Further arguments of ``premake``.
+    """
+    views = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
+
+    if all(view.shape == shape and view.is_contiguous() for view in views.values()):
         views = {name: view.view(-1) for name, view in views.items()}
     else:
-        strides = [iteration.broadcast_strides(view, result.shape) for view in views.values()]
-        shape, strides = iteration.collapse(result.shape, strides)
+        strides = [iteration.broadcast_strides(view, shape) for view in views.values()]
+        shape, strides = iteration.collapse(shape, strides)
         views = {name: view.as_strided(shape, own) for (name, view), own in zip(views.items(), strides, strict=True)}
 
+    first = next(iter(views.values()))
     number_type = scalar_type(compute_dtype) if compute_dtype else None
     scalars = tuple((name, number_type) for name in operands if name not in views)
-    ndim = views["output"].ndim
 
     if scalars:
         arguments = arguments | {"scalars": scalars}
 
-    kernel = make(premake, {"ndim": ndim} | arguments, CONFIG, iteration.specialize(views))
+    kernel = make(premake, {"ndim": first.ndim} | arguments, CONFIG, iteration.specialize(views))
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 
-    with on_device(result.device):
-        kernel(
-            views["output"],
-            *(_argument(views.get(name, value), number_type) for name, value in operands.items()),
-            *constants,
-        )
+    with on_device(first.device):
+        kernel(*(_argument(views.get(name, value), number_type) for name, value in operands.items()), *constants)
 
 
 def _argument(value, number_type):
@@ -122,3 +138,62 @@ def _argument(value, number_type):
         return value
 
     return float(value) if number_type == "fp64" else int(value)
+
+
+def unary_float(premake, input, out):
+    """Run a function of one tensor whose result is floating-point: of the default dtype where ``input`` is not."""
+    check_tensor(input, "input")
+    dtype = input.dtype if input.dtype.is_floating_point else torch.get_default_dtype()
+    return elementwise(premake, {"input": input}, dtype, out=out, compute_dtype=accumulate_dtype(dtype))
+
+
+def activation(premake, input, name, inplace=False, **arguments):
+    """Run a function of one floating-point tensor, in place where that is asked for.
+
+    :raises NotImplementedError: ``input`` is not floating-point.
+    """
+    check_tensor(input, "input")
+
+    if not input.dtype.is_floating_point:
+        raise NotImplementedError(
+            f"argument 'input' has dtype {input.dtype}; {name} is defined for floating-point only"
+        )
+
+    return elementwise(
+        premake,
+        {"input": input},
+        input.dtype,
+        inplace=inplace,
+        compute_dtype=accumulate_dtype(input.dtype),
+        **arguments,
+    )
+
+
+def comparison(premake, input, other, out):
+    """Run a comparison, in the dtype to which both are promoted, whose result is bool."""
+    check_tensor(input, "input")
+    check_operands(other=other)
+    promoted = result_dtype(input, other)
+    operands = {"input": input, "other": other}
+    return elementwise(premake, operands, torch.bool, out=out, promoted=promoted, compute_dtype=promoted)
+
+
+def bitwise(premake, input, other, out):
+    """Run a bitwise function of integers or bools, one of which is a tensor.
+
+    :raises NotImplementedError: The promoted dtype is floating-point.
+    :raises TypeError: Both are numbers, or one is neither number nor tensor.
+    """
+    check_operands(input=input, other=other)
+
+    if not isinstance(input, torch.Tensor) and not isinstance(other, torch.Tensor):
+        raise TypeError("arguments 'input' and 'other' are numbers; make one of them a tensor")
+
+    dtype = result_dtype(input, other)
+
+    if dtype.is_floating_point:
+        raise NotImplementedError(
+            f"arguments 'input' and 'other' promote to {dtype}; bitwise functions take integers and bools"
+        )
+
+    return elementwise(premake, {"input": input, "other": other}, dtype, out=out, compute_dtype=dtype)

@@ -6,16 +6,7 @@ import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
 from ntops.kernels import element_wise
-
-
-def divide(dividend, divisor, compute_dtype):
-    """The quotient, rounded to nearest: Triton's plain "/" of float32 is approximate, div_rn is float32's alone."""
-    if compute_dtype == ntl.float32:
-        quotient = ntl.div_rn(dividend, divisor)
-    else:
-        quotient = dividend / divisor
-
-    return quotient
+from ntops.kernels.functions import divide
 
 
 def application(output, input, other, compute_dtype):

@@ -1,8 +1,4 @@
-import torch
-
-from ntops.host.arguments import check_operands, check_tensor
-from ntops.host.elementwise import elementwise
-from ntops.host.promotion import result_dtype
+from ntops.host.elementwise import comparison
 from ntops.kernels.eq import premake
 
 
@@ -18,15 +14,4 @@ def eq(input, other, *, out=None):
     :raises RuntimeError: Shapes, devices or ``out`` do not fit.
     :raises NotImplementedError: Complex, sparse, quantized or nested operands, or one that requires grad.
     """
-    check_tensor(input, "input")
-    check_operands(other=other)
-    promoted = result_dtype(input, other)
-
-    return elementwise(
-        premake,
-        {"input": input, "other": other},
-        torch.bool,
-        out=out,
-        promoted=promoted,
-        compute_dtype=promoted,
-    )
+    return comparison(premake, input, other, out)

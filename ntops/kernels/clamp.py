@@ -1,0 +1,48 @@
+"""``min(max(input, low), high)``, elementwise, keeping NaN of any operand."""
+
+import functools
+
+import ninetoothed.language as ntl
+
+from ntops.kernels import element_wise
+
+
+def application(output, input, low, high, compute_dtype):
+    value = ntl.cast(input, compute_dtype)
+    bound = ntl.cast(low, compute_dtype)
+    raised = ntl.where((value < bound) | (bound != bound), bound, value)
+    bound = ntl.cast(high, compute_dtype)
+    output = ntl.cast(ntl.where((raised > bound) | (bound != bound), bound, raised), output.dtype)
+
+
+def application_low(output, input, low, compute_dtype):
+    value = ntl.cast(input, compute_dtype)
+    bound = ntl.cast(low, compute_dtype)
+    output = ntl.cast(ntl.where((value < bound) | (bound != bound), bound, value), output.dtype)
+
+
+def application_high(output, input, high, compute_dtype):
+    value = ntl.cast(input, compute_dtype)
+    bound = ntl.cast(high, compute_dtype)
+    output = ntl.cast(ntl.where((value > bound) | (bound != bound), bound, value), output.dtype)
+
+
+APPLICATIONS = {("low", "high"): application, ("low",): application_low, ("high",): application_high}
+
+
+def premake(
+    ndim,
+    bounds=("low", "high"),
+    dtype=None,
+    output_dtype=None,
+    compute_dtype=None,
+    scalars=None,
+    block_size=None,
+):
+    """Arrangement, application and tensors of ``clamp``; ``bounds`` names those there are."""
+    tensors = (
+        *element_wise.tensors(ndim, "input", *bounds, dtype=dtype, output_dtype=output_dtype, scalars=scalars),
+        element_wise.constant("compute_dtype", compute_dtype),
+    )
+
+    return functools.partial(element_wise.arrangement, block_size=block_size), APPLICATIONS[bounds], tensors

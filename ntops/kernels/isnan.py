@@ -1,0 +1,16 @@
+"""Whether ``input`` is NaN, elementwise."""
+
+import functools
+
+from ntops.kernels import element_wise
+
+
+def application(output, input):
+    output = input != input
+
+
+def premake(ndim, dtype=None, output_dtype=None, block_size=None):
+    """Arrangement, application and tensors of ``isnan``."""
+    tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
+
+    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors

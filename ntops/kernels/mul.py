@@ -1,0 +1,21 @@
+"""``input * other``, elementwise."""
+
+import functools
+
+import ninetoothed.language as ntl
+
+from ntops.kernels import element_wise
+
+
+def application(output, input, other, compute_dtype):
+    output = ntl.cast(ntl.cast(input, compute_dtype) * ntl.cast(other, compute_dtype), output.dtype)
+
+
+def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
+    """Arrangement, application and tensors of ``mul``."""
+    tensors = (
+        *element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
+        element_wise.constant("compute_dtype", compute_dtype),
+    )
+
+    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors

@@ -1,0 +1,41 @@
+"""``input ** exponent``, elementwise."""
+
+import functools
+
+import ninetoothed.language as ntl
+from ninetoothed.language import libdevice
+
+from ntops.kernels import element_wise
+
+
+def application(output, input, exponent, compute_dtype):
+    output = ntl.cast(libdevice.pow(ntl.cast(input, compute_dtype), ntl.cast(exponent, compute_dtype)), output.dtype)
+
+
+def application_integer(output, input, exponent, compute_dtype):
+    base = ntl.cast(input, compute_dtype)
+    rest = ntl.cast(exponent, compute_dtype)
+    # A negative power of an integer is 0, but for those of 1 and -1.
+    unit = ntl.where(base == 1, 1, ntl.where(base == -1, ntl.where((rest & 1) == 0, 1, -1), 0))
+    negative = rest < 0
+    rest = ntl.where(negative, 0, rest)
+    power = ntl.where(rest == rest, ntl.full(rest.shape, 1, compute_dtype), 0)
+
+    # Squaring and multiplying wrap as torch's integer powers do.
+    for _ in range(63):
+        power = ntl.where((rest & 1) == 1, power * base, power)
+        base = base * base
+        rest = rest >> 1
+
+    output = ntl.cast(ntl.where(negative, unit, power), output.dtype)
+
+
+def premake(ndim, integer=False, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
+    """Arrangement, application and tensors of ``pow``; ``integer`` for integer powers of integers, in int64."""
+    tensors = (
+        *element_wise.tensors(ndim, "input", "exponent", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
+        element_wise.constant("compute_dtype", compute_dtype),
+    )
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+
+    return arrangement, application_integer if integer else application, tensors

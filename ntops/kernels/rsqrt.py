@@ -1,0 +1,25 @@
+"""``1 / sqrt(input)``, elementwise."""
+
+import functools
+
+import ninetoothed.language as ntl
+
+from ntops.kernels import element_wise
+
+
+def application(output, input, compute_dtype):
+    value = ntl.cast(input, compute_dtype)
+    # The hardware's float32 estimate takes subnormal numbers for zeros, so they are scaled to normal ones.
+    tiny = ntl.abs(value) < 1.1754943508222875e-38
+    root = ntl.rsqrt(ntl.where(tiny, value * 16777216.0, value))
+    output = ntl.cast(ntl.where(tiny, root * 4096.0, root), output.dtype)
+
+
+def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
+    """Arrangement, application and tensors of ``rsqrt``."""
+    tensors = (
+        *element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype),
+        element_wise.constant("compute_dtype", compute_dtype),
+    )
+
+    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors

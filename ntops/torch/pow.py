@@ -1,0 +1,45 @@
+import torch
+
+from ntops.host.arguments import check_fits, check_operands
+from ntops.host.elementwise import elementwise
+from ntops.host.promotion import result_dtype
+from ntops.kernels.pow import premake
+
+
+def pow(input, exponent, *, out=None):
+    """``input ** exponent``, elementwise, as :func:`torch.pow`.
+
+    :param input: A tensor of any shape, or a number.
+    :param exponent: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.
+    :param out: Where the result is written, under torch's rules of resizing, casting and overlap.
+    :return: A tensor of the broadcast shape and the promoted dtype; powers of integers wrap.
+    :raises TypeError: An argument has the wrong type, or both are numbers.
+    :raises RuntimeError: Shapes, devices or ``out`` do not fit; a negative number as the exponent of integers.
+    :raises NotImplementedError: Bools; complex, sparse, quantized or nested operands, or one that requires grad.
+    """
+    check_operands(input=input, exponent=exponent)
+
+    if not isinstance(input, torch.Tensor) and not isinstance(exponent, torch.Tensor):
+        raise TypeError("arguments 'input' and 'exponent' are numbers; make one of them a tensor")
+
+    dtype = result_dtype(input, exponent)
+    integer = not dtype.is_floating_point
+
+    if integer and not isinstance(exponent, torch.Tensor):
+        if exponent < 0:
+            raise RuntimeError(f"argument 'exponent' is {exponent}; integers have no negative integer powers")
+
+        check_fits(exponent, dtype, "exponent")
+
+    if dtype is torch.bool and not isinstance(exponent, bool):
+        raise NotImplementedError("arguments 'input' and 'exponent' are bool, of which powers are not defined")
+
+    return elementwise(
+        premake,
+        {"input": input, "exponent": exponent},
+        dtype,
+        out=out,
+        # libdevice's float32 power takes subnormal numbers for zeros; integers wrap in 64 bits as in fewer.
+        compute_dtype=torch.int64 if integer else torch.float64,
+        integer=integer,
+    )

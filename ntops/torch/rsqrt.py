@@ -1,0 +1,15 @@
+from ntops.host.elementwise import unary_float
+from ntops.kernels.rsqrt import premake
+
+
+def rsqrt(input, *, out=None):
+    """``1 / sqrt(input)``, elementwise, as :func:`torch.rsqrt`.
+
+    :param input: A tensor of any shape and dtype.
+    :param out: Where the result is written, under torch's rules of resizing, casting and overlap.
+    :return: A tensor of the shape of ``input``; of the default dtype where ``input`` is not floating-point.
+    :raises TypeError: An argument has the wrong type.
+    :raises RuntimeError: The device or ``out`` does not fit.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    """
+    return unary_float(premake, input, out)
