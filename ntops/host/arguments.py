@@ -93,6 +93,20 @@ def check_scale(value, dtype, name):
     return value
 
 
+def check_real(value, name):
+    """Refuse what is no real number, and return it as a float.
+
+    :raises TypeError: It is no number, nor a 0-d tensor.
+    """
+    if isinstance(value, torch.Tensor) and value.ndim == 0:
+        value = value.item()
+
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"argument '{name}' must be a float, not {type(value).__name__}")
+
+    return float(value)
+
+
 def check_fits(value, dtype, name):
     """Refuse a number that a result of ``dtype`` does not hold; as in torch, a negative one wraps if unsigned.
 

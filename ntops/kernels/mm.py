@@ -1,4 +1,4 @@
-"""``input @ mat2`` of two matrices."""
+"""``input @ mat2`` of two matrices, or of each two of a batch."""
 
 import functools
 
@@ -8,8 +8,12 @@ from ninetoothed import Tensor, block_size
 from ntops.kernels import element_wise
 
 
-def arrangement(output, input, mat2, *constants, block_size_m=None, block_size_n=None, block_size_k=None):
-    """Tile the output; each program takes a row of tiles of ``input`` and a column of tiles of ``mat2``."""
+def arrangement(output, input, mat2, *others, block_size_m=None, block_size_n=None, block_size_k=None):
+    """Tile the output; each program takes a row of tiles of ``input`` and a column of tiles of ``mat2``.
+
+    All but the last two dims are batch dims, of which a program takes one element. ``others`` with dims are tiled
+    as the output is.
+    """
     if block_size_m is None:
         block_size_m = block_size()
 
@@ -19,15 +23,36 @@ def arrangement(output, input, mat2, *constants, block_size_m=None, block_size_n
     if block_size_k is None:
         block_size_k = block_size()
 
-    output_tiled = output.tile((block_size_m, block_size_n))
+    batch = output.ndim - 2
+    ones = (1,) * batch
+    kept = (-1,) * batch
 
-    input_tiled = input.tile((block_size_m, block_size_k)).tile((1, -1)).expand((-1, output_tiled.shape[1]))
-    input_tiled.dtype = input_tiled.dtype.squeeze(0)
+    def tile(tensor):
+        return _squeeze(tensor.tile((*ones, block_size_m, block_size_n)), batch)
 
-    mat2_tiled = mat2.tile((block_size_k, block_size_n)).tile((-1, 1)).expand((output_tiled.shape[0], -1))
-    mat2_tiled.dtype = mat2_tiled.dtype.squeeze(1)
+    output_tiled = tile(output)
 
-    return output_tiled, input_tiled, mat2_tiled, *constants
+    input_tiled = input.tile((*ones, block_size_m, block_size_k)).tile((*ones, 1, -1))
+    input_tiled = _squeeze(input_tiled.expand((*kept, -1, output_tiled.shape[-1])), batch, (batch,))
+
+    mat2_tiled = mat2.tile((*ones, block_size_k, block_size_n)).tile((*ones, -1, 1))
+    mat2_tiled = _squeeze(mat2_tiled.expand((*kept, output_tiled.shape[-2], -1)), batch, (batch + 1,))
+
+    return output_tiled, input_tiled, mat2_tiled, *(tile(other) if other.ndim else other for other in others)
+
+
+def _squeeze(tensor, batch, walked=()):
+    """Drop the batch dims of the tiles, and of the row or column of tiles the dim that is not walked."""
+    level = tensor
+
+    if walked:
+        level.dtype = level.dtype.squeeze((*range(batch), *walked))
+        level = level.dtype
+
+    if batch:
+        level.dtype = level.dtype.squeeze(tuple(range(batch)))
+
+    return tensor
 
 
 def application(output, input, mat2, compute_dtype, input_precision):
@@ -41,7 +66,21 @@ def application(output, input, mat2, compute_dtype, input_precision):
     output = ntl.cast(accumulator, output.dtype)
 
 
+def tensors(batch, *others, dtype=None, compute_dtype=None, input_precision=None):
+    """The output, the factors and the constants of a product with ``batch`` batch dims."""
+    return (
+        Tensor(batch + 2, dtype=dtype, name="output"),
+        # Where a tile passes the end of K it must add nothing.
+        Tensor(batch + 2, dtype=dtype, other=0, name="input"),
+        Tensor(batch + 2, dtype=dtype, other=0, name="mat2"),
+        *others,
+        element_wise.constant("compute_dtype", compute_dtype),
+        element_wise.constant("input_precision", input_precision),
+    )
+
+
 def premake(
+    batch=0,
     dtype=None,
     compute_dtype=None,
     input_precision=None,
@@ -50,14 +89,7 @@ def premake(
     block_size_k=None,
 ):
     """Arrangement, application and tensors of ``mm``; ``input_precision`` is Triton's ("ieee", "tf32")."""
-    # Where a tile passes the end of K it must add nothing.
-    tensors = (
-        Tensor(2, dtype=dtype, name="output"),
-        Tensor(2, dtype=dtype, other=0, name="input"),
-        Tensor(2, dtype=dtype, other=0, name="mat2"),
-        element_wise.constant("compute_dtype", compute_dtype),
-        element_wise.constant("input_precision", input_precision),
-    )
     blocks = {"block_size_m": block_size_m, "block_size_n": block_size_n, "block_size_k": block_size_k}
+    constants = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
 
-    return functools.partial(arrangement, **blocks), application, tensors
+    return functools.partial(arrangement, **blocks), application, tensors(batch, **constants)

@@ -2,15 +2,9 @@ import operator
 
 import torch
 
+from ntops.host import rows
 from ntops.host.arguments import check_tensor, common_device
-from ntops.host.iteration import collapse, specialize
-from ntops.host.launch import next_power_of_2, on_device
-from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels.softmax import premake
-from ntops.torch.utils import Config, make
-
-# Longer rows are walked tile by tile; up to here a row stays in registers.
-_LONGEST_TILE = 16384
 
 
 def softmax(input, dim, dtype=None):
@@ -40,19 +34,10 @@ def softmax(input, dim, dtype=None):
     output = torch.empty(input.shape, dtype=dtype, device=device)
 
     if output.numel():
-        _launch(output, input, dim)
+        operands = {"output": output, "input": input}
+        rows.launch(premake, operands if input.ndim else {n: t.view(1) for n, t in operands.items()}, dim)
 
     return output
-
-
-def config(columns):
-    """The configuration for rows of ``columns`` elements, and whether a row is walked tile by tile."""
-    block_columns = min(max(next_power_of_2(columns), 16), _LONGEST_TILE)
-    # A tile of about 4096 elements keeps a program busy; narrow rows share one.
-    block_rows = max(4096 // block_columns, 1)
-    num_warps = 4 if block_columns <= 4096 else 8 if block_columns <= 8192 else 16
-
-    return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps), columns > _LONGEST_TILE
 
 
 def _dim(dim, ndim):
@@ -70,24 +55,3 @@ def _dim(dim, ndim):
         raise IndexError(f"argument 'dim' must be from {-bound} to {bound - 1} for a {ndim}-d tensor, not {dim}")
 
     return dim % bound
-
-
-def _launch(output, input, dim):
-    if input.ndim == 0:
-        output, input = output.view(1), input.view(1)
-
-    columns = input.shape[dim]
-    batch = [other for other in range(input.ndim) if other != dim]
-    shape, strides = collapse(
-        [input.shape[other] for other in batch],
-        [[tensor.stride(other) for other in batch] for tensor in (output, input)],
-    )
-    views = {
-        name: tensor.as_strided((*shape, columns), (*own, tensor.stride(dim)))
-        for (name, tensor), own in zip({"output": output, "input": input}.items(), strides, strict=True)
-    }
-    chosen, looped = config(columns)
-    kernel = make(premake, {"ndim": len(shape) + 1, "looped": looped}, chosen, specialize(views))
-
-    with on_device(output.device):
-        kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(output.dtype)])

@@ -1,0 +1,77 @@
+"""``(input - mean) / sqrt(variance + eps) * weight + bias`` over the last dim."""
+
+import functools
+
+import ninetoothed.language as ntl
+from ninetoothed import Tensor
+
+from ntops.kernels import element_wise, reduction
+
+
+def application(output, input, weight, bias, count, eps, compute_dtype):
+    values = ntl.cast(input, compute_dtype)
+    number = ntl.cast(count, compute_dtype)
+    mean = ntl.sum(values, axis=1) / number
+    # Two passes over registers: the mean of squares less the squared mean cancels where the mean is large.
+    centered = ntl.where(input.offsets(-1) < input.source.shape[-1], values - mean[:, None], 0)
+    variance = ntl.sum(centered * centered, axis=1) / number
+    scale = 1 / ntl.sqrt(variance + ntl.cast(eps, compute_dtype))
+    scaled = centered * scale[:, None] * ntl.cast(weight, compute_dtype)
+    output = ntl.cast(scaled + ntl.cast(bias, compute_dtype), output.dtype)
+
+
+def application_looped(output, input, weight, bias, count, eps, compute_dtype):
+    number = ntl.cast(count, compute_dtype)
+    total = ntl.cast(input[0], compute_dtype)
+
+    for i in range(1, input.shape[0]):
+        total += ntl.cast(input[i], compute_dtype)
+
+    mean = ntl.sum(total, axis=1) / number
+    squares = total * 0
+
+    for i in range(input.shape[0]):
+        values = ntl.cast(input[i], compute_dtype) - mean[:, None]
+        centered = ntl.where(input[i].offsets(-1) < input.source.shape[-1], values, 0)
+        squares += centered * centered
+
+    variance = ntl.sum(squares, axis=1) / number
+    scale = 1 / ntl.sqrt(variance + ntl.cast(eps, compute_dtype))
+
+    for i in range(output.shape[0]):
+        centered = ntl.cast(input[i], compute_dtype) - mean[:, None]
+        scaled = centered * scale[:, None] * ntl.cast(weight[i], compute_dtype)
+        output[i] = ntl.cast(scaled + ntl.cast(bias[i], compute_dtype), output.dtype.dtype)
+
+
+def premake(
+    ndim,
+    dtype=None,
+    weight_dtype=None,
+    bias_dtype=None,
+    compute_dtype=None,
+    scalars=None,
+    looped=False,
+    block_rows=None,
+    block_columns=None,
+):
+    """Arrangement, application and tensors of ``layer_norm``; ``looped`` where a row is longer than a tile.
+
+    ``count`` is the number of elements that are reduced.
+    """
+    scalars = scalars or {}
+    output = Tensor(ndim, dtype=dtype, name="output")
+    tensors = (
+        output,
+        Tensor(shape=output.shape, dtype=dtype, other=0, name="input"),
+        Tensor(shape=output.shape, dtype=weight_dtype or dtype, other=0, name="weight"),
+        Tensor(shape=output.shape, dtype=bias_dtype or dtype, other=0, name="bias"),
+        Tensor(0, dtype=scalars.get("count"), name="count"),
+        Tensor(0, dtype=scalars.get("eps"), name="eps"),
+        element_wise.constant("compute_dtype", compute_dtype),
+    )
+    arrangement = functools.partial(
+        reduction.arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped
+    )
+
+    return arrangement, application_looped if looped else application, tensors

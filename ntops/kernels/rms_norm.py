@@ -1,0 +1,62 @@
+"""``input / sqrt(mean(input^2) + eps) * weight`` over the last dim."""
+
+import functools
+
+import ninetoothed.language as ntl
+from ninetoothed import Tensor
+
+from ntops.kernels import element_wise, reduction
+
+
+def application(output, input, weight, count, eps, compute_dtype):
+    values = ntl.cast(input, compute_dtype)
+    mean = ntl.sum(values * values, axis=1) / ntl.cast(count, compute_dtype)
+    scale = 1 / ntl.sqrt(mean + ntl.cast(eps, compute_dtype))
+    output = ntl.cast(values * scale[:, None] * ntl.cast(weight, compute_dtype), output.dtype)
+
+
+def application_looped(output, input, weight, count, eps, compute_dtype):
+    first = ntl.cast(input[0], compute_dtype)
+    squares = first * first
+
+    for i in range(1, input.shape[0]):
+        values = ntl.cast(input[i], compute_dtype)
+        squares += values * values
+
+    mean = ntl.sum(squares, axis=1) / ntl.cast(count, compute_dtype)
+    scale = 1 / ntl.sqrt(mean + ntl.cast(eps, compute_dtype))
+
+    for i in range(output.shape[0]):
+        values = ntl.cast(input[i], compute_dtype) * scale[:, None]
+        output[i] = ntl.cast(values * ntl.cast(weight[i], compute_dtype), output.dtype.dtype)
+
+
+def premake(
+    ndim,
+    dtype=None,
+    weight_dtype=None,
+    compute_dtype=None,
+    scalars=None,
+    looped=False,
+    block_rows=None,
+    block_columns=None,
+):
+    """Arrangement, application and tensors of ``rms_norm``; ``looped`` where a row is longer than a tile.
+
+    ``count`` is the number of elements that are reduced.
+    """
+    scalars = scalars or {}
+    output = Tensor(ndim, dtype=dtype, name="output")
+    tensors = (
+        output,
+        Tensor(shape=output.shape, dtype=dtype, other=0, name="input"),
+        Tensor(shape=output.shape, dtype=weight_dtype or dtype, other=0, name="weight"),
+        Tensor(0, dtype=scalars.get("count"), name="count"),
+        Tensor(0, dtype=scalars.get("eps"), name="eps"),
+        element_wise.constant("compute_dtype", compute_dtype),
+    )
+    arrangement = functools.partial(
+        reduction.arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped
+    )
+
+    return arrangement, application_looped if looped else application, tensors

@@ -1,0 +1,52 @@
+import torch
+
+from ntops.host.products import check_factors, check_inner, product
+from ntops.kernels.matmul import premake
+
+
+def matmul(input, other, *, out=None):
+    """The product of two tensors, as :func:`torch.matmul`: of vectors, matrices, or batches of them that broadcast.
+
+    Half types accumulate in float32. Float32 follows :func:`torch.get_float32_matmul_precision` at the time of the
+    call: "highest" is IEEE, anything else TF32. A broadcast batch is not copied.
+
+    :param input: A floating-point tensor, (K,) or (*, M, K).
+    :param other: A tensor of the same dtype, (K,) or (*, K, N).
+    :param out: Where the result is written; it has the very dtype of the operands.
+    :return: A tensor, (*, M, N), without M for a vector ``input``, without N for a vector ``other``.
+    :raises TypeError: An argument is no tensor.
+    :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
+    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands, or one that requires
+        grad.
+    """
+    check_factors(input=input, other=other)
+
+    if input.ndim == 0 or other.ndim == 0:
+        raise RuntimeError(f"arguments 'input' and 'other' need a dim each, but have {input.ndim} and {other.ndim}")
+
+    check_inner(input=input, other=other)
+    left = input[None] if input.ndim == 1 else input
+    right = other[:, None] if other.ndim == 1 else other
+
+    try:
+        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except RuntimeError:
+        raise RuntimeError(
+            f"the batch dims of arguments 'input' {tuple(input.shape)} and 'other' {tuple(other.shape)} do not "
+            "broadcast together"
+        ) from None
+
+    left = left.expand(*batch, *left.shape[-2:])
+    right = right.expand(*batch, *right.shape[-2:])
+    shape = (*batch, *left.shape[-2:-1], *right.shape[-1:])
+
+    if input.ndim > 1 and other.ndim > 1:
+        return product(premake, torch.Size(shape), left, right, out)
+
+    if other.ndim > 1:
+        return product(premake, torch.Size((*batch, shape[-1])), left, right, out, vectors=(-2,))
+
+    if input.ndim > 1:
+        return product(premake, torch.Size(shape[:-1]), left, right, out, vectors=(-1,))
+
+    return product(premake, torch.Size(batch), left, right, out, vectors=(-1, -1))

@@ -1,0 +1,35 @@
+import torch
+
+from ntops.host.arguments import check_real
+from ntops.host.norms import norm, normalized
+from ntops.host.promotion import accumulate_dtype
+from ntops.kernels.rms_norm import premake
+
+
+def rms_norm(input, normalized_shape, weight=None, eps=None):
+    """``input / sqrt(mean(input^2) + eps) * weight`` over the last dims, as :func:`torch.nn.functional.rms_norm`.
+
+    Zhang and Sennrich, arXiv:1910.07467. Computed in float32 for half types.
+
+    :param input: A floating-point tensor, (*, *normalized_shape).
+    :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints.
+    :param weight: A tensor of ``normalized_shape``, or ``None``.
+    :param eps: A number; ``None``: the epsilon of the dtype in which is computed.
+    :return: A contiguous tensor of the shape and dtype of ``input``.
+    :raises TypeError: An argument has the wrong type.
+    :raises RuntimeError: Shapes or devices do not fit.
+    :raises NotImplementedError: An integer or bool ``input``; complex, sparse, quantized or nested operands, or one
+        that requires grad.
+    """
+    shape = normalized(input, normalized_shape, {"weight": weight})
+    eps = None if eps is None else check_real(eps, "eps")
+
+    if not input.dtype.is_floating_point:
+        raise NotImplementedError(
+            f"argument 'input' has dtype {input.dtype}; rms_norm is defined for floating-point only"
+        )
+
+    if eps is None:
+        eps = torch.finfo(accumulate_dtype(input.dtype)).eps
+
+    return norm(premake, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
