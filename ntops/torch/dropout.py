@@ -1,0 +1,73 @@
+import torch
+
+from ntops.host.arguments import check_real, check_tensor, common_device
+from ntops.host.elementwise import launch
+from ntops.host.iteration import contiguous_strides, result_strides
+from ntops.host.output import check_written
+from ntops.host.promotion import accumulate_dtype
+from ntops.kernels.dropout import premake
+
+
+def dropout(input, p=0.5, training=True, inplace=False):
+    """Zero elements with probability ``p`` and scale the rest by 1 / (1 - p), as torch's of that name.
+
+    :func:`torch.nn.functional.dropout`; Srivastava et al., JMLR 15, 2014. The mask comes from Philox, keyed by a
+    number drawn from torch's generator of the device, so :func:`torch.manual_seed` repeats it; it depends on the
+    shape alone, not on strides. It is not torch's mask.
+
+    :param input: A tensor of any shape; floating-point unless ``p`` is 0 or 1.
+    :param p: The probability, from 0 to 1.
+    :param training: If false, ``input`` itself is returned.
+    :param inplace: Whether ``input`` itself is written and returned.
+    :return: A tensor of the shape and dtype of ``input``; ``input`` itself where nothing can be dropped.
+    :raises TypeError: An argument has the wrong type.
+    :raises ValueError: ``p`` is not from 0 to 1.
+    :raises RuntimeError: ``p`` is NaN; an integer ``input``; an expanded one that is to be written.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    """
+    p = check_real(p, "p")
+
+    if p < 0 or p > 1:
+        raise ValueError(f"argument 'p' must be from 0 to 1, not {p}")
+
+    if not isinstance(input, torch.Tensor):
+        check_tensor(input, "input")
+
+    if p != p:
+        raise RuntimeError("argument 'p' must be from 0 to 1, not nan")
+
+    if not training or p == 0 or input.numel() == 0:
+        return input
+
+    check_tensor(input, "input")
+    device = common_device({"input": input})
+
+    if not input.dtype.is_floating_point and p < 1:
+        raise RuntimeError(
+            f"argument 'input' has dtype {input.dtype}, which can't be scaled; cast it to floating-point"
+        )
+
+    if inplace:
+        check_written(input, "input")
+        output = input
+    else:
+        strides = result_strides(input.shape, [input], has_numbers=False)
+        output = torch.empty_strided(input.shape, strides, dtype=input.dtype, device=device)
+
+    if not input.dtype.is_floating_point:
+        return output.zero_()
+
+    # Drawn on the device, so that nothing waits for it and a captured graph draws anew at each replay.
+    seed = torch.empty((), dtype=torch.int64, device=device).random_()
+    compute_dtype = accumulate_dtype(input.dtype)
+    operands = {
+        "output": output,
+        "input": input,
+        "index": output.as_strided(input.shape, contiguous_strides(input.shape)),
+        "seed": seed,
+        "p": p,
+        "scale": 1 / (1 - p) if p < 1 else 0.0,
+    }
+    launch(premake, input.shape, operands, compute_dtype)
+
+    return output
