@@ -8,7 +8,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from strategies.specs import Layout
+from strategies.specs import CONTIGUOUS, Layout
 
 CLASSES = ("contiguous", "offset", "permuted", "channels_last", "sliced", "padded", "expanded", "mixed")
 """Simplest first: contiguous; starting inside its storage, misaligned; dims stored in another order; the same with
@@ -104,7 +104,7 @@ def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max
     fitting = _fitting(shape)
     kind = next((name for name in ordered[chosen:] if name in fitting), "contiguous")
     layout = _drawn(draw, kind, shape)
-    return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else Layout()
+    return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else CONTIGUOUS
 
 
 # Made once: Hypothesis spends more time on validating a strategy than on drawing from it.
@@ -117,7 +117,7 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
     rank = len(shape)
     wide = [dim for dim, size in enumerate(shape) if size > 1]
     if kind == "contiguous":
-        return Layout()
+        return CONTIGUOUS
     if kind == "channels_last":
         return channels_last(rank)
     if kind == "offset":
