@@ -100,11 +100,13 @@ def broadcastable(
     """
     whole = draw(result if result is not None else shapes())
     # For all operands at once: equal shapes are easy, and one draw in four is enough for them.
-    broadcast = whole and draw(st.sampled_from((False, True, True, True)))
+    broadcast = draw(st.sampled_from((False, True, True, True)))
     found: list[Shape] = []
     for _ in range(operands):
-        # Not a set, which would be all dims or none most of the time.
-        shape = tuple(1 if broadcast and draw(st.booleans()) else size for size in whole)
+        # Bit n is for the n-th dim from the last. A set would be all dims or none most of the time, and a draw for
+        # each dim would hold up the shrinking of the rank.
+        ones = draw(st.integers(0, 255)) if broadcast else 0
+        shape = tuple(1 if ones >> (len(whole) - 1 - dim) & 1 else size for dim, size in enumerate(whole))
         leading = next((dim for dim, size in enumerate(shape) if size != 1), len(shape))
         found.append(shape[draw(st.integers(0, leading)) :])
     return tuple(found)
