@@ -24,7 +24,7 @@ def same(results, expected):
     return all(torch.equal(bits(a), bits(b)) for a, b in zip(results, expected, strict=True))
 
 
-def run_at_once(given, chunk=256):
+def run_at_once(given, chunk=4096):
     """One launch with so many programs together, whatever was learnt about the kernel before."""
     launch.kernel_of(given[0]).is_sequential = False
     before, launch.CHUNK = launch.CHUNK, chunk
