@@ -20,7 +20,8 @@ def add(input, other, *, alpha=1, out=None):
     """
     check_operands(input=input, other=other)
     dtype = result_dtype(input, other)
-    alpha = check_scale(alpha, dtype, "alpha")
+    # torch on CUDA asks what out= can take.
+    alpha = check_scale(alpha, out.dtype if isinstance(out, torch.Tensor) else dtype, "alpha")
     # Sums of bools are logical: 1 + 1 is 2 in the kernel, and True again in the result.
     alpha = bool(alpha) if dtype is torch.bool else alpha
 
