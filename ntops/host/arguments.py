@@ -74,8 +74,7 @@ def check_scale(value, dtype, name):
     """Refuse a factor that a result of ``dtype`` cannot take, and return it as a Python number.
 
     :raises TypeError: It is no number, nor a 0-d tensor.
-    :raises RuntimeError: A bool for a result that is not bool, a float for an integer result, or a number that the
-        dtype does not hold.
+    :raises RuntimeError: A bool for a result that is not bool, or a float for an integer result.
     """
     if isinstance(value, torch.Tensor) and value.ndim == 0:
         value = value.item()
@@ -90,15 +89,23 @@ def check_scale(value, dtype, name):
         raise RuntimeError(f"argument '{name}' is {value!r}, which a result of {dtype} does not take")
 
     check_number(value, name)
-
-    if dtype is not torch.bool and math.isfinite(value):
-        limits = torch.finfo(promotion.accumulate_dtype(dtype)) if dtype.is_floating_point else torch.iinfo(dtype)
-
-        # As in torch, a negative factor of an unsigned result wraps.
-        if not (limits.min or -limits.max) <= value <= limits.max:
-            raise RuntimeError(f"argument '{name}' is {value!r}, which does not fit into {dtype}")
-
     return value
+
+
+def check_fits(value, dtype, name):
+    """Refuse a number that a result of ``dtype`` does not hold; as in torch, a negative one wraps if unsigned.
+
+    :raises RuntimeError: It is too large or too small.
+    """
+    check_number(value, name)
+
+    if dtype is torch.bool or not math.isfinite(value):
+        return
+
+    limits = torch.finfo(promotion.accumulate_dtype(dtype)) if dtype.is_floating_point else torch.iinfo(dtype)
+
+    if not (limits.min or -limits.max) <= value <= limits.max:
+        raise RuntimeError(f"argument '{name}' is {value!r}, which does not fit into {dtype}")
 
 
 def common_device(tensors):
