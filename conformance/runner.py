@@ -73,9 +73,8 @@ class Prepared(msgspec.Struct, frozen=True):
         args, kwargs = cases.bind(self.case, operands)
         torch.manual_seed(0)
         try:
-            with warnings.catch_warnings():
-                # torch warns of every ``out`` that it resizes, and here that is what was asked for.
-                warnings.simplefilter("ignore")
+            # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+            with warnings.catch_warnings(action="ignore"):
                 value = function(*args, **kwargs)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)

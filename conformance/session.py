@@ -31,6 +31,11 @@ REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
 
 
+ROUND = 10
+"""Cases that Hypothesis draws in one go. From the eleventh on it draws most of them as variations of those before, and
+for cases, which have few parts, that gives the same ones over and over: fresh rounds find more."""
+
+
 class CaseFailed(AssertionError):
     """Raised where Hypothesis is to see a failure. It takes failures of one class for one bug, so that each check has
     a class of its own, and a failure of one check never shrinks to that of another."""
@@ -109,32 +114,18 @@ class Run:
             report.tally.lacks(op, dtype)
             report.skipped = f"not provided by {self.implementation.name}: {op}"
             return report
+        draws = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in self.dtypes if d in spec.dtypes])
+        examples = self.settings.max_examples
+        if refused:
+            examples = -(-examples // REFUSED_SHARE)
+        seen: set[str] = set()
         failing: dict[str, tuple[Case, Verdict]] = {}
-
-        def one(case: Case) -> None:
-            verdict = self.judge(case)
-            if verdict.failure is None:
-                # Once something has failed, what is judged are steps of the shrinking.
-                if not failing:
-                    report.tally.add(case, verdict)
-                return
-            # The last failure of each check is the shrunk one: Hypothesis ends with a replay of each.
-            failing[verdict.failure.check] = (case, verdict)
-            if verdict.failure.check == "timeout":
-                raise _Stop
-            raise _failed(verdict.failure.check)
-
-        strategy = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in self.dtypes if d in spec.dtypes])
-        test = self._settings(refused)(hypothesis.given(strategy)(one))
-        kind = "refused" if refused else "legal"
         try:
-            hypothesis.seed(f"{self.seed}/{op}/{dtype}/{kind}")(test)()
-        except (CaseFailed, Flaky, _Stop):
+            for start in range(0, examples, ROUND):
+                seed = f"{self.seed}/{op}/{dtype}/{'refused' if refused else 'legal'}/{start}"
+                self._round(draws, seed, min(ROUND, examples - start), report.tally, seen, failing)
+        except _Stop:
             pass
-        except BaseExceptionGroup as group:
-            # Of several failures of different kinds; anything else in it is a fault of the harness.
-            if rest := group.split((CaseFailed, Flaky))[1]:
-                raise rest from None
         finally:
             for case, verdict in failing.values():
                 report.tally.add(case, verdict)
@@ -142,11 +133,51 @@ class Run:
                 report.failures.append(message)
         return report
 
-    def _settings(self, refused: bool) -> hypothesis.settings:
-        examples = self.settings.max_examples
+    def _round(
+        self,
+        draws: SearchStrategy[Case],
+        seed: str,
+        examples: int,
+        tally: Tally,
+        seen: set[str],
+        failing: dict[str, tuple[Case, Verdict]],
+    ) -> None:
+        """Draw some cases, and shrink what fails a check that nothing in ``failing`` fails."""
+        known, shrinking = set(failing), False
+
+        def one(case: Case) -> None:
+            nonlocal shrinking
+            identity = cases.case_id(case)
+            if identity in seen:
+                return
+            verdict = self.judge(case)
+            if verdict.failure is None or verdict.failure.check in known:
+                seen.add(identity)
+                # Once something has failed, what is judged are steps of the shrinking.
+                if verdict.failure is None and not shrinking:
+                    tally.add(case, verdict)
+                return
+            # The last failure of each check is the shrunk one: Hypothesis ends with a replay of each.
+            failing[verdict.failure.check] = (case, verdict)
+            shrinking = True
+            if verdict.failure.check == "timeout":
+                raise _Stop
+            raise _failed(verdict.failure.check)
+
+        test = self._settings(examples)(hypothesis.given(draws)(one))
+        try:
+            hypothesis.seed(seed)(test)()
+        except (CaseFailed, Flaky):
+            pass
+        except BaseExceptionGroup as group:
+            # Of several failures of different checks; anything else in it is a fault of the harness.
+            if rest := group.split((CaseFailed, Flaky))[1]:
+                raise rest from None
+
+    def _settings(self, examples: int) -> hypothesis.settings:
         return hypothesis.settings(
             self.settings,
-            max_examples=-(-examples // REFUSED_SHARE) if refused else examples,
+            max_examples=examples,
             # The seed makes a run repeatable, saved cases are replayed from their own files, and cases have their own
             # time limit.
             database=None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 import torch
@@ -126,7 +127,12 @@ def by_simplicity(names: Iterable[str]) -> tuple[str, ...]:
 
 def dtypes(names: Iterable[str] = ALL) -> st.SearchStrategy[str]:
     """One of the names; shrinks to float32 where that is among them."""
-    return st.sampled_from(by_simplicity(names))
+    return _one_of(by_simplicity(names))
+
+
+@cache
+def _one_of(names: tuple[str, ...]) -> st.SearchStrategy[str]:
+    return st.sampled_from(names)
 
 
 def pairs(names: Iterable[str] = ALL) -> st.SearchStrategy[tuple[str, str]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 
 from hypothesis import strategies as st
 
-from strategies.specs import Layout
+from strategies.specs import CONTIGUOUS, Layout
 
 CLASSES = ("contiguous", "offset", "permuted", "channels_last", "sliced", "padded", "expanded", "mixed")
 """Simplest first: contiguous; starting inside its storage, misaligned; dims stored in another order; the same with
@@ -102,46 +103,51 @@ def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max
     chosen = draw(st.integers(0, len(ordered) - 1))
     fitting = _fitting(shape)
     kind = next((name for name in ordered[chosen:] if name in fitting), "contiguous")
-    layout = draw(_of_class(kind, shape))
-    return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else Layout()
+    layout = _drawn(draw, kind, shape)
+    return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else CONTIGUOUS
 
 
-@st.composite
-def _of_class(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
+# Made once: Hypothesis spends more time on validating a strategy than on drawing from it.
+_FLAG, _STEP, _PADDING = st.booleans(), st.integers(1, 3), st.sampled_from((0, 1, 3, 8, 16))
+# Odd offsets leave an element's own alignment only; powers of two keep 16 bytes for some types and not for others.
+_OFFSET = st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33))
+
+
+def _drawn(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
     rank = len(shape)
     wide = [dim for dim, size in enumerate(shape) if size > 1]
     if kind == "contiguous":
-        return Layout()
+        return CONTIGUOUS
     if kind == "channels_last":
         return channels_last(rank)
     if kind == "offset":
-        return Layout(offset=draw(_offsets))
+        return Layout(offset=draw(_OFFSET))
     if kind == "expanded":
-        return Layout(expanded=draw(_subsets(wide)))
+        return Layout(expanded=tuple(dim for dim in wide if draw(_FLAG)) or (wide[0],))
     if kind == "permuted":
         return Layout(order=draw(_orders(shape)))
     if kind == "sliced":
-        return Layout(steps=draw(_per_dim(rank, wide, st.integers(2, 3), 1)))
+        steps = [draw(_STEP) if dim in wide else 1 for dim in range(rank)]
+        if max(steps) == 1:
+            steps[wide[0]] = 2
+        return Layout(steps=tuple(steps))
     if kind == "padded":
-        padding = draw(_per_dim(rank, list(range(wide[0] + 1, rank)), st.sampled_from((1, 3, 8, 16)), 0))
-        return Layout(padding=padding, offset=draw(st.integers(0, padding[-1])))
-    expanded = draw(st.one_of(st.just(()), _subsets(wide)))
-    dense = [dim for dim in range(rank) if dim not in expanded]
+        padding = [draw(_PADDING) if dim > wide[0] else 0 for dim in range(rank)]
+        padding[-1] = padding[-1] if any(padding) else 1
+        return Layout(padding=tuple(padding), offset=draw(st.integers(0, padding[-1])))
+    expanded = tuple(dim for dim in wide if draw(_FLAG)) if draw(_FLAG) else ()
     return Layout(
-        order=draw(st.one_of(st.just(()), st.permutations(range(rank)).map(tuple))),
-        steps=draw(st.one_of(st.just(()), _per_dim(rank, dense, st.integers(1, 3), 1))),
-        padding=draw(st.one_of(st.just(()), _per_dim(rank, dense, st.integers(0, 5), 0))),
+        order=draw(_orders(shape)) if draw(_FLAG) and len(wide) > 1 else (),
+        steps=tuple(1 if dim in expanded else draw(_STEP) for dim in range(rank)) if draw(_FLAG) else (),
+        padding=tuple(0 if dim in expanded else draw(_PADDING) for dim in range(rank)) if draw(_FLAG) else (),
         expanded=expanded,
-        offset=draw(st.one_of(st.just(0), _offsets)),
+        offset=draw(_OFFSET) if draw(_FLAG) else 0,
     )
 
 
-# Odd offsets leave an element's own alignment only; powers of two keep 16 bytes for some types and not for others.
-_offsets = st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33))
-
-
-def _subsets(dims: list[int]) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.sets(st.sampled_from(dims), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+@cache
+def _permutations(rank: int) -> st.SearchStrategy[list[int]]:
+    return st.permutations(range(rank))
 
 
 def _orders(shape: Shape) -> st.SearchStrategy[tuple[int, ...]]:
@@ -151,13 +157,4 @@ def _orders(shape: Shape) -> st.SearchStrategy[tuple[int, ...]]:
         permuted = layout_class(Layout(order=tuple(order)), shape) != "contiguous"
         return tuple(order if permuted else reversed(order))
 
-    return st.permutations(range(len(shape))).map(shown)
-
-
-@st.composite
-def _per_dim(
-    draw: st.DrawFn, rank: int, dims: list[int], values: st.SearchStrategy[int], otherwise: int
-) -> tuple[int, ...]:
-    """A value for each of some of ``dims`` (one at least), and ``otherwise`` for the rest."""
-    chosen = draw(_subsets(dims)) if dims else ()
-    return tuple(draw(values) if dim in chosen else otherwise for dim in range(rank))
+    return _permutations(len(shape)).map(shown)

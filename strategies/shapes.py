@@ -17,6 +17,7 @@ BLOCKS = (16, 32, 64, 128, 256, 1024)
 MAX_SIZE = 4096 + 1
 BUDGET = 1 << 16
 
+_KINDS = st.sampled_from(("any", "powers", "powers", "primes", "blocks"))
 _EMPTY, _TILED = 31, 4  # one dim in 32 is empty, one shape in 5 spans several blocks in every dim
 
 
@@ -43,7 +44,7 @@ def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
     # A drawn size is halved a few times, then lowered to a landmark. Since both only lower it, an example that fails
     # for large sizes also fails when the shrinker takes them away, so it is never held up at a landmark.
     smallest, largest = max(min_size, 1), max(max_size, 1)
-    kind = draw(st.sampled_from(("any", "powers", "powers", "primes", "blocks")))
+    kind = draw(_KINDS)
     halved = draw(st.integers(0, largest.bit_length() - 1))
     size = draw(st.integers(smallest, largest)) >> halved
     # Last, so that an empty dim is not simpler than others by taking fewer draws.
@@ -98,10 +99,14 @@ def broadcastable(
     to sizes of 1 rather than to equal shapes.
     """
     whole = draw(result if result is not None else shapes())
+    # For all operands at once: equal shapes are easy, and one draw in four is enough for them.
+    broadcast = draw(st.sampled_from((False, True, True, True)))
     found: list[Shape] = []
     for _ in range(operands):
-        ones = draw(st.one_of(st.just(()), st.sets(st.sampled_from(range(len(whole))))) if whole else st.just(()))
-        shape = tuple(1 if dim in ones else size for dim, size in enumerate(whole))
+        # Bit n is for the n-th dim from the last. A set would be all dims or none most of the time, and a draw for
+        # each dim would hold up the shrinking of the rank.
+        ones = draw(st.integers(0, 255)) if broadcast else 0
+        shape = tuple(1 if ones >> (len(whole) - 1 - dim) & 1 else size for dim, size in enumerate(whole))
         leading = next((dim for dim, size in enumerate(shape) if size != 1), len(shape))
         found.append(shape[draw(st.integers(0, leading)) :])
     return tuple(found)

@@ -59,6 +59,9 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 raise ValueError(f"dim {dim} is expanded, so it can have neither a step nor padding")
 
 
+CONTIGUOUS = Layout()
+
+
 class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A special value planted at a linear index (row-major over the logical shape, modulo its size) and at the
     ``run`` - 1 that follow, as far as there are such."""
@@ -79,7 +82,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="t
     dtype: str  # torch's name without "torch."
     values: str = "normal"
     seed: int = 0
-    layout: Layout = Layout()
+    layout: Layout = CONTIGUOUS
     specials: tuple[Special, ...] = ()
 
     def __post_init__(self) -> None:
@@ -89,5 +92,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="t
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2^64), got {self.seed}")
         self.layout.check(len(self.shape))
+        if self.layout == CONTIGUOUS:  # msgspec leaves out a default only if it is the same object: one spec, one JSON
+            msgspec.structs.force_setattr(self, "layout", CONTIGUOUS)
         for special in self.specials:
             special_bits(special.value, self.dtype)

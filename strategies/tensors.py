@@ -103,9 +103,17 @@ def tensors(
     )
 
 
+_PLACES, _RUNS = st.integers(0, 4 + 2 * len(_shapes.BLOCKS)), st.integers(0, 5)
+_PLANTED = st.one_of(
+    st.just([]),
+    st.lists(st.tuples(_PLACES, st.integers(0, len(_values.SPECIALS)), _RUNS), min_size=1, max_size=3),
+)
+
+
+@st.composite
 def planted(
-    shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
-) -> st.SearchStrategy[tuple[Special, ...]]:
+    draw: st.DrawFn, shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
+) -> tuple[Special, ...]:
     """Up to three special values at the first or last element or at the edge of a block or row, singly or for a whole
     row or block; in about half of the draws none. Shrinks to none, else to one at the first element."""
     wanted = set(names)
@@ -114,16 +122,15 @@ def planted(
     possible = [name for name in _values.specials_of(dtype) if name in wanted]
     total = math.prod(shape)
     if not possible or not total:
-        return st.just(())
+        return ()
     row = shape[-1] if shape else 1
-    blocks = (block + side for block in _shapes.BLOCKS for side in (-1, 0))
-    # The same place in this list for every shape, so that "the last element" stays that while a shape shrinks.
-    places = dict.fromkeys(place for place in (0, total - 1, row - 1, row % total, *blocks) if place < total)
-    special = st.builds(
-        Special,
-        index=st.sampled_from(list(places)),
-        value=st.sampled_from(possible),
-        run=st.one_of(st.just(1), st.sampled_from(sorted({1, row, min(16, total), min(64, total)}))),
-    )
-    some = st.lists(special, min_size=1, max_size=3, unique_by=lambda one: one.index).map(tuple)
-    return st.one_of(st.just(()), some)
+    # Drawn as numbers in lists, whose entries mean the same for every shape: the last element stays the last while
+    # a shape shrinks.
+    edges = (block + side for block in _shapes.BLOCKS for side in (-1, 0))
+    places = list(dict.fromkeys(place for place in (0, total - 1, row - 1, row, *edges) if place < total))
+    runs = (1, 1, 1, row, min(16, total), min(64, total))
+    found: dict[int, Special] = {}
+    for place, value, run in draw(_PLANTED):
+        index = places[place % len(places)]
+        found.setdefault(index, Special(index, possible[value % len(possible)], runs[run]))
+    return tuple(found.values())

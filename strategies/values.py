@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -277,11 +278,13 @@ def recipes(dtype: str, names: Iterable[str] | None = None) -> st.SearchStrategy
 
     Where none of ``names`` makes sense for the dtype (float recipes, an integer dtype), one of the dtype's own.
     """
+    return _recipes(dtype, None if names is None else tuple(names))
+
+
+@cache
+def _recipes(dtype: str, names: tuple[str, ...] | None) -> st.SearchStrategy[str]:
+    for name in names or ():
+        if name not in _RECIPES:
+            raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
     possible = recipes_of(dtype)
-    if names is not None:
-        wanted = tuple(names)
-        for name in wanted:
-            if name not in _RECIPES:
-                raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
-        possible = tuple(name for name in possible if name in wanted) or possible
-    return st.sampled_from(possible)
+    return st.sampled_from(tuple(name for name in possible if names is None or name in names) or possible)

@@ -74,15 +74,21 @@ def _any(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @st.composite
 def sizes(draw: st.DrawFn, float64: bool) -> tuple[int, int, int]:
-    """(M, K, N): all dims over several blocks now and then, sometimes a long K, sometimes a size of 0."""
+    """(M, K, N): mostly any; now and then one dim or all of them over several blocks, a long K, or a size of 0."""
     work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
-    match draw(st.sampled_from(("any", "any", "any", "long", "empty"))):
+    small = shapes.sizes(1, 40)
+    match draw(st.sampled_from(("any", "any", "any", "any", "wide", "wide", "blocks", "long", "empty"))):
         case "any":
             return draw(shapes.products(min_size=1, max_size=_sizes.PRODUCT_DIM, work=work))
+        case "wide":
+            found = [draw(small) for _ in range(3)]
+            found[draw(st.integers(0, 2))] = draw(st.sampled_from(_sizes.PRODUCT_WIDE))
+        case "blocks":
+            several = st.sampled_from(_sizes.PRODUCT_BLOCKS_FLOAT64 if float64 else _sizes.PRODUCT_BLOCKS)
+            found = [draw(several) for _ in range(3)]
         case "long":
-            m, n = draw(shapes.sizes(1, 20)), draw(shapes.sizes(1, 20))
-            return m, draw(shapes.sizes(257, min(_sizes.PRODUCT_TERMS, work // (m * n)))), n
+            found = [draw(shapes.sizes(1, 20)), draw(st.sampled_from(_sizes.PRODUCT_TERMS)), draw(shapes.sizes(1, 20))]
         case "empty":
             found = [draw(shapes.sizes(0, 40)) for _ in range(3)]
             found[draw(st.integers(0, 2))] = 0
-            return found[0], found[1], found[2]
+    return found[0], found[1], found[2]

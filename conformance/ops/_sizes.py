@@ -7,10 +7,14 @@ MANY_ELEMENTS = 1 << 16
 ROWS, COLUMNS = 130, 5000
 """Rows and row length of a reduction; their product is within ``ELEMENTS`` mostly."""
 PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
-"""M, N and mostly K of a matrix product, and M * N * K."""
-PRODUCT_TERMS = 2100
-"""The longest K."""
+"""M, K and N of a matrix product, and M * N * K."""
+PRODUCT_WIDE = (129, 200, 257, 300)
+"""One dim of a product that is otherwise small."""
+PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (65, 129, 130, 257), (33, 65, 66)
+"""All dims of a product, each of which spans several blocks."""
+PRODUCT_TERMS = (257, 511, 1000, 1024, 2049)
+"""A long K."""
 FLOAT64_ELEMENTS = 1 << 10
 """Elements that mpmath evaluates."""
 FLOAT64_WORK = 1 << 18
-"""Products of a float64 matrix product, which are summed in double-double."""
+"""M * N * K of a float64 product, whose terms are summed in double-double; mostly."""

@@ -74,8 +74,7 @@ def check_scale(value, dtype, name):
     """Refuse a factor that a result of ``dtype`` cannot take, and return it as a Python number.
 
     :raises TypeError: It is no number, nor a 0-d tensor.
-    :raises RuntimeError: A bool for a result that is not bool, a float for an integer result, or a number that the
-        dtype does not hold.
+    :raises RuntimeError: A bool for a result that is not bool, or a float for an integer result.
     """
     if isinstance(value, torch.Tensor) and value.ndim == 0:
         value = value.item()
@@ -89,7 +88,7 @@ def check_scale(value, dtype, name):
     if isinstance(value, complex) or (isinstance(value, float) and not dtype.is_floating_point):
         raise RuntimeError(f"argument '{name}' is {value!r}, which a result of {dtype} does not take")
 
-    check_fits(value, dtype, name)
+    check_number(value, name)
     return value
 
 

@@ -329,6 +329,7 @@ for _type, _name in {
     "bf16": "bfloat16",
     "fp32": "float32",
     "fp64": "float64",
+    **{f"fp8{kind}": f"float8{kind}" for kind in ("e5", "e5b16", "e4nv", "e4b8")},
     **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
 }.items():
     setattr(Builder, f"get_{_type}", _getter(_name))

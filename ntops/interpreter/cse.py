@@ -157,6 +157,7 @@ class _Numbering:
 
             return node
 
+        node = self._conjunction(node)
         key = self._key(node) if isinstance(node, _VALUE_NODES) else None
 
         if key in self._available:
@@ -181,6 +182,30 @@ class _Numbering:
         temporary = self._temporary(key)
 
         return ast.copy_location(ast.NamedExpr(ast.Name(temporary, ast.Store()), node), node)
+
+    def _conjunction(self, node):
+        """A chain of ``&`` without repetitions, what changes in fewer loops first; the bits are the same either way."""
+        if not _is_conjunction(node):
+            return node
+
+        operands = _conjuncts(node)
+        keys = [self._key(operand) for operand in operands]
+
+        if None in keys:
+            return node
+
+        distinct = dict(reversed(list(zip(keys, operands, strict=True))))
+        order = sorted(dict.fromkeys(keys), key=self._level)
+
+        if order == keys:
+            return node
+
+        chain = distinct[order[0]]
+
+        for key in order[1:]:
+            chain = ast.copy_location(ast.BinOp(chain, ast.BitAnd(), distinct[key]), node)
+
+        return chain
 
     def _children(self, node):
         if isinstance(node, ast.IfExp):
@@ -370,6 +395,14 @@ class _Numbering:
             elif isinstance(child, (ast.Subscript, ast.Attribute)) and isinstance(child.ctx, ast.Store):
                 if isinstance(child.value, ast.Name):
                     self._values[child.value.id] = self._fresh()
+
+
+def _is_conjunction(node):
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd)
+
+
+def _conjuncts(node):
+    return [*_conjuncts(node.left), *_conjuncts(node.right)] if _is_conjunction(node) else [node]
 
 
 class _Cleaner(ast.NodeTransformer):

@@ -9,8 +9,12 @@ from ntops.interpreter import _triton, arguments, facts, rewrite, watching
 from ntops.interpreter.control import Diverged, NeedsSequential, Runtime
 from ntops.interpreter.faults import MemoryFault, kernel_line
 
-# How many programs run together, and how often they may part before it is quicker to run them one by one.
-CHUNK = 256
+# The most programs that run together, and the most elements of a block of all of them: beyond that nothing is gained,
+# and memory goes. Of a kernel of which nothing is known yet a few programs go first.
+CHUNK = 4096
+_ELEMENTS = 2**17
+_FIRST = 16
+# How often programs may part before it is quicker to run them one by one.
 _MOST_PARTINGS = 64
 
 _lock = threading.RLock()
@@ -27,8 +31,16 @@ class Kernel:
             name: _triton.annotated_type(parameter.annotation) for name, parameter in self.signature.parameters.items()
         }
         self.is_sequential = False
+        self.elements = None
         self._rewritten = {}
         self._facts = None
+
+    @property
+    def chunk(self):
+        """How many programs to run together."""
+        wanted = _FIRST if self.elements is None else max(_FIRST, _ELEMENTS // max(1, self.elements))
+
+        return min(CHUNK, wanted)
 
     def rewritten(self, is_optimized=True):
         """The function as the interpreter runs it, with its common subexpressions computed once or each where it is."""
@@ -97,8 +109,13 @@ def _run(kernel, bound, grid):
         builder.watch = watching.LaunchWatch(watcher, kernel.name, arguments.pointers(values.values()), builder)
 
     try:
-        for start in range(0, total, CHUNK):
-            _Chunk(kernel, values, grid, builder).run(np.arange(start, min(start + CHUNK, total)))
+        start = 0
+
+        while start < total:
+            stop = min(start + kernel.chunk, total)
+            _Chunk(kernel, values, grid, builder).run(np.arange(start, stop))
+            kernel.elements = max(kernel.elements or 0, builder.largest_block)
+            start = stop
     finally:
         builder.watch = None
 

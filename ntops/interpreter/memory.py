@@ -1,5 +1,7 @@
 """Loads, stores and atomics of the whole grid at once, and undoing them."""
 
+import math
+
 import numpy as np
 
 from ntops.interpreter import formats
@@ -43,6 +45,7 @@ class Memory:
         self.is_split = is_split
         self.tracks_accesses = tracks_accesses
         self.has_stored = False
+        self.largest_block = 0
         self._plain_ranges = []
         self._atomic_ranges = []
 
@@ -113,6 +116,7 @@ class Memory:
 
     def _lanes(self, pointer, mask, *others, programs=None):
         """All addresses, and which of them are touched, in memory order."""
+        self.largest_block = max(self.largest_block, math.prod(pointer.shape))
         handles = [handle for handle in (pointer, mask, *others) if handle is not None]
         programs = programs or max(handle.programs for handle in handles)
         addresses = _dense(pointer.full(programs))

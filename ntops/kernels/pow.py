@@ -19,7 +19,7 @@ def application_integer(output, input, exponent, compute_dtype):
     unit = ntl.where(base == 1, 1, ntl.where(base == -1, ntl.where((rest & 1) == 0, 1, -1), 0))
     negative = rest < 0
     rest = ntl.where(negative, 0, rest)
-    power = ntl.where(rest == rest, ntl.full(rest.shape, 1, compute_dtype), 0)
+    power = (base + rest) * 0 + 1
 
     # Squaring and multiplying wrap as torch's integer powers do.
     for _ in range(63):

@@ -1,6 +1,6 @@
 import torch
 
-from ntops.host.arguments import check_operands, check_scale
+from ntops.host.arguments import check_fits, check_operands, check_scale
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
 from ntops.kernels.add import premake
@@ -20,7 +20,9 @@ def add(input, other, *, alpha=1, out=None):
     """
     check_operands(input=input, other=other)
     dtype = result_dtype(input, other)
-    alpha = check_scale(alpha, dtype, "alpha")
+    # torch on CUDA asks what out= can take.
+    alpha = check_scale(alpha, out.dtype if isinstance(out, torch.Tensor) else dtype, "alpha")
+    check_fits(alpha, dtype, "alpha")
     # Sums of bools are logical: 1 + 1 is 2 in the kernel, and True again in the result.
     alpha = bool(alpha) if dtype is torch.bool else alpha
 

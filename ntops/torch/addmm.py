@@ -1,6 +1,6 @@
 import torch
 
-from ntops.host.arguments import check_scale
+from ntops.host.arguments import check_fits, check_scale
 from ntops.host.products import check_dims, check_factors, check_inner, product
 from ntops.kernels.addmm import premake
 
@@ -25,7 +25,9 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     """
     check_factors(mat1=mat1, mat2=mat2, input=input)
     beta = check_scale(int(beta) if isinstance(beta, bool) else beta, input.dtype, "beta")
+    check_fits(beta, input.dtype, "beta")
     alpha = check_scale(int(alpha) if isinstance(alpha, bool) else alpha, input.dtype, "alpha")
+    check_fits(alpha, input.dtype, "alpha")
     check_dims(2, mat1=mat1, mat2=mat2)
     check_inner(mat1=mat1, mat2=mat2)
     shape = torch.Size((mat1.shape[0], mat2.shape[1]))

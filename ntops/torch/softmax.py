@@ -31,6 +31,11 @@ def softmax(input, dim, dtype=None):
         raise NotImplementedError(f"softmax of {dtype} is not defined; give a floating-point 'dtype' to cast to")
 
     device = common_device({"input": input})
+
+    if not input.dtype.is_floating_point:
+        # The kernel pads rows with -inf, which integers do not have.
+        input = input.to(dtype)
+
     output = torch.empty(input.shape, dtype=dtype, device=device)
 
     if output.numel():

@@ -1,6 +1,6 @@
 import torch
 
-from ntops.host.arguments import check_operands, check_scale
+from ntops.host.arguments import check_fits, check_operands, check_scale
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
 from ntops.kernels.sub import premake
@@ -25,7 +25,8 @@ def sub(input, other, *, alpha=1, out=None):
             raise RuntimeError(f"argument '{name}' is bool, which cannot be subtracted; use bitwise_not or logical_xor")
 
     dtype = result_dtype(input, other)
-    alpha = check_scale(alpha, dtype, "alpha")
+    alpha = check_scale(alpha, out.dtype if isinstance(out, torch.Tensor) else dtype, "alpha")
+    check_fits(alpha, dtype, "alpha")
 
     return elementwise(
         premake,

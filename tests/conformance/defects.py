@@ -99,10 +99,12 @@ def add_strides(input, other, *, alpha=1, out=None):
     return result.copy_(wrong) if wrong.shape == result.shape else result
 
 
-@defect("float32 float64 int32 int64")
+@defect("float32 int32 int64")
 def add_broadcast(input, other, *, alpha=1, out=None):
     result = torch.add(input, other, alpha=alpha, out=out)
-    return result.copy_(torch.add(inner_broadcast_lost(input, other), other, alpha=alpha)) if out is None else result
+    if out is not None:
+        return result
+    return result.copy_(torch.add(inner_broadcast_lost(input, other), inner_broadcast_lost(other, input), alpha=alpha))
 
 
 @defect("float32")
@@ -243,7 +245,7 @@ def relu_takes_bool(input, inplace=False):
 # --- eq ----------------------------------------------------------------------------------------------------------
 
 
-@defect("float32")
+@defect("float32 float16 bfloat16 float64")
 def eq_nan(input, other, *, out=None):
     """NaN equals NaN."""
     result = torch.eq(input, other, out=out)

@@ -63,5 +63,6 @@ def test_pairs_are_equal_and_mixed(examples):
     found = examples(dtypes.pairs(), 300)
     assert {first for first, _ in found} == set(dtypes.ALL)
     equal = sum(first == second for first, second in found)
-    assert 0.1 < equal / len(found) < 0.9
+    # Each of the 100 pairs is drawn once, then Hypothesis has none left.
+    assert 0.05 < equal / len(found) < 0.9
     assert any(dtypes.is_floating(first) != dtypes.is_floating(second) for first, second in found)

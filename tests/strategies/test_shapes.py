@@ -41,7 +41,7 @@ def test_some_shapes_span_several_blocks_in_every_dim(examples, rank):
 
 @pytest.mark.parametrize("rank", [2, 3])
 def test_each_dim_is_the_longest_at_times(examples, rank):
-    found = examples(shapes.shapes(rank, rank), 1000)
+    found = examples(shapes.shapes(rank, rank), 700)
     assert {shape.index(max(shape)) for shape in found if max(shape) > 256} == set(range(rank))
 
 
@@ -78,9 +78,10 @@ def test_products_keep_within_their_limits(examples):
     for m, k, n in found:
         assert max(m * k, k * n, m * n) <= 5000
         assert m * k * n <= 100_000
+    found = examples(shapes.products(), 600)
     for place in range(3):
-        assert any(sizes[place] == 0 and max(sizes) > 0 for sizes in examples(shapes.products(), 600))
-    assert sum(min(sizes) > 2 * 16 for sizes in examples(shapes.products(), 300)) >= 5
+        assert any(sizes[place] == 0 and max(sizes) > 0 for sizes in found)
+    assert sum(min(sizes) > 2 * 16 for sizes in found) >= 10
 
 
 def test_reductions_are_long_short_and_empty(examples):

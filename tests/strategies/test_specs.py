@@ -61,7 +61,10 @@ def test_nonsense_is_refused_on_reading(text, message):
 
 
 def test_defaults_are_not_written():
-    assert msgspec.json.encode(TensorSpec((2, 3), "float32")) == b'{"type":"tensor","shape":[2,3],"dtype":"float32"}'
+    text = b'{"type":"tensor","shape":[2,3],"dtype":"float32"}'
+    assert msgspec.json.encode(TensorSpec((2, 3), "float32")) == text
+    assert msgspec.json.encode(TensorSpec((2, 3), "float32", "normal", 0, Layout(), ())) == text
+    assert msgspec.json.encode(msgspec.json.decode(text[:-1] + b',"layout":{},"specials":[]}', type=TensorSpec)) == text
 
 
 @settings(max_examples=200, deadline=None, database=None, derandomize=True)

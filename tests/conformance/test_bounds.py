@@ -1,0 +1,94 @@
+"""The bounds: the constants of the table, and their use."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from conformance import bounds
+
+U = 2.0**-24
+
+
+def test_formats_are_torchs():
+    for dtype, form in bounds.FORMATS.items():
+        info = torch.finfo(dtype)
+        assert form.max == info.max
+        assert form.unit == info.eps / 2
+        assert 2.0**form.least == info.smallest_normal
+        assert form.subnormal == info.smallest_normal * info.eps
+        assert form.infinite == bool(torch.tensor([math.inf]).to(dtype).double().isinf().any())
+
+
+def test_half_types_compute_in_float32():
+    for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32):
+        assert bounds.compute_dtype(dtype) == torch.float32
+    assert bounds.compute_dtype(torch.float64) == torch.float64
+
+
+def test_rounding_never_goes_under_half_a_subnormal():
+    values = np.array([0.0, 1e-45, 1.0, -8.0])
+    assert bounds.rounding(values, torch.float32).tolist() == [2.0**-150, 2.0**-150, U, 8 * U]
+
+
+def test_add_counts_the_product_and_a_second_rounding():
+    value, product = np.array([1.0]), np.array([4.0])
+    assert bounds.add(value, product, torch.float32, exact=True, wide=False) == 0
+    assert bounds.add(value, product, torch.float32, exact=False, wide=False) == 4 * U
+    assert bounds.add(value, product, torch.float64, exact=False, wide=False) == 4 * 2.0**-53
+    assert bounds.add(value, product, torch.float16, exact=True, wide=False) == 0
+    assert bounds.add(value, product, torch.float16, exact=False, wide=False) == 5 * U
+    assert bounds.add(value, product, torch.float16, exact=True, wide=True) == U
+
+
+def test_div_is_rounded_correctly():
+    assert bounds.div(np.array([3.0]), torch.float32, wide=False) == 0
+    assert bounds.div(np.array([3.0]), torch.float32, wide=True) == 0
+    assert bounds.div(np.array([2.0]), torch.bfloat16, wide=True) == 2 * U
+
+
+def test_truncation_may_round_the_quotient_first():
+    quotient = np.array([2.9999, 2.5, -2.9999, 1e30, math.inf, math.nan])
+    with np.errstate(all="ignore"):
+        found = bounds.trunc(np.trunc(quotient), quotient, torch.float16)
+        in_float32 = bounds.trunc(np.trunc(quotient), quotient, torch.float32)
+    assert found.tolist() == [1, 0, 1, 0, 0, 0]
+    assert not in_float32.any()  # there 2.9999 is not 3
+
+
+def test_a_floor_is_exact_as_long_as_two_roundings_cannot_reach_the_next_number():
+    assert bounds.floor(np.array([2.0**22 - 1, 2.0**22, 2.0**30, math.inf]), torch.float32).tolist() == [0, 1, 128, 0]
+    assert bounds.floor(np.array([511.0, 512.0]), torch.float16).tolist() == [0, 1]
+
+
+def test_softmax():
+    found = bounds.softmax(np.array([0.5]), np.array([4.0]), 16, torch.float16)
+    assert found == 0.5 * U * (1.5 * 4 + 2 * 4 + 8) + 2.0**-150
+    # An element infinitely far below the largest is zero, and its bound no NaN.
+    assert bounds.softmax(np.array([0.0]), np.array([math.inf]), 16, torch.float32) == 2.0**-150
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_products_follow_the_precision_that_is_set(precision):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        ieee = 4 * U * 4 * 10 + 16 / 8 * U * 3 + 16 * 2.0**-150
+        tf32 = 2.0**-10 * 3 + 2.0**-9 * 5
+        value, magnitude, spread = np.array([-3.0]), np.array([10.0]), np.array([5.0])
+        found = bounds.product(value, magnitude, spread, 16, torch.float32)
+        assert found == pytest.approx(ieee if precision == "highest" else ieee + tf32, rel=1e-12)
+        assert bounds.product(value, magnitude, spread, 16, torch.bfloat16) == pytest.approx(ieee, rel=1e-12)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_result_stored_as_another_dtype_is_rounded_twice():
+    value = np.array([1.0, 3.0])
+    assert bounds.stored(value, torch.float32, torch.float32) == 0
+    assert bounds.stored(value, torch.float32, torch.float16).tolist() == [2.0**-24, 2.0**-23]
+    assert bounds.stored(value, torch.float16, torch.float32).tolist() == [2.0**-11, 2.0**-10]
+    assert bounds.stored(np.array([1.0]), torch.float64, torch.float16) == 2.0**-53 + 2.0**-24

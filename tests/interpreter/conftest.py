@@ -1,0 +1,10 @@
+"""The interpreter, installed before any test module imports Triton."""
+
+import sys
+from pathlib import Path
+
+from ntops import interpreter
+
+interpreter.install()
+# kernels.py is shared with a process that must not import ntops, so it is no part of a package.
+sys.path.insert(0, str(Path(__file__).parent))
