@@ -22,8 +22,8 @@ def dropout(input, p=0.5, training=True, inplace=False):
     :return: A tensor of the shape and dtype of ``input``; ``input`` itself where nothing can be dropped.
     :raises TypeError: An argument has the wrong type.
     :raises ValueError: ``p`` is not from 0 to 1.
-    :raises RuntimeError: ``p`` is NaN; an integer ``input``; an expanded one that is to be written.
-    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises RuntimeError: ``p`` is NaN; an expanded ``input`` that is to be written.
+    :raises NotImplementedError: An integer or bool ``input`` with ``p`` between 0 and 1; a complex, sparse, quantized or nested ``input``, or one that requires grad.
     """
     p = check_real(p, "p")
 
@@ -43,7 +43,7 @@ def dropout(input, p=0.5, training=True, inplace=False):
     device = common_device({"input": input})
 
     if not input.dtype.is_floating_point and p < 1:
-        raise RuntimeError(
+        raise NotImplementedError(
             f"argument 'input' has dtype {input.dtype}, which can't be scaled; cast it to floating-point"
         )
 
