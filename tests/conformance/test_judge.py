@@ -239,6 +239,7 @@ def test_other_inputs_than_those_saved_are_told():
 
 
 def test_devices(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert runner.resolve_device("cpu") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert runner.resolve_device("auto") == torch.device("cpu")

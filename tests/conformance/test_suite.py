@@ -25,10 +25,22 @@ USAGE = pytest.ExitCode.USAGE_ERROR
 QUICK = ("--op", "relu", "--dtype", "float32", "--max-examples", "12", "--device", "cpu")
 
 
+@pytest.fixture(scope="session")
+def _torch_is_whole():
+    """Make torch import what it imports late. A run in this process forgets the modules that it was first to import,
+    and torch's cannot be imported twice."""
+    operand = TensorSpec((3,), "float32")
+    for op, arguments in {"add": (operand, operand), "softmax": (operand, 0), "relu": (operand,)}.items():
+        cases.validate(Case(op=op, args=arguments))
+    runner.judge(Case(op="add", args=(operand, 1.0), kwargs={"out": TensorSpec((2,), "float32")}), "torch")
+
+
 @pytest.fixture
-def suite(pytester, monkeypatch):
+def suite(pytester, monkeypatch, _torch_is_whole):
     """Run the suite in this process, in an empty folder, without the saved cases of the package."""
     monkeypatch.delenv("CI", raising=False)
+    # Runs on the CPU set it; here it is forgotten afterwards.
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
     monkeypatch.setattr(corpus, "SHIPPED", pytester.path / "none")
 
     def run(*arguments, implementation="torch"):
