@@ -82,6 +82,12 @@ def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.
     return bound + rounding(value, torch.float32) if (computed, output) in _BY_WAY_OF_FLOAT32 else bound
 
 
+def overflow(dtype: torch.dtype) -> float:
+    """From here on rounding to nearest gives infinity; not for float64, where this is no float64."""
+    form = FORMATS[dtype]
+    return form.max + float(ulp(np.array(form.max), dtype)) / 2
+
+
 # --- elementwise -------------------------------------------------------------------------------------------------
 
 # add, sub: u |alpha other|, the rounding of the product; the sum's own is the half ulp. Torch: 0 of it on random

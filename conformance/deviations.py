@@ -12,12 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from conformance import oracle
+from conformance import cases, oracle
 from conformance.cases import Case, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call
 from strategies import dtypes as dtype_names
-from strategies import layouts
 from strategies.specs import Layout, TensorSpec
 from strategies.tensors import materialize
 
@@ -58,8 +57,12 @@ class Deviation:
 
 def named_deviation(case: Case, check: str, device: torch.device | str) -> str | None:
     """The name of the deviation of torch itself that a failure of ``check`` for ``case`` on ``device`` can be; None
-    where torch has no excuse. For torch as the implementation only."""
+    where torch has no excuse. For torch as the implementation only. On the CPU torch takes what CUDA refuses."""
     kind = torch.device(device).type
+    if kind == "cpu" and check == "errors":
+        args, kwargs, _ = cases.materialize(case)
+        call = Call(args, kwargs, None)
+        return next((r.name for r in REFUSALS if case.op in r.ops and r.applies(call)), None)
     for deviation in DEVIATIONS:
         asked = case.op in deviation.ops and check in deviation.checks and kind in deviation.devices
         if asked and deviation.applies(case):
@@ -104,12 +107,17 @@ def _bfloat16_subnormals(case: Case) -> bool:
     return any(bool(((x != 0) & (x.abs() < torch.finfo(x.dtype).smallest_normal)).any()) for x in tensors)
 
 
-def _bfloat16_padded_rows(case: Case) -> bool:
+def _bfloat16_odd(case: Case) -> bool:
     first = _specs(case)[0]
-    if first.dtype != "bfloat16" or len(first.shape) != 2:
+    return first.dtype == "bfloat16" and len(first.shape) == 2 and first.shape[1] % 2 == 1
+
+
+def _half_by_0d(case: Case) -> bool:
+    divisor = case.args[1]
+    if not isinstance(divisor, TensorSpec) or divisor.shape:
         return False
-    row, column = layouts.strides(first.layout, first.shape)
-    return column == 1 and row > first.shape[1] and first.shape[1] % 2 == 1
+    _, dtype = elementwise.result_of(case.args)
+    return str(dtype).removeprefix("torch.") in dtype_names.HALF and str(dtype) != f"torch.{divisor.dtype}"
 
 
 def _scalar_divisor(case: Case) -> bool:
@@ -174,16 +182,26 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
-        "bfloat16 products of padded rows on the CPU",
-        "wrong answers, where the CPU has AMX, for an odd K and rows that are longer than they are read",
+        "bfloat16 products with an odd K on the CPU",
+        "where the CPU has AMX, torch reads an element beyond each row of the first operand and multiplies it with 0, "
+        "so that a NaN or infinity there shows",
         ops=("mm",),
         checks=("values", "deterministic"),
         devices=("cpu",),
-        applies=_bfloat16_padded_rows,
+        applies=_bfloat16_odd,
         case=Case(
             op="mm",
             args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129)),
         ),
+    ),
+    Deviation(
+        "half division by a 0-d tensor on the CPU",
+        "torch's CPU keeps the divisor at float32, as if it were a Python scalar; CUDA converts it to the half type",
+        ops=("div",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_half_by_0d,
+        case=Case(op="div", args=(_tensor("float16", 999), _tensor("float32"))),
     ),
     Deviation(
         "division by a scalar on CUDA",

@@ -118,8 +118,10 @@ def add_product(a: np.ndarray, alpha: np.ndarray, b: np.ndarray) -> tuple[Double
     with np.errstate(all="ignore"):
         product, product_rest = multiply(alpha, b)
         high, low = two_sum(a, product)
-        value, rest = two_sum(high, low + product_rest)
-        return (value, rest), product
+        low = low + product_rest
+        value, rest = two_sum(high, low)
+        # -0 has no rest, and -0 + 0 would be 0.
+        return (np.where(low == 0, high, value), rest), product
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> Double:

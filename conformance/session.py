@@ -111,7 +111,9 @@ class Run:
         """
         report, spec = Report(), specs.registry()[op]
         if self.implementation.function(op) is None:
-            report.tally.lacks(op, dtype)
+            # Once for both searches.
+            if not refused:
+                report.tally.lacks(op, dtype)
             report.skipped = f"not provided by {self.implementation.name}: {op}"
             return report
         draws = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in self.dtypes if d in spec.dtypes])

@@ -136,13 +136,16 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
         padding[-1] = padding[-1] if any(padding) else 1
         return Layout(padding=tuple(padding), offset=draw(st.integers(0, padding[-1])))
     expanded = tuple(dim for dim in wide if draw(_FLAG)) if draw(_FLAG) else ()
-    return Layout(
+    mixed = Layout(
         order=draw(_orders(shape)) if draw(_FLAG) and len(wide) > 1 else (),
         steps=tuple(1 if dim in expanded else draw(_STEP) for dim in range(rank)) if draw(_FLAG) else (),
         padding=tuple(0 if dim in expanded else draw(_PADDING) for dim in range(rank)) if draw(_FLAG) else (),
         expanded=expanded,
         offset=draw(_OFFSET) if draw(_FLAG) else 0,
     )
+    if layout_class(mixed, shape) == "mixed":
+        return mixed
+    return Layout(steps=tuple(2 if dim == wide[0] else 1 for dim in range(rank)), offset=1)
 
 
 @cache

@@ -205,10 +205,15 @@ def within(
     signed_zero: bool = False,
 ) -> Expected:
     """The expectation of a result computed in dtype ``result`` and stored into ``out`` if there is one."""
-    stored = bounds.stored(value, result, output_dtype(call, result))
+    output = output_dtype(call, result)
+    if output != result and result != torch.float64:
+        # It overflows where it is computed, and where that is in doubt it is not judged.
+        beyond = np.abs(value) - bounds.overflow(result)
+        judged = (np.isinf(value) | ~(np.abs(beyond) <= bound)) & (True if judged is None else judged)
+        value = np.where(beyond >= 0, np.copysign(np.inf, value), value)
     return Expected(
         _tensor(value),
-        _tensor(bound + stored),
+        _tensor(bound + bounds.stored(value, result, output)),
         None if judged is None else torch.from_numpy(np.array(judged)),
         None if low is None else _tensor(low),
         signed_zero,

@@ -10,7 +10,7 @@ PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
 """M, K and N of a matrix product, and M * N * K."""
 PRODUCT_WIDE = (129, 200, 257, 300)
 """One dim of a product that is otherwise small."""
-PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (65, 129, 130, 257), (33, 65, 66)
+PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (65, 129, 130), (33, 65, 66)
 """All dims of a product, each of which spans several blocks."""
 PRODUCT_TERMS = (257, 511, 1000, 1024, 2049)
 """A long K."""

@@ -176,7 +176,8 @@ def install():
     from ntops.interpreter import fast, launch
     from ntops.interpreter.builder import Builder, divide, remainder
 
-    options = dataclasses.replace(_interpreter.interpreter_builder.options, sanitize_overflow=False)
+    # With debug, tl.device_assert is checked; overflow is allowed, as it is in compiled kernels, where it wraps.
+    options = dataclasses.replace(_interpreter.interpreter_builder.options, debug=True, sanitize_overflow=False)
     _interpreter.interpreter_builder = Builder(options, dict(_interpreter.interpreter_builder.codegen_fns))
     _interpreter.interpreter_semantic = TritonSemantic(_interpreter.interpreter_builder)
 

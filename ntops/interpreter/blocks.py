@@ -3,7 +3,6 @@
 import numpy as np
 
 from ntops.interpreter._triton import tl
-from ntops.interpreter.control import NeedsSequential
 from ntops.interpreter.handles import Handle, values
 
 
@@ -105,8 +104,7 @@ class Blocks:
         failed = ~condition.data.astype(bool).reshape(condition.programs, -1).all(axis=1)
 
         if failed.any():
-            if self.programs > 1:
-                raise NeedsSequential("an assertion failed")
+            self.require_sequential("an assertion failed")
 
             raise AssertionError(message)
 
@@ -117,9 +115,7 @@ class Blocks:
         """Programs run to the end, so there is nothing to wait for."""
 
     def create_print(self, prefix, hex, values, is_signed):
-        if self.programs > 1:
-            raise NeedsSequential("it prints")
-
+        self.require_sequential("it prints")
         index = ", ".join(str(int(axis[0])) for axis in self.indices)
 
         for value in values:

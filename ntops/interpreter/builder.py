@@ -124,6 +124,7 @@ class Builder(Memory, Blocks, BaseBuilder):
 
     def __init__(self, options, codegen_fns):
         self.arch = None
+        self.is_optimized = True
         self.options = options
         self.codegen_fns = codegen_fns
         self.codegen_fns["convert_custom_types"] = _refuse("conversion from and to fp8e4b15")

@@ -1,7 +1,6 @@
 """What a kernel's source says about how it may run."""
 
 import ast
-import dataclasses
 import inspect
 import textwrap
 
@@ -9,49 +8,32 @@ from ntops.interpreter._triton import InterpretedFunction
 from ntops.interpreter.rewrite import resolved
 
 
-@dataclasses.dataclass(frozen=True)
-class Facts:
-    """``may_part``: programs may take different ways. ``has_atomics``: some function of it uses atomics."""
-
-    may_part: bool
-    has_atomics: bool
+def may_use_atomics(function):
+    """Whether a kernel, or a function that it calls, uses atomics; what cannot be known is assumed."""
+    return _may_use_atomics(function, set())
 
 
-_BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.Assert, ast.BoolOp)
-
-
-def of(function):
-    """The facts about a kernel and all the functions that it calls; what cannot be known is assumed."""
-    return _of(function, set())
-
-
-def _of(function, seen):
+def _may_use_atomics(function, seen):
     seen.add(function)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    may_part = any(isinstance(node, _BRANCHES) for node in ast.walk(tree))
-    has_atomics = any("atomic" in name for name in names)
     variables = inspect.getclosurevars(function)
     known = {**variables.builtins, **variables.globals, **variables.nonlocals}
 
     for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Name)) and "atomic" in getattr(node, "attr", getattr(node, "id", "")):
+            return True
+
         if not isinstance(node, ast.Call):
             continue
 
         callee = resolved(node.func, known)
 
-        if callee is None:
-            # A method of a tensor, or a function that was passed in.
-            may_part = True
-            has_atomics |= isinstance(node.func, ast.Name)
-        elif isinstance(callee, InterpretedFunction) and callee.fn not in seen and not _is_tritons(callee):
-            facts = _of(callee.fn, seen)
-            may_part |= facts.may_part
-            has_atomics |= facts.has_atomics
+        if callee is None and isinstance(node.func, ast.Name):
+            return True  # A function that was passed in.
 
-    return Facts(may_part, has_atomics)
+        is_function = isinstance(callee, InterpretedFunction) and not callee.fn.__module__.startswith("triton.language")
 
+        if is_function and callee.fn not in seen and _may_use_atomics(callee.fn, seen):
+            return True
 
-def _is_tritons(callee):
-    return callee.fn.__module__.startswith("triton.language")
+    return False

@@ -1,5 +1,6 @@
 """Running a kernel over its grid: many programs at once, and one by one where that cannot be."""
 
+import functools
 import inspect
 import threading
 
@@ -33,7 +34,6 @@ class Kernel:
         self.is_sequential = False
         self.elements = None
         self._rewritten = {}
-        self._facts = None
 
     @property
     def chunk(self):
@@ -49,12 +49,10 @@ class Kernel:
 
         return self._rewritten[is_optimized]
 
-    @property
-    def facts(self):
-        if self._facts is None:
-            self._facts = facts.of(self.function)
-
-        return self._facts
+    @functools.cached_property
+    def has_atomics(self):
+        """Whether atomics may run, in the kernel or in what it calls."""
+        return facts.may_use_atomics(self.function)
 
 
 def kernel_of(interpreted):
@@ -69,7 +67,7 @@ def kernel_of(interpreted):
 
 def call(self, *args, **kwargs):
     """Call a ``@triton.jit`` function from kernel code (stands for ``InterpretedFunction.__call__``)."""
-    return kernel_of(self).rewritten()(*args, **kwargs)
+    return kernel_of(self).rewritten(_triton.builder().is_optimized)(*args, **kwargs)
 
 
 def run(self, *args, grid, warmup, **kwargs):
@@ -92,7 +90,12 @@ def run(self, *args, grid, warmup, **kwargs):
         hook(*args, **kwargs)
 
     grid = grid(bound) if callable(grid) else grid
-    grid = (*map(int, grid), 1, 1)[:3] if not isinstance(grid, int) else (grid, 1, 1)
+    grid = tuple(map(int, grid))
+
+    if len(grid) > 3:
+        raise ValueError(f"a grid has at most 3 dims, and that of {kernel.name} has {len(grid)}: {grid}")
+
+    grid = (*grid, 1, 1)[:3]
 
     with _lock, np.errstate(all="ignore"), arguments.on_host(bound) as staged:
         _run(kernel, staged, grid)
@@ -102,7 +105,6 @@ def _run(kernel, bound, grid):
     builder = _triton.builder()
     values = arguments.converted(kernel.kinds, bound)
     total = grid[0] * grid[1] * grid[2]
-
     watcher = watching.current()
 
     if watcher is not None:
@@ -129,65 +131,68 @@ class _Chunk:
         self.grid = grid
         self.builder = builder
         self.partings = 0
-        # What stores overwrite is remembered where the kernel might have to start again.
-        self.log = [] if kernel.facts.may_part else None
+        # What stores overwrite is remembered, since programs may have to start again.
+        self.log = []
 
     def run(self, programs):
         if len(programs) == 1 or self.kernel.is_sequential:
             return self._run_in_order(programs)
 
-        self.builder.begin_chunk(self.log, is_split=False, tracks_accesses=self.kernel.facts.has_atomics)
+        self.builder.begin_chunk(self.log, is_split=False, tracks_accesses=self.kernel.has_atomics)
 
         try:
             self._run_together(programs)
         except NeedsSequential:
             self.kernel.is_sequential = True
             self._restart(programs)
-        except (MemoryFault, _triton.InterpreterError):
+        except MemoryFault:
             raise
-        except Exception as error:
-            # Either the kernel is wrong, and running it in order says so best, or running it together is.
-            if self.log is None and self.builder.has_stored:
-                raise _failure(self.kernel, error) from error
-
+        except Exception:
+            # Either the kernel is wrong, and running it in order says best where, or running it together is.
             self._restart(programs, is_optimized=False)
 
     def _restart(self, programs, is_optimized=True):
-        if self.log is not None:
-            self.builder.undo(0)
-
+        self.builder.undo(0)
         self._run_in_order(programs, is_optimized)
 
     def _run_together(self, programs):
-        mark = len(self.log) if self.log is not None else 0
+        mark = len(self.log)
 
         try:
             self._execute(programs)
         except Diverged as parting:
             self.partings += 1
-
-            if self.partings > _MOST_PARTINGS:
-                raise NeedsSequential("programs part too often") from None
-
-            if self.log is None:
-                raise
-
             self.builder.undo(mark)
             self.builder.is_split = True
+            alone = self.partings > _MOST_PARTINGS
 
-            for group in _groups(programs, parting.values):
+            for group in np.split(programs, len(programs)) if alone else _groups(programs, parting.values):
                 self._run_together(group)
 
     def _run_in_order(self, programs, is_optimized=True):
-        self.builder.begin_chunk(None, is_split=False, tracks_accesses=False)
-
         for program in programs:
+            self.log.clear()
+            self.builder.begin_chunk(self.log, is_split=False, tracks_accesses=False)
+
             try:
-                self._execute(np.array([program]), is_optimized)
+                self._run_alone(program, is_optimized)
             except MemoryFault:
                 raise
             except Exception as error:
                 raise _failure(self.kernel, error, np.unravel_index(program, self.grid)) from error
+
+    def _run_alone(self, program, is_optimized):
+        try:
+            self._execute(np.array([program]), is_optimized)
+        except MemoryFault:
+            raise
+        except Exception:
+            if not is_optimized:
+                raise
+
+            # What was moved in front of a loop may fail where the loop would not have begun.
+            self.builder.undo(0)
+            self._execute(np.array([program]), is_optimized=False)
 
     def _execute(self, programs, is_optimized=True):
         indices = np.unravel_index(programs, self.grid)
@@ -200,6 +205,7 @@ class _Chunk:
             ],
             programs,
         )
+        self.builder.is_optimized = is_optimized
         self.kernel.rewritten(is_optimized)(**self.values)
 
 
@@ -210,11 +216,11 @@ def _groups(programs, values):
     return [programs[inverse == group] for group in np.argsort(first)]
 
 
-def _failure(kernel, error, index=None):
+def _failure(kernel, error, index):
     line = kernel_line(error.__traceback__)
     where = f" at {line}" if line else ""
-    which = f", program ({', '.join(map(str, index))})" if index is not None else ""
+    program = tuple(int(place) for place in index)
 
-    return _triton.InterpreterError(f"{kernel.name}{where}{which}: {type(error).__name__}: {error}")
+    return _triton.InterpreterError(f"{kernel.name}{where}, program {program}: {type(error).__name__}: {error}")
 
 

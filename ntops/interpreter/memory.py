@@ -44,7 +44,6 @@ class Memory:
         self.log = log
         self.is_split = is_split
         self.tracks_accesses = tracks_accesses
-        self.has_stored = False
         self.largest_block = 0
         self._plain_ranges = []
         self._atomic_ranges = []
@@ -61,8 +60,8 @@ class Memory:
         return native.load(addresses, enabled, np.zeros(addresses.shape, dtype), dtype)
 
     def require_sequential(self, why):
-        """Give up running several programs at once."""
-        if self.programs > 1:
+        """Give up running several programs at once, or out of their order."""
+        if self.programs > 1 or self.is_split:
             raise NeedsSequential(why)
 
     # Plain accesses
@@ -108,7 +107,6 @@ class Memory:
             self.watch.on_store(pointer.origin, addresses, enabled, data)
 
         self._log(addresses, enabled, _memory_dtype(dtype))
-        self.has_stored = True
         native.store(addresses, data, enabled)
 
         if self.watch is not None:
@@ -183,10 +181,10 @@ class Memory:
         if self.watch is not None:
             self.watch.on_atomic(pointer.origin, addresses, enabled, data.dtype.itemsize)
 
-        if self.programs > 1:
-            if self.is_split or not self.tracks_accesses:
-                raise NeedsSequential("an atomic after programs went different ways")
+        if self.is_split or (self.programs > 1 and not self.tracks_accesses):
+            raise NeedsSequential("an atomic after programs went different ways")
 
+        if self.programs > 1:
             if enabled.any():
                 touched = addresses[enabled]
                 here = [(int(touched.min()), int(touched.max()) + 1)]
@@ -197,7 +195,6 @@ class Memory:
                 self._atomic_ranges += here
 
         self._log(addresses, enabled, data.dtype)
-        self.has_stored = True
 
     def create_atomic_load(self, pointer, mask, sem, scope):
         self.require_sequential("an atomic load may wait for another program")

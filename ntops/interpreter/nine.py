@@ -87,9 +87,13 @@ def _cache_source(source):
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=path.stem, suffix=".tmp")
 
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(source)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(source)
 
-        os.replace(temporary, path)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
     return path

@@ -254,7 +254,8 @@ class LaunchWatch:
         if argument is None:
             return
 
-        places = self._places(argument, addresses, enabled, size)[enabled]
+        everywhere = enabled.all()
+        places = _places(argument, addresses.reshape(-1) if everywhere else addresses[enabled], size)
 
         # Places that rise from lane to lane are all different, which is the usual case.
         if len(places) > 1 and not (places[1:] > places[:-1]).all():
@@ -274,7 +275,8 @@ class LaunchWatch:
             count = argument.tensor.untyped_storage().nbytes() // size
             writers = self._writers[argument.storage, size] = np.full(count, -1, np.int32)
 
-        self._set(writers, places, np.broadcast_to(self._programs(addresses), addresses.shape)[enabled])
+        programs = np.broadcast_to(self._programs(addresses), addresses.shape)
+        self._set(writers, places, programs.reshape(-1) if everywhere else programs[enabled])
         self._mark_written(argument, places, size)
 
     def _set(self, table, places, values):
@@ -360,9 +362,7 @@ class LaunchWatch:
 
     def _places(self, argument, addresses, enabled, size):
         """Where accesses are in their storage, in units of ``size`` bytes; 0 for lanes that are off."""
-        distance = (addresses - np.uint64(argument.storage)) // np.uint64(size)
-
-        return np.where(enabled, distance, np.uint64(0)).astype(np.int64)
+        return np.where(enabled, _places(argument, addresses, size), 0)
 
     def _programs(self, addresses):
         programs = self._builder.flat_indices[: len(addresses)].astype(np.int32)
@@ -391,6 +391,11 @@ class LaunchWatch:
             program=self._index(program),
             lane=tuple(int(place) for place in lane[1:]),
         )
+
+
+def _places(argument, addresses, size):
+    """Where addresses are in the storage of an argument, in units of ``size`` bytes, which is a power of two."""
+    return ((addresses - np.uint64(argument.storage)) >> np.uint64(size.bit_length() - 1)).view(np.int64)
 
 
 def _bits(array):

@@ -83,7 +83,9 @@ def test_relu_keeps_nan_and_does_not_judge_the_sign_of_zero():
 def test_add():
     assert expected("add", torch.tensor([True, True, False]), torch.tensor([True, False, False])) == [True, True, False]
     assert same(expected("add", floats(1.0), floats(INF), alpha=0), NAN)
-    assert same(expected("add", floats(-0.0, -0.0), floats(-0.0, 0.0)), -0.0, 0.0)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        zeros = floats(-0.0, -0.0, 1.0, dtype=dtype), floats(-0.0, 0.0, -1.0, dtype=dtype)
+        assert same(expected("add", *zeros), -0.0, 0.0, 0.0)
     assert expected("add", torch.tensor([127], dtype=torch.int8), torch.tensor([1], dtype=torch.int8)) == [-128]
     assert expected("add", torch.tensor([1], dtype=torch.uint8), -2) == [255]
     assert expected("add", torch.tensor([255], dtype=torch.uint8), torch.tensor([-1], dtype=torch.int8)) == [254]
@@ -114,6 +116,13 @@ def test_add_against_fractions(dtype):
         assert abs(Fraction(value) + Fraction(rest) - want) <= abs(want) * Fraction(2) ** (
             -100 if found.low is not None else -52
         )
+
+
+def test_a_result_overflows_in_its_own_dtype_and_not_in_that_of_out():
+    halves = floats(60000.0, 60000.0, 1.0, dtype=torch.float16)
+    call = Call((halves, halves), {"out": torch.zeros(3)}, None)
+    assert registry()["add"].expected(call).value.tolist() == [INF, INF, 2.0]
+    assert compare(torch.add(halves, halves, out=torch.zeros(3)), registry()["add"].expected(call)).passed
 
 
 # --- div ---------------------------------------------------------------------------------------------------------

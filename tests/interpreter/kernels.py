@@ -576,3 +576,28 @@ if triton.__version__ < "3.9":
         x = _floats(rng, rows, columns)
 
         return block_pointer_kernel, (triton.cdiv(rows, 8),), [torch.zeros_like(x), x, rows, columns], {"M": 8, "N": 8}
+
+
+@triton.jit
+def optional_kernel(out, x, bias, n, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + i, mask=i < n)
+    for _ in range(1 if HAS_BIAS else 0):
+        a += tl.load(bias + i, mask=i < n)
+    for k in range(2):
+        if HAS_BIAS:
+            a += tl.load(bias + i, mask=i < n) * k
+    tl.store(out + i, a, mask=i < n)
+
+
+@family
+def optional_arguments(rng):
+    n = _size(rng, 60)
+    bias = _floats(rng, n) if rng.integers(2) else None
+
+    return (
+        optional_kernel,
+        (triton.cdiv(n, 16),),
+        [torch.zeros(n), _floats(rng, n), bias, n],
+        {"HAS_BIAS": bias is not None, "BLOCK": 16},
+    )

@@ -8,11 +8,13 @@ from pathlib import Path
 import kernels
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from ntops.interpreter import launch
 
 HERE = Path(__file__).parent
-LAUNCHES = 120
+LAUNCHES = 100
 STOCK_LAUNCHES = 25
 
 
@@ -86,3 +88,40 @@ def test_programs_really_run_together(name, monkeypatch):
 
     assert max(sizes) > 1
     assert not launch.kernel_of(given[0]).is_sequential
+
+
+@triton.jit
+def count_down(out, log, n):
+    p = tl.program_id(0)
+    rest = p
+    while rest > 0:
+        rest -= 1
+        tl.store(out + p, tl.load(out + p) + rest)
+    if p % 7 == 3:
+        tl.atomic_add(log, p)
+
+
+def test_programs_that_part_too_often_go_alone():
+    n = 300
+    expected = torch.tensor([p * (p - 1) // 2 for p in range(n)], dtype=torch.int32)
+    out, log = torch.zeros(n, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    count_down[(n,)](out, log, n)
+
+    assert torch.equal(out, expected)
+    assert log.item() == sum(range(3, n, 7))
+
+
+@triton.jit
+def talk(out):
+    p = tl.program_id(0)
+    tl.store(out + p, tl.load(out + p) + 1)
+    if p != 1:
+        print("program", p)
+
+
+def test_programs_speak_in_their_order(capsys):
+    out = torch.zeros(3)
+    talk[(3,)](out)
+
+    assert capsys.readouterr().out.split() == ["program", "[0]", "program", "[2]"]
+    assert out.tolist() == [1, 1, 1]

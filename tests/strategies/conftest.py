@@ -10,7 +10,8 @@ from hypothesis.strategies import SearchStrategy
 
 @pytest.fixture
 def examples() -> Callable[..., list[Any]]:
-    """What a strategy draws in a bounded number of examples, the same on every run."""
+    """What a strategy draws in a bounded number of examples, the same on every run of the same set of modules
+    (Hypothesis tries the constants that it finds in them), so thresholds must leave room."""
 
     def collect(strategy: SearchStrategy, count: int = 300) -> list[Any]:
         found: list[Any] = []

@@ -48,8 +48,7 @@ def test_a_class_that_is_asked_for_is_drawn(examples, kind):
     found = examples(layouts.layouts(SHAPE, [kind]), 100)
     classes = [layouts.layout_class(layout, SHAPE) for layout in found]
     assert kind in classes
-    if kind not in ("permuted", "mixed"):  # which come out as simpler ones at times
-        assert set(classes) == {kind}
+    assert set(classes) <= ({kind, "channels_last"} if kind == "permuted" else {kind})
 
 
 @pytest.mark.parametrize("shape", [(2,), (3, 4), SHAPE, (2, 3, 4, 5)])
@@ -61,7 +60,7 @@ def test_each_class_is_drawn(examples, shape):
 
 def test_each_class_is_drawn_with_drawn_shapes(examples):
     drawn = shapes.shapes().flatmap(lambda shape: layouts.layouts(shape).map(lambda layout: (layout, shape)))
-    classes = {layouts.layout_class(layout, shape) for layout, shape in examples(drawn, 600)}
+    classes = {layouts.layout_class(layout, shape) for layout, shape in examples(drawn, 1000)}
     assert classes == set(layouts.CLASSES)
 
 

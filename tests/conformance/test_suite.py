@@ -1,0 +1,284 @@
+"""``pytest conformance``: options, exit codes, the table and the metrics, saved cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance import __main__ as command_line
+from conformance import cases, corpus, runner
+from conformance.cases import Case
+from strategies.specs import TensorSpec
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[2]
+SUITE = str(ROOT / "conformance")
+USAGE = pytest.ExitCode.USAGE_ERROR
+QUICK = ("--op", "relu", "--dtype", "float32", "--max-examples", "12", "--device", "cpu")
+
+
+@pytest.fixture(scope="session")
+def _torch_is_whole():
+    """Make torch import what it imports late. A run in this process forgets the modules that it was first to import,
+    and torch's cannot be imported twice."""
+    operand = TensorSpec((3,), "float32")
+    for op, arguments in {"add": (operand, operand), "softmax": (operand, 0), "relu": (operand,)}.items():
+        cases.validate(Case(op=op, args=arguments))
+    runner.judge(Case(op="add", args=(operand, 1.0), kwargs={"out": TensorSpec((2,), "float32")}), "torch")
+
+
+@pytest.fixture
+def suite(pytester, monkeypatch, _torch_is_whole):
+    """Run the suite in this process, in an empty folder, without the saved cases of the package."""
+    monkeypatch.delenv("CI", raising=False)
+    # Runs on the CPU set it; here it is forgotten afterwards.
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
+    monkeypatch.setattr(corpus, "SHIPPED", pytester.path / "none")
+
+    def run(*arguments, implementation="torch"):
+        return pytester.runpytest_inprocess(
+            SUITE, "-p", "no:cacheprovider", "-p", "no:benchmark", "--implementation", implementation, *arguments
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "ad"], "unknown op 'ad'; valid are add, div, eq, "),
+        (["--dtype", "float"], "unknown dtype 'float'; valid are float32, float16, "),
+        (["--check", "value"], "unknown check 'value'; valid are errors, metadata, values, "),
+        (["--hypothesis-profile", "fast"], "unknown profile 'fast'; valid are smoke, ci, deep"),
+        (["--implementation", "no_such"], "'no_such' failed: ModuleNotFoundError*Valid are ntops.torch, torch, any"),
+        (["--implementation", "defects:no_such"], "defects has no 'no_such'"),
+        (["--device", "tpu"], "unknown device 'tpu'; valid are auto, cpu, cuda"),
+        (["--op", "mm", "--dtype", "int8"], "takes the dtypes that were asked for: mm takes float32"),
+        (["--corpus", "no_such"], "--corpus no_such: not a folder"),
+        (["--metrics", "no_such/metrics.json"], "there is no folder no_such"),
+        (["--max-examples", "0"], "--max-examples: invalid"),
+        (["--case-timeout", "-1"], "--case-timeout: invalid"),
+        (["--hypothesis-seed", "now"], "--hypothesis-seed 'now': not a whole number"),
+    ],
+)
+def test_usage_errors(suite, arguments, message):
+    result = suite(*arguments)
+    assert result.ret == USAGE
+    result.stderr.fnmatch_lines([f"*{message}*".replace("[", "[[]")])
+
+
+def test_cuda_without_a_gpu_is_a_usage_error(suite, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = suite("--device", "cuda")
+    assert result.ret == USAGE
+    result.stderr.fnmatch_lines(["*torch finds no CUDA GPU on this machine; valid here are auto and cpu*"])
+
+
+def test_profiles(suite, monkeypatch):
+    assert "profile smoke" in suite(*QUICK).stdout.str()
+    monkeypatch.setenv("CI", "true")
+    assert "profile ci, 12 cases for each op and dtype, --hypothesis-seed 0" in suite(*QUICK).stdout.str()
+    deep = suite(*QUICK, "--hypothesis-profile", "deep", "--hypothesis-seed", "7").stdout.str()
+    assert "profile deep, 12 cases for each op and dtype, --hypothesis-seed 7" in deep
+
+
+def test_passing_run(suite, pytester):
+    result = suite(*QUICK, "--metrics", "metrics.json")
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*conformance of torch on cpu*",
+            "op *cases *passed *failed *not provided *deviations *of the bound*",
+            "relu *",
+        ]
+    )
+    result.stdout.fnmatch_lines(["metrics written to metrics.json"])
+    found = json.loads((pytester.path / "metrics.json").read_text())
+    assert (found["implementation"], found["device"], found["profile"]) == ("torch", "cpu", "smoke")
+    assert torch.__version__.startswith(found["versions"]["torch"].partition("+")[0])
+    assert found["seed"] >= 0
+    legal = next(record for record in found["records"] if record["dtype"] == "float32")
+    assert legal["cases"] == legal["passed"] > 3
+    assert legal["failed"] == 0
+    assert legal["failures"] == []
+    assert legal["worst"]["share"] == 0
+    assert cases.decode(json.dumps(legal["worst"]["case"])).op == "relu"
+    assert not (pytester.path / "failures").exists()
+
+
+def test_a_seed_repeats_a_run(suite, pytester):
+    for name in ("one", "two"):
+        suite("--op", "add", "--dtype", "float16", "--max-examples", "20", "--hypothesis-seed", "3", "--metrics", name)
+    one, two = (json.loads((pytester.path / name).read_text()) for name in ("one", "two"))
+    assert one["records"] == two["records"]
+
+
+def test_failing_run_then_replay(suite, pytester):
+    arguments = [*QUICK[:4], "--max-examples", "60", "--device", "cpu"]
+    result = suite(*arguments, "--metrics", "m.json", implementation="defects:relu_nan")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    (path,) = (pytester.path / "failures").glob("*.json")
+    result.stdout.fnmatch_lines(
+        [
+            f"relu (float32): values failed for defects:relu_nan on cpu, case {path.stem}",
+            "values failed: 1 of 1 elements are wrong; the worst is*",
+            f"saved failures/{path.name} and failures/repro_{path.stem}.py",
+            f"    python -m conformance reproduce failures/{path.name} --implementation defects:relu_nan",
+            f"    python failures/repro_{path.stem}.py",
+        ]
+    )
+    (failure,) = [
+        f for record in json.loads((pytester.path / "m.json").read_text())["records"] for f in record["failures"]
+    ]
+    assert (failure["id"], failure["check"]) == (path.stem, "values")
+
+    # The saved case comes first in the next run, from where failing cases are saved or from the folder that is named.
+    before = path.read_bytes()
+    for where in ([], ["--corpus", "failures"]):
+        result = suite(*QUICK, *where, "-v", implementation="defects:relu_nan")
+        assert re.search(r"test_\w+\[.*?\]", result.stdout.str()).group() == f"test_saved[{path.stem}]"
+        assert path.read_bytes() == before
+        result = suite(*QUICK, *where)
+        result.assert_outcomes(passed=3)
+    assert suite("--op", "eq", *QUICK[2:]).parseoutcomes().get("passed") == 2, "a case of another op is left out"
+
+
+def test_damaged_saved_case_is_a_failure(suite, pytester):
+    pytester.mkdir("saved")
+    (pytester.path / "saved" / "broken.json").write_text("{")
+    result = suite(*QUICK, "--corpus", "saved")
+    result.assert_outcomes(passed=2, failed=1)
+    result.stdout.fnmatch_lines(["damaged case file: saved/broken.json: not a case: *"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("returns_none", "metadata failed: returned None instead of a tensor"),
+        ("returns_number", "metadata failed: returned an object of type float instead of a tensor"),
+        ("returns_tuple", "metadata failed: returned 2 results in a tuple instead of one tensor"),
+        ("exits", "errors failed: torch takes this call; raised SystemExit: 3"),
+    ],
+)
+def test_implementations_that_give_nothing_to_judge(suite, name, message):
+    result = suite("--op", "add", "--dtype", "int8", "--max-examples", "5", implementation=f"defects:{name}")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([message, "op *cases *"])
+
+
+def test_a_case_that_hangs_fails_at_its_limit(suite):
+    arguments = ("--op", "add", "--dtype", "int8", "--case-timeout", "0.2", "--max-examples", "5")
+    result = suite(*arguments, implementation="defects:hangs")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["add (int8): timeout failed for defects:hangs on cpu, case *"])
+    result.stdout.fnmatch_lines(["timeout failed: no result after 0.2 s"])
+
+
+def test_what_is_lacking_is_not_provided_and_not_passed(suite):
+    result = suite(*QUICK, implementation="defects:nothing")
+    result.assert_outcomes(skipped=3)
+    result.stdout.re_match_lines([r"relu +1 +0 +0 +0 +1 +0 "])
+
+
+def test_one_check(suite):
+    arguments = ("--op", "add", "--dtype", "float32", "--max-examples", "20")
+    assert suite(*arguments, "--check", "values", implementation="defects:add_scratch").ret == pytest.ExitCode.OK
+    assert suite(*arguments, "--check", "inputs_unchanged", implementation="defects:add_scratch").ret == 1
+
+
+def test_faults_of_the_harness_are_not_failures_of_the_implementation(suite, pytester, monkeypatch):
+    def broken(*arguments):
+        raise ZeroDivisionError("in the oracle")
+
+    monkeypatch.setitem(runner.CHECKS, "values", broken)
+    result = suite(*QUICK)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*ZeroDivisionError: in the oracle*"])
+    assert not (pytester.path / "failures").exists()
+
+
+def test_workers_lose_nothing(tmp_path):
+    """Two workers of pytest-xdist count the same as one process."""
+    found = []
+    for workers in ("0", "2"):
+        file = tmp_path / f"metrics{workers}.json"
+        arguments = ("--op", "relu", "--op", "eq", "--dtype", "float16", "--dtype", "int8", "--max-examples", "15")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            SUITE,
+            "-n",
+            workers,
+            *arguments,
+            "--implementation",
+            "defects:eq_nan",
+        ]
+        command += ["-p", "no:cacheprovider", "--metrics", str(file), "--hypothesis-seed", "1", "--device", "cpu"]
+        path = f"{ROOT}{os.pathsep}{Path(__file__).parent}"
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert done.returncode in (0, 1), done.stdout + done.stderr
+        table = done.stdout.partition("conformance of defects:eq_nan on cpu")[2].splitlines()[1:4]
+        found.append((json.loads(file.read_text())["records"], table))
+        for name in (tmp_path / "failures").glob("*"):
+            name.unlink()
+    assert found[0] == found[1]
+    assert [row.split()[0] for row in found[0][1]] == ["op", "eq", "relu"]
+
+
+def test_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    case = corpus.with_digests(Case(op="relu", args=(TensorSpec((3,), "float32"),)), "why it is kept")
+    Path("failures").mkdir()
+    corpus.write(Path("failures/case.json"), cases.encode(case))
+
+    assert command_line.main(["show", "failures/case.json"]) == 0
+    shown = capsys.readouterr().out
+    for part in (cases.case_id(case), "why it is kept", "float32[3] strides [1]", "operand 0: tensor(["):
+        assert part in shown
+    assert command_line.main(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert "softmax: float32" in listed
+    assert "failures/case.json: why it is kept" in listed
+    assert command_line.main(["list", "--op", "mm"]) == 0
+    assert "relu" not in capsys.readouterr().out
+
+    assert command_line.main(["reproduce", "failures/case.json", "--implementation", "torch"]) == 0
+    assert f"{cases.case_id(case)}: passed for torch on" in capsys.readouterr().out
+    assert (
+        command_line.main(["reproduce", "failures/case.json", "--implementation", "defects:relu_inplace_copies"]) == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce", "no_such.json"], "no_such.json: cannot be read: No such file or directory"),
+        (["show", "broken.json"], "broken.json: not a case"),
+        (["reproduce", "relu.json", "--implementation", "no_such"], "importing 'no_such' failed"),
+        (["reproduce", "relu.json", "--device", "tpu"], "unknown device 'tpu'"),
+        (["reproduce", "relu.json", "--implementation", "defects:nothing"], "does not provide this call of relu"),
+        (["reproduce", "relu.json", "--max-elements", "2"], "would hold 3 elements; the limit is 2"),
+        (["reproduce", "relu.json", "--max-bytes", "9"], "larger than 9 bytes"),
+        (["list", "--op", "ad"], "unknown op 'ad'; valid are add, "),
+    ],
+)
+def test_bad_input_to_commands(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("broken.json").write_text("{")
+    corpus.write(Path("relu.json"), cases.encode(Case(op="relu", args=(TensorSpec((3,), "float32"),))))
+    assert command_line.main(arguments) == 2
+    written = capsys.readouterr().err
+    assert written.startswith("error: ")
+    assert message in written

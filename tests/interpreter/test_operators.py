@@ -1,0 +1,70 @@
+"""Every operator there is, on cases of the harness: at once as one by one, and nothing wrong with its memory."""
+
+import pytest
+import torch
+
+pytest.importorskip("msgspec", reason="the harness is not installed")
+
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+
+import ntops.torch  # noqa: E402
+from conformance import cases  # noqa: E402
+from conformance.spec import registry  # noqa: E402
+from ntops import _runtime, interpreter  # noqa: E402
+from ntops.interpreter import launch  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(not _runtime.INTERPRETED, reason="kernels are compiled here"),
+    pytest.mark.filterwarnings("ignore:.*was resized"),
+]
+
+
+def call(function, case, **watching):
+    """What an operator returns and leaves in its operands, on fresh operands."""
+    args, kwargs, tensors = cases.materialize(case)
+
+    if not watching:
+        return function(*args, **kwargs), tensors
+
+    written = registry()[case.op].writes(case)
+    allowed = [tensor for number, tensor in enumerate(tensors) if number in written]
+
+    with interpreter.watch(inputs=tensors, writable=allowed) as watcher:
+        result = function(*args, **kwargs)
+        watcher.check_written(result)
+
+    return result, tensors
+
+
+def bits(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def one_by_one(function, case, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "CHUNK", 1)
+
+        return call(function, case)
+
+
+@pytest.mark.parametrize("op", sorted(registry()))
+def test_operator(op, monkeypatch):
+    spec = registry()[op]
+    function = getattr(ntops.torch, op)
+
+    @settings(
+        max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(spec.cases(spec.dtypes))
+    def check(case):
+        try:
+            expected, expected_operands = one_by_one(function, case, monkeypatch)
+        except NotImplementedError:
+            return
+
+        result, operands = call(function, case)
+        assert torch.equal(bits(result), bits(expected))
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(operands, expected_operands, strict=True))
+        call(function, case, watched=True)
+
+    check()
