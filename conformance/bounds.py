@@ -94,7 +94,7 @@ def overflow(dtype: torch.dtype) -> float:
 # data with alpha 1; up to the whole of it with other alphas on the CPU, which rounds the product.
 ADD = 1.0
 # mul, div: correctly rounded. Torch: 0.
-DIV = 0.0
+MUL = DIV = 0.0
 
 
 def add(value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bool, wide: bool) -> np.ndarray | float:
@@ -106,6 +106,11 @@ def add(value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bo
     compute = compute_dtype(dtype)
     bound = 0.0 if exact else ADD * rounding(product, compute)
     return bound if compute == dtype or (exact and not wide) else bound + rounding(value, compute)
+
+
+def mul(value: np.ndarray, dtype: torch.dtype, *, wide: bool) -> np.ndarray | float:
+    """A product; ``wide`` as for ``div``: the product of two numbers of a half type is exact in float32."""
+    return rounding(value, compute_dtype(dtype)) if wide and compute_dtype(dtype) != dtype else MUL
 
 
 def div(value: np.ndarray, dtype: torch.dtype, *, wide: bool) -> np.ndarray | float:
@@ -128,6 +133,40 @@ def floor(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     (a - mod) / b makes two roundings, whose errors only then reach half of a whole number. Torch's CPU: all of it."""
     large = np.isfinite(value) & (np.abs(value) >= 2.0 ** (FORMATS[dtype].precision - 2))
     return np.where(large, np.maximum(ulp(value, dtype), 1.0), 0.0)
+
+
+# exp, sin, cos, rsqrt: 2 ulp. Torch: 1.8, 1.4, 0.6, 1.5. tanh: 3 ulp. Torch: 1.8.
+ULPS = {"exp": 2.0, "sin": 2.0, "cos": 2.0, "rsqrt": 2.0, "tanh": 3.0}
+# sigmoid, silu: 4 ulp and the smallest normal number (silu: times |x|), since 1 / (1 + exp(-x)) underflows to zero
+# where exp(-x) overflows. Torch: 3.0.
+SIGMOID = 4.0
+# pow: 4 + |y ln x| ulp, the rounding of the logarithm being multiplied with y. Torch: 12.5 at x^2.7.
+POW = 4.0
+# gelu: 8 u |x|, and 4 u |x| with approximate="tanh". Torch: 5.9, 1.8.
+GELU = {"none": 8.0, "tanh": 4.0}
+
+
+def ulps(op: str, value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Of an op of ``ULPS``: so many ulps of the compute dtype."""
+    return ULPS[op] * ulp(value, compute_dtype(dtype))
+
+
+def sigmoid(value: np.ndarray, dtype: torch.dtype, factor: np.ndarray | float = 1.0) -> np.ndarray:
+    """``value = factor * sigmoid(x)``: ``factor`` is 1 for sigmoid and x for silu."""
+    compute = compute_dtype(dtype)
+    smallest = math.ldexp(1.0, FORMATS[compute].least)
+    return SIGMOID * ulp(value, compute) + smallest * np.where(np.isfinite(factor), np.abs(factor), 0.0)
+
+
+def pow(value: np.ndarray, base: np.ndarray, exponent: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """``value = base ** exponent``."""
+    logarithm = np.abs(exponent * np.log(np.abs(base)))
+    return (POW + np.where(np.isfinite(logarithm), logarithm, 0.0)) * ulp(value, compute_dtype(dtype))
+
+
+def gelu(x: np.ndarray, approximate: str, dtype: torch.dtype) -> np.ndarray:
+    """``x`` times a sum of 1 and a number from -1 to 1, whose absolute error is a few u."""
+    return GELU[approximate] * FORMATS[compute_dtype(dtype)].unit * np.where(np.isfinite(x), np.abs(x), 0.0)
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------
@@ -168,3 +207,22 @@ def product(value: np.ndarray, magnitude: np.ndarray, spread: np.ndarray, terms:
     if uses_tf32(dtype):
         bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
     return bound + terms * form.subnormal / 2
+
+
+def addmm(
+    value: np.ndarray,
+    added: np.ndarray,
+    scaled: np.ndarray,
+    magnitude: np.ndarray,
+    spread: np.ndarray,
+    terms: int,
+    dtype: torch.dtype,
+) -> np.ndarray:
+    """``value = added + scaled``: ``added`` is beta * input, ``scaled`` alpha times the product, and ``magnitude`` and
+    ``spread`` are of the terms with alpha in them.
+
+    That of a product, plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute dtype
+    (where the result is of it, the half ulp counts that already). That alpha times the sum of terms is rounded too is
+    within the 4 u sqrt(K) S, of which torch needs about half."""
+    compute = compute_dtype(dtype)
+    return product(scaled, magnitude, spread, terms, dtype) + rounding(added, compute) + rounding(value, compute)

@@ -1,23 +1,26 @@
-"""Where torch disagrees: its CPU with its CUDA answers, and torch itself with the oracle. Two tables.
+"""Where torch disagrees: its CPU with its CUDA answers, and torch itself with the oracle. Three tables.
 
-CUDA's semantics hold everywhere, so a reference computed on the CPU is read through ``REFUSALS``. ``DEVIATIONS`` excuse
-torch itself where it is the implementation judged, and nobody else; no bound is widened for them. The sign of a zero
-from relu (+0 on CUDA, -0 on the CPU) needs neither: it is not judged.
+CUDA's semantics hold everywhere, so a reference computed on the CPU is read through ``REFUSALS``, what CUDA alone
+refuses, and ``STAND_INS``, what CUDA alone takes. ``DEVIATIONS`` excuse torch itself where it is the implementation
+judged, and nobody else; no bound is widened for them. The sign of a zero
+from relu (+0 on CUDA, -0 on the CPU) needs none: it is not judged.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
-from conformance import cases, oracle
+from conformance import bounds, cases, oracle
 from conformance.cases import Case, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call
 from strategies import dtypes as dtype_names
-from strategies.specs import Layout, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import materialize
 
 
@@ -40,6 +43,24 @@ def cuda_refuses(op: str, call: Call) -> type[Exception] | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class StandIn:
+    """A kind of call that torch refuses on the CPU and takes on CUDA."""
+
+    name: str
+    ops: tuple[str, ...]
+    applies: Callable[[Call], bool]
+    answer: Callable[..., torch.Tensor]
+    """Called on the CPU in place of torch's function: gives CUDA's shape, dtype, strides and values."""
+    case: Case
+    """A case that shows it."""
+
+
+def cuda_takes(op: str, call: Call) -> Callable[..., torch.Tensor] | None:
+    """What answers on the CPU for a call of ``op`` that torch takes on CUDA alone; None where both do, or neither."""
+    return next((s.answer for s in STAND_INS if op in s.ops and s.applies(call)), None)
+
+
+@dataclasses.dataclass(frozen=True)
 class Deviation:
     """One way in which torch on some devices differs from what is judged."""
 
@@ -57,12 +78,13 @@ class Deviation:
 
 def named_deviation(case: Case, check: str, device: torch.device | str) -> str | None:
     """The name of the deviation of torch itself that a failure of ``check`` for ``case`` on ``device`` can be; None
-    where torch has no excuse. For torch as the implementation only. On the CPU torch takes what CUDA refuses."""
+    where torch has no excuse. For torch as the implementation only. On the CPU torch takes what CUDA refuses, and
+    refuses what CUDA takes."""
     kind = torch.device(device).type
     if kind == "cpu" and check == "errors":
         args, kwargs, _ = cases.materialize(case)
         call = Call(args, kwargs, None)
-        return next((r.name for r in REFUSALS if case.op in r.ops and r.applies(call)), None)
+        return next((r.name for r in (*REFUSALS, *STAND_INS) if case.op in r.ops and r.applies(call)), None)
     for deviation in DEVIATIONS:
         asked = case.op in deviation.ops and check in deviation.checks and kind in deviation.devices
         if asked and deviation.applies(case):
@@ -131,7 +153,99 @@ def _tensor(dtype: str, *shape: int, values: str = "normal", **more: object) -> 
 def _integer_product(call: Call) -> bool:
     """Empty operands excepted: those torch answers before it looks for a kernel of the dtype."""
     operands = [x for x in call.args if isinstance(x, torch.Tensor)]
-    return len(operands) == 2 and all(not x.dtype.is_floating_point and x.numel() for x in operands)
+    whole = len({x.dtype for x in operands}) == 1 and not operands[0].dtype.is_floating_point
+    return whole and len(operands) == len(call.args) and all(x.numel() for x in operands[-2:])
+
+
+def _expanded_out(call: Call) -> bool:
+    out = call.kwargs.get("out")
+    return isinstance(out, torch.Tensor) and any(
+        size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)
+    )
+
+
+def _beyond(number: object, dtype: torch.dtype) -> bool:
+    """A finite Python number that is beyond the range of a dtype and not beyond that of its compute dtype."""
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        return False
+    return torch.finfo(dtype).max < abs(number) <= torch.finfo(bounds.compute_dtype(dtype)).max
+
+
+def _bool_operand(call: Call) -> bool:
+    return len(call.args) == 1 and isinstance(call.args[0], torch.Tensor) and call.args[0].dtype == torch.bool
+
+
+def _abs_of_bool(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.logical_or(input, input, out=out)
+
+
+def _alpha_beyond_half(call: Call) -> bool:
+    if len(call.args) != 2 or not all(isinstance(x, torch.Tensor | bool | int | float) for x in call.args):
+        return False
+    dtype = torch.result_type(*call.args)
+    return dtype in (torch.float16, torch.bfloat16) and _beyond(call.kwargs.get("alpha"), dtype)
+
+
+def _sum_with_large_alpha(
+    function: Callable[..., torch.Tensor],
+    input: torch.Tensor | float,
+    other: torch.Tensor | float,
+    *,
+    alpha: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    dtype = torch.result_type(input, other)
+    wide = (x.to(dtype).float() if isinstance(x, torch.Tensor) else x for x in (input, other))
+    found = function(*wide, alpha=alpha)
+    return function(input, other, out=out).copy_(found.to(dtype))
+
+
+def _clamp_beyond_half(call: Call) -> bool:
+    """A half input, and numbers for bounds, one of which is beyond its range (a 0-d tensor beside a number is one)."""
+    input, *limits = (*call.args, call.kwargs.get("min"), call.kwargs.get("max"))
+    if not isinstance(input, torch.Tensor) or input.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    numbers = [x.item() if isinstance(x, torch.Tensor) and not x.ndim else x for x in limits if x is not None]
+    if not all(isinstance(x, int | float) for x in numbers) or all(isinstance(x, torch.Tensor) for x in limits):
+        return False
+    finite = [x for x in numbers if math.isfinite(x)]
+    largest = torch.finfo(torch.float32).max
+    return any(_beyond(x, input.dtype) for x in finite) and all(abs(x) <= largest for x in finite)
+
+
+def _clamp_by_rounded(
+    input: torch.Tensor,
+    min: torch.Tensor | float | None = None,
+    max: torch.Tensor | float | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    low, high = (None if x is None else torch.as_tensor(x).to(input.dtype).item() for x in (min, max))
+    return torch.clamp(input, low, high, out=out)
+
+
+def _clamp_by_nan(case: Case) -> bool:
+    limits = (*case.args[1:], case.kwargs.get("min"), case.kwargs.get("max"))
+    numbers = [_number(x) for x in limits if x is not None]
+    return any(x is not None and math.isnan(x) for x in numbers)
+
+
+def _exponent_beyond_float32(call: Call) -> bool:
+    if len(call.args) != 2 or not isinstance(call.args[0], torch.Tensor) or not isinstance(call.args[1], float):
+        return False
+    finite = math.isfinite(call.args[1]) and abs(call.args[1]) > torch.finfo(torch.float32).max
+    return finite and torch.result_type(*call.args) == torch.float32
+
+
+def _gelu_of_large(case: Case) -> bool:
+    if case.kwargs.get("approximate", "none") != "none":
+        return False
+    input = materialize(_specs(case)[0])
+    return bool((input.double().abs() > torch.finfo(bounds.compute_dtype(input.dtype)).max / 4).any())
+
+
+def _half_power(case: Case) -> bool:
+    return len(case.args) == 2 and _specs(case)[0].dtype in dtype_names.HALF and _number(case.args[1]) in (2, 3, -2)
 
 
 # --- the tables --------------------------------------------------------------------------------------------------
@@ -139,18 +253,67 @@ def _integer_product(call: Call) -> bool:
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "products of integers",
-        ops=("mm",),
+        ops=("mm", "bmm", "addmm", "matmul"),
         error=NotImplementedError,
         applies=_integer_product,
         case=Case(op="mm", args=(_tensor("int32", 3, 5), _tensor("int32", 5, 2))),
+    ),
+    Refusal(
+        "bmm into an out with several elements at one address",
+        ops=("bmm",),
+        error=RuntimeError,
+        applies=_expanded_out,
+        case=Case(
+            op="bmm",
+            args=(_tensor("float32", 2, 3, 5), _tensor("float32", 2, 5, 4)),
+            kwargs={"out": _tensor("float32", 2, 3, 4, layout=Layout(expanded=(2,)))},
+        ),
+    ),
+    Refusal(
+        "an exponent beyond float32",
+        ops=("pow",),
+        error=RuntimeError,
+        applies=_exponent_beyond_float32,
+        case=Case(op="pow", args=(_tensor("float32", 3), 1e39)),
+    ),
+)
+
+STAND_INS: tuple[StandIn, ...] = (
+    StandIn(
+        "abs of bools",
+        ops=("abs",),
+        applies=_bool_operand,
+        answer=_abs_of_bool,
+        case=Case(op="abs", args=(_tensor("bool", 5),)),
+    ),
+    StandIn(
+        "alpha beyond a half type",
+        ops=("add",),
+        applies=_alpha_beyond_half,
+        answer=partial(_sum_with_large_alpha, torch.add),
+        case=Case(op="add", args=(_tensor("float16", 5), _tensor("float16", 5)), kwargs={"alpha": 1e6}),
+    ),
+    StandIn(
+        "alpha beyond a half type, subtracting",
+        ops=("sub",),
+        applies=_alpha_beyond_half,
+        answer=partial(_sum_with_large_alpha, torch.sub),
+        case=Case(op="sub", args=(_tensor("float16", 5), _tensor("float16", 5)), kwargs={"alpha": 1e6}),
+    ),
+    StandIn(
+        "a bound beyond a half type",
+        ops=("clamp",),
+        applies=_clamp_beyond_half,
+        answer=_clamp_by_rounded,
+        case=Case(op="clamp", args=(_tensor("float16", 5), 1e6)),
     ),
 )
 
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
-        "add of half scalars on the CPU",
+        "half sums with scalars on the CPU",
         "torch's CPU rounds alpha, Python scalars and alpha * other to the half type; CUDA keeps them at float32",
-        ops=("add",),
+        ops=("add", "sub"),
         checks=("values",),
         devices=("cpu",),
         applies=_half_scalars,
@@ -211,5 +374,32 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cuda",),
         applies=_scalar_divisor,
         case=Case(op="div", args=(_tensor("float32", 1025), 3.0)),
+    ),
+    Deviation(
+        "gelu of large numbers on the CPU",
+        "torch's CPU multiplies with 1 + erf before it halves, and gives NaN for inf",
+        ops=("gelu",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_gelu_of_large,
+        case=Case(op="gelu", args=(_tensor("float32", 40, specials=(Special(0, "inf"),)),)),
+    ),
+    Deviation(
+        "clamp by a NaN number on CUDA",
+        "torch's CUDA kernel takes a Python number that is NaN for no bound",
+        ops=("clamp",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_clamp_by_nan,
+        case=Case(op="clamp", args=(_tensor("float32", 40), NonFinite("nan"))),
+    ),
+    Deviation(
+        "squares and cubes of half types on CUDA",
+        "torch multiplies in the half type where the exponent is the Python number 2, 3 or -2",
+        ops=("pow",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_half_power,
+        case=Case(op="pow", args=(_tensor("float16", 999), 3)),
     ),
 )

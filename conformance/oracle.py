@@ -194,3 +194,17 @@ def by_mpmath(function: Callable[..., list[mpmath.mpf]], *rows: np.ndarray) -> D
             for place, value in enumerate(function(*numbers)):
                 high[*index, place], low[*index, place] = to_double(value)
     return high, low
+
+
+def refine(value: np.ndarray, function: Callable[..., mpmath.mpf], *operands: np.ndarray) -> Double:
+    """An elementwise ``value`` of float64 operands, by mpmath where all of them are finite and not zero and it is not
+    NaN; elsewhere, where signs of zeros and infinities are at stake, as it is."""
+    operands = tuple(np.broadcast_arrays(*operands))
+    plain = ~np.isnan(value)
+    for operand_ in operands:
+        plain &= np.isfinite(operand_) & (operand_ != 0)
+    high, low = np.array(value), np.zeros(value.shape)
+    if plain.any():
+        rows = (operand_[plain] for operand_ in operands)
+        high[plain], low[plain] = by_mpmath(lambda *row: [function(*x) for x in zip(*row, strict=True)], *rows)
+    return high, low

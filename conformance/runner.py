@@ -93,7 +93,8 @@ def prepare(case: Case, device: torch.device | str) -> Prepared:
         torch.cuda.set_device(device)
     args, kwargs, inputs = cases.materialize(case)
     prepared = Prepared(case, spec, device, inputs, Outcome(()), Call(args, kwargs, None), None)
-    reference = prepared.invoke(spec.reference)
+    stand_in = spec.cuda_takes(prepared.call) if device.type == "cpu" else None
+    reference = prepared.invoke(stand_in or spec.reference)
     if isinstance(reference.error, torch.OutOfMemoryError):
         raise reference.error
     call = Call(args, kwargs, _on_cpu(reference.value) if reference.error is None else None)

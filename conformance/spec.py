@@ -74,6 +74,8 @@ class OpSpec:
     """Where torch on the CPU takes a call that torch on CUDA refuses: the exception class of CUDA, else None.
 
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
+    cuda_takes: Callable[[Call], Callable[..., Any] | None] = lambda call: None
+    """Where torch on the CPU refuses a call that torch on CUDA takes: what answers there in its place, else None."""
     left_out: Callable[[Call], bool] = lambda call: False
     """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
     writes: Callable[[Case], Collection[int]] = cases.written

@@ -69,5 +69,5 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         refused=refused(name),
         dtypes=dtypes,
         expected=expected,
-        benchmarks=elementwise.benchmarks(name, 2),
+        benchmarks=elementwise.benchmarks(name, 2, result="bool"),
     )

@@ -28,39 +28,56 @@ Operands = tuple[Argument, Argument]
 # --- legal calls -------------------------------------------------------------------------------------------------
 
 
-def shapes_of_results(min_rank: int = 0) -> st.SearchStrategy[Shape]:
-    """Shapes within the budget; one in eight may span many blocks."""
-    modest = shapes.shapes(min_rank=min_rank, max_rank=5, budget=_sizes.ELEMENTS)
+def shapes_of_results(min_rank: int = 0, budget: int = _sizes.ELEMENTS) -> st.SearchStrategy[Shape]:
+    """Shapes within the budget; one in eight may span many blocks, unless the budget is a smaller one."""
+    modest = shapes.shapes(min_rank=min_rank, max_rank=5, budget=budget)
+    if budget < _sizes.ELEMENTS:
+        return modest
     large = shapes.shapes(min_rank=1, max_rank=2, max_size=_sizes.MANY_ELEMENTS, budget=_sizes.MANY_ELEMENTS)
     return st.integers(0, 7).flatmap(lambda n: large if n == 7 else modest)
 
 
+def elements(*dtypes: str) -> int:
+    """The budget of an op that rounds: float64 results are evaluated by mpmath."""
+    return _sizes.FLOAT64_ELEMENTWISE if "float64" in dtypes else _sizes.ELEMENTS
+
+
 @st.composite
-def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str]) -> Operands:
-    """Two tensors that broadcast, of equal or different dtypes; now and then one is 0-d, or both are the same."""
+def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = False) -> Operands:
+    """Two tensors that broadcast, of equal or different dtypes; now and then one is 0-d, or both are the same.
+
+    ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
+    budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
     match draw(st.sampled_from(("broadcast", "broadcast", "broadcast", "0-d other", "0-d input", "same"))):
         case "broadcast":
             # With less than two dims there is little to broadcast.
             min_rank = draw(st.sampled_from((1, 2, 2)))
-            shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank)))
+            shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank, budget)))
         case "0-d other":
-            shape, other = draw(shapes_of_results()), ()
+            shape, other = draw(shapes_of_results(budget=budget)), ()
         case "0-d input":
-            shape, other = (), draw(shapes_of_results())
+            shape, other = (), draw(shapes_of_results(budget=budget))
         case "same":
-            return draw(tensors.tensors(shapes_of_results(), first)), Same(0)
+            return draw(tensors.tensors(shapes_of_results(budget=budget), first)), Same(0)
     return draw(tensors.tensors(shape, first)), draw(tensors.tensors(other, second))
 
 
 @st.composite
-def with_scalar(draw: st.DrawFn, dtypes: Sequence[str], *, wrapping: bool = False, first: bool = True) -> Operands:
-    """A tensor and a Python scalar: bool, int or float, of the tensor's category or above it.
+def with_scalar(
+    draw: st.DrawFn,
+    dtypes: Sequence[str],
+    *,
+    wrapping: bool = False,
+    first: bool = True,
+    kinds: Sequence[str] = ("own", "bool", "int", "float"),
+) -> Operands:
+    """A tensor and a Python scalar: bool, int or float, of the tensor's category ("own") or above it.
 
     ``wrapping``: now and then an int that an integer dtype has to wrap. ``first``: now and then the scalar comes first.
     """
     tensor = draw(tensors.tensors(shapes_of_results(), dtypes))
-    kind = draw(st.sampled_from(("own", "bool", "int", "float")))
+    kind = draw(st.sampled_from(kinds))
     if wrapping and tensor.dtype in dtype_names.INTEGRAL and draw(st.booleans()):
         scalar: Argument = draw(st.sampled_from((-1, 255, 256, -129, 1000, 65536, 2**31, 2**40)))
     elif kind == "own" or (kind == "int" and tensor.dtype in dtype_names.INTEGRAL):
@@ -84,7 +101,7 @@ def meta(argument: Argument, operands: Sequence[Argument] = ()) -> Any:
     return argument
 
 
-def result_of(operands: Operands) -> tuple[Shape, torch.dtype]:
+def result_of(operands: Sequence[Argument]) -> tuple[Shape, torch.dtype]:
     """Shape and common dtype of a call with these operands."""
     first, second = (meta(argument, operands) for argument in operands)
     shape = torch.broadcast_shapes(*(x.shape for x in (first, second) if isinstance(x, torch.Tensor)))
@@ -98,14 +115,20 @@ def castable(result: torch.dtype, dtypes: Sequence[str]) -> list[str]:
 
 @st.composite
 def outs(
-    draw: st.DrawFn, shape: Shape, result: torch.dtype, operands: Operands, dtypes: Sequence[str]
+    draw: st.DrawFn,
+    shape: Shape,
+    result: torch.dtype,
+    operands: Sequence[Argument],
+    dtypes: Sequence[str],
+    *,
+    exact: bool = False,
 ) -> TensorSpec | Same | None:
     """None mostly; else an ``out`` of the right or another size or dtype, of any layout that may be written, or the
-    very first operand. None too where no named dtype can hold the result."""
+    very first operand. None too where no named dtype can hold the result. ``exact``: torch wants the very dtype."""
     own = str(result).removeprefix("torch.")
-    possible = castable(result, dtypes)
+    possible = [name for name in castable(result, dtypes) if name == own or not exact]
     kinds = ["none"] * 7
-    if possible:
+    if possible and not exact:
         kinds += ["dtype"]
     if own in possible:
         kinds += ["right", "right", "empty", "wrong size"]
@@ -144,17 +167,29 @@ def unbroadcastable(draw: st.DrawFn, dtypes: Sequence[str]) -> Operands:
 
 
 @st.composite
-def refused_outs(draw: st.DrawFn, op: str, dtypes: Sequence[str], result: torch.dtype | None = None) -> Case:
+def refused_outs(
+    draw: st.DrawFn,
+    op: str,
+    dtypes: Sequence[str],
+    result: torch.dtype | None = None,
+    *,
+    others: Sequence[Argument] = (Same(0),),
+    exact: bool = False,
+) -> Case:
     """Calls whose ``out`` torch refuses: a dtype that cannot hold the result, one address for several elements, or
     some of an input's addresses.
 
-    ``result``: the result's dtype where it is not the common one of the operands."""
+    ``result``: the result's dtype where it is not the common one of the operands. ``others``: the arguments after the
+    first. ``exact``: torch wants the very dtype of the result."""
     names = dtype_names.by_simplicity(dtypes)
     small = shapes.shapes(min_rank=1, max_rank=2, min_size=2, budget=512)
     first = draw(tensors.tensors(small, names, layouts="contiguous"))
     found = result or dtype_names.to_torch(first.dtype)
-    bad = [name for name in names if not torch.can_cast(found, dtype_names.to_torch(name))]
-    good = castable(found, names)
+    good = [name for name in castable(found, names) if not exact or dtype_names.to_torch(name) == found]
+    bad = [name for name in dtype_names.ALL if exact or not torch.can_cast(found, dtype_names.to_torch(name))]
+    # A refusal does not depend on which dtypes are asked for, but what is named comes first.
+    bad = [name for name in bad if name not in good]
+    bad = [name for name in bad if name in names] or bad
     kinds = ["cast"] * bool(bad) + ["expanded"] * bool(good) + ["overlap"] * (first.dtype in good)
     out: TensorSpec | Same
     match draw(st.sampled_from(kinds)):
@@ -166,7 +201,7 @@ def refused_outs(draw: st.DrawFn, op: str, dtypes: Sequence[str], result: torch.
         case "overlap":
             first = msgspec.structs.replace(first, layout=Layout(offset=1))
             out = Same(0, shift=-1)
-    return case(op, (first, Same(0)), out=out)
+    return case(op, (first, *others), out=out)
 
 
 WRONG_TYPES: tuple[Argument, ...] = ("x", None, (1, 2))
@@ -182,11 +217,13 @@ def output_dtype(call: Call, result: torch.dtype) -> torch.dtype:
     return result if out is None else out.dtype
 
 
-def exactly(call: Call, result: torch.Tensor, judged: torch.Tensor | None = None) -> Expected:
+def exactly(
+    call: Call, result: torch.Tensor, judged: torch.Tensor | None = None, *, signed_zero: bool = False
+) -> Expected:
     """The expectation of an op that torch on the CPU computes exactly: its result, stored into an ``out``, if any."""
     dtype = output_dtype(call, result.dtype)
     if not dtype.is_floating_point or result.dtype.is_floating_point or result.dtype == torch.bool:
-        return Expected(result.to(dtype), judged=judged)
+        return Expected(result.to(dtype), judged=judged, signed_zero=signed_zero)
     # An integer stored as a float is rounded; half types come by way of float32.
     wide = result.long()
     value, low = oracle.two_sum((wide >> 32).double().numpy() * 2.0**32, (wide & 0xFFFFFFFF).double().numpy())
@@ -227,11 +264,21 @@ def _tensor(value: np.ndarray | float) -> torch.Tensor:
 # --- benchmarks --------------------------------------------------------------------------------------------------
 
 
-def benchmarks(op: str, operands: int, *, element_flops: int = 1, dtype: str = "bfloat16") -> tuple[Benchmark, ...]:
-    """64 Mi elements, contiguous: what memory bandwidth bounds; and a small call, whose time is the host's."""
+def benchmarks(
+    op: str,
+    operands: int,
+    *,
+    element_flops: int = 1,
+    dtype: str = "bfloat16",
+    result: str | None = None,
+    more: Sequence[Argument] = (),
+) -> tuple[Benchmark, ...]:
+    """64 Mi elements, contiguous: what memory bandwidth bounds; and a small call, whose time is the host's.
+
+    ``result``: the result's dtype where it is another one. ``more``: arguments after the tensors."""
+    size, written = (dtype_names.format_of(name).bits // 8 for name in (dtype, result or dtype))
     found = []
-    for shape in ((1 << 26,), (1024,)):
-        count, size = shape[0], dtype_names.format_of(dtype).bits // 8
-        args = tuple(TensorSpec(shape=shape, dtype=dtype) for _ in range(operands))
-        found.append(Benchmark(Case(op=op, args=args), (operands + 1) * count * size, element_flops * count))
+    for count in (1 << 26, 1024):
+        args = (*(TensorSpec(shape=(count,), dtype=dtype) for _ in range(operands)), *more)
+        found.append(Benchmark(Case(op=op, args=args), (operands * size + written) * count, element_flops * count))
     return tuple(found)

@@ -8,6 +8,10 @@ ROWS, COLUMNS = 130, 5000
 """Rows and row length of a reduction; their product is within ``ELEMENTS`` mostly."""
 PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
 """M, K and N of a matrix product, and M * N * K."""
+PRODUCT_MODEST = 70
+"""M, K and N of ops that share the kernel of ``mm``."""
+PRODUCT_BATCH, PRODUCT_BATCH_WORK = 17, 1 << 18
+"""Products of a batch, and all their M * N * K but for a batch of two."""
 PRODUCT_WIDE = (129, 200, 257, 300)
 """One dim of a product that is otherwise small."""
 PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (65, 129, 130), (33, 65, 66)
@@ -16,5 +20,7 @@ PRODUCT_TERMS = (257, 511, 1000, 1024, 2049)
 """A long K."""
 FLOAT64_ELEMENTS = 1 << 10
 """Elements that mpmath evaluates."""
+FLOAT64_ELEMENTWISE = 3 * 1024 + 1
+"""The same of an elementwise result, of which each costs less: several blocks."""
 FLOAT64_WORK = 1 << 18
 """M * N * K of a float64 product, whose terms are summed in double-double; mostly."""

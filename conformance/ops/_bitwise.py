@@ -1,0 +1,62 @@
+"""What bitwise functions of two operands share: integers and bools, torch on the CPU itself as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from hypothesis import strategies as st
+
+from conformance.cases import Case
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import OpSpec
+from strategies import dtypes as dtype_names
+from strategies import tensors
+
+DTYPES = dtype_names.INTEGRAL + dtype_names.BOOL
+
+
+def cases(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    @st.composite
+    def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+        names = [name for name in dtypes if name in DTYPES]
+        pairs = (
+            elementwise.tensor_pairs(names),
+            elementwise.with_scalar(names, wrapping=True, kinds=("own", "bool", "int")),
+        )
+        # Twice an object of its own: one_of drops what it has already.
+        operands = draw(st.one_of(elementwise.tensor_pairs(names), *pairs))
+        shape, result = elementwise.result_of(operands)
+        return elementwise.case(op, operands, out=draw(elementwise.outs(shape, result, operands, names)))
+
+    return draws
+
+
+def refused(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        names = [name for name in dtypes if name in DTYPES]
+        small, floats = tensors.tensors((3,), names), tensors.tensors((3,), dtype_names.FLOATING)
+        wrong = st.one_of(floats, st.sampled_from((1.5, *elementwise.WRONG_TYPES)))
+        return st.one_of(
+            elementwise.unbroadcastable(names).map(lambda pair: elementwise.case(op, pair)),
+            elementwise.refused_outs(op, names),
+            st.builds(lambda x, other: Case(op=op, args=(x, other)), small, wrong),
+            st.builds(lambda x, other: Case(op=op, args=(x, other)), floats, st.one_of(floats, st.just(1))),
+            small.map(lambda x: Case(op=op, args=(2.5, x))),
+            st.sampled_from(((1, 2), (True, False))).map(lambda pair: Case(op=op, args=pair)),
+        )
+
+    return draws
+
+
+def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+    """The OpSpec of a bitwise function of two operands: everything follows from torch's function."""
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=cases(name),
+        refused=refused(name),
+        dtypes=DTYPES,
+        expected=lambda call: elementwise.exactly(call, function(*call.args)),
+        benchmarks=elementwise.benchmarks(name, 2, dtype="int32"),
+    )

@@ -1,0 +1,122 @@
+"""What add and sub share: ``input`` plus or minus ``alpha * other``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, deviations, oracle
+from conformance.cases import Argument, Case
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import scalars, tensors
+
+
+def alphas(result: torch.dtype) -> st.SearchStrategy[Argument]:
+    """None (leave it out) half the time, else a scalar that torch takes for a result of this dtype."""
+    name = str(result).removeprefix("torch.")
+    if result == torch.bool:
+        legal = st.sampled_from((True, False, 2, 0))
+    elif result.is_floating_point:
+        specials = st.sampled_from((0, 2, -1, 0.0, float("inf"), float("nan"), 1e6))
+        legal = st.one_of(scalars.scalars(name, magnitude=2.0**7, specials=False), specials)
+    else:
+        legal = scalars.scalars(name)
+    return st.one_of(st.none(), legal)
+
+
+def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    kinds = ("own", "bool", "int", "float") if "bool" in supported else ("own", "int", "float")
+
+    @st.composite
+    def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+        names = [name for name in dtypes if name in supported]
+        pairs = (elementwise.tensor_pairs(names), elementwise.with_scalar(names, wrapping=True, kinds=kinds))
+        # Twice an object of its own: one_of drops what it has already.
+        operands = draw(st.one_of(elementwise.tensor_pairs(names), *pairs))
+        shape, result = elementwise.result_of(operands)
+        out = draw(elementwise.outs(shape, result, operands, names))
+        return elementwise.case(op, operands, alpha=draw(alphas(result)), out=out)
+
+    return draws
+
+
+def refused(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        names = [name for name in dtypes if name in supported]
+        return st.one_of(list(_refusals(op, names, "bool" in supported).values()))
+
+    return draws
+
+
+def _refusals(op: str, names: Sequence[str], bools: bool) -> dict[str, st.SearchStrategy[Case]]:
+    def with_alpha(operands: st.SearchStrategy[tensors.TensorSpec], *alphas: Argument) -> st.SearchStrategy[Case]:
+        alpha = st.sampled_from(alphas)
+        return st.builds(lambda x, a: Case(op=op, args=(x, x), kwargs={"alpha": a}), operands, alpha)
+
+    small = tensors.tensors((3,), names)
+    wrong = st.sampled_from(elementwise.WRONG_TYPES)
+    kinds = {
+        "broadcast": elementwise.unbroadcastable(names).map(lambda pair: elementwise.case(op, pair)),
+        "out": elementwise.refused_outs(op, names),
+        "type": st.builds(lambda x, other: Case(op=op, args=(x, other)), small, wrong),
+        "alpha type": with_alpha(small, "x"),
+    }
+    if integers := [name for name in names if name in dtype_names.INTEGRAL]:
+        kinds["alpha"] = with_alpha(tensors.tensors((4,), integers), 1.0, 0.5, float("inf"), True, 2**70)
+        if narrow := [name for name in integers if name in ("int8", "uint8")]:
+            kinds["alpha range"] = with_alpha(tensors.tensors((4,), narrow), 300)
+    if floats := [name for name in names if name in dtype_names.FLOATING]:
+        kinds["alpha of bool"] = with_alpha(tensors.tensors((4,), floats), True)
+    logical = tensors.tensors((4,), "bool")
+    if "bool" in names:
+        kinds["bool alpha"] = with_alpha(logical, 0.5)
+    if not bools:
+        other = st.one_of(small, logical, st.sampled_from((1, True, 2.5)))
+        kinds["bool"] = st.builds(lambda x, y: Case(op=op, args=(x, y)), logical, other)
+        kinds["bool other"] = st.builds(lambda x, y: Case(op=op, args=(x, y)), small, st.one_of(logical, st.booleans()))
+        kinds["bool input"] = st.builds(lambda x, y: Case(op=op, args=(y, x)), small, st.booleans())
+    return kinds
+
+
+def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Expected:
+    """``function`` computes integers exactly; of floats it is ``input + sign * alpha * other``."""
+    input, other = call.args
+    alpha = call.kwargs.get("alpha", 1)
+    dtype = torch.result_type(input, other)
+    if not dtype.is_floating_point:
+        return elementwise.exactly(call, function(input, other, alpha=alpha))
+    a, b, factor = (oracle.operand(x, dtype) for x in (input, other, alpha))
+    factor = sign * factor
+    low = None
+    if dtype == torch.float64:
+        (value, low), product = oracle.add_product(a, factor, b)
+    else:
+        # At most 48 bits: float64 holds the product exactly.
+        with np.errstate(all="ignore"):
+            product = np.broadcast_to(factor * b, np.broadcast_shapes(a.shape, b.shape))
+            value = a + product
+    product = np.broadcast_to(product, value.shape)
+    wide = not all(oracle.exact_scalar(x, dtype) for x in (input, other))
+    bound = bounds.add(value, product, dtype, exact=alpha in (1, -1), wide=wide)
+    judged = oracle.in_range(product, dtype) & ~(np.isinf(product) & np.isfinite(factor) & np.isfinite(b))
+    return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
+
+
+def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tuple[str, ...]) -> OpSpec:
+    """The OpSpec of ``input + sign * alpha * other``."""
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=cases(name, dtypes),
+        refused=refused(name, dtypes),
+        dtypes=dtypes,
+        expected=partial(expected, function, sign),
+        benchmarks=elementwise.benchmarks(name, 2),
+        cuda_takes=partial(deviations.cuda_takes, name),
+    )

@@ -1,0 +1,173 @@
+"""What functions of one tensor share: those that round, by a formula, and those that are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import mpmath
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import deviations, oracle
+from conformance.cases import Case
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import tensors
+
+Formula = Callable[[np.ndarray], np.ndarray]
+"""A function in float64, accurate to a few of its ulps."""
+Precise = Callable[[mpmath.mpf], mpmath.mpf]
+"""The same function of a number that is finite and not zero, where its value is not NaN."""
+Bound = Callable[[np.ndarray, torch.dtype], np.ndarray]
+"""What is added to half an ulp, of the value and the dtype of the result."""
+
+
+# --- calls -------------------------------------------------------------------------------------------------------
+
+
+def float_of(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a function with float results: that of its operand, or the default one."""
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
+@st.composite
+def inputs(draw: st.DrawFn, dtypes: Sequence[str], by_mpmath: bool, **options: Any) -> tensors.TensorSpec:
+    """One tensor; where float64 is costly it is kept small."""
+    dtype = draw(dtype_names.dtypes(dtypes))
+    budget = elementwise.elements(dtype) if by_mpmath else elementwise.elements()
+    return draw(tensors.tensors(elementwise.shapes_of_results(budget=budget), dtype, **options))
+
+
+def cases(
+    op: str, supported: Sequence[str], result: Callable[[torch.dtype], torch.dtype], exact: bool
+) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    """Calls with ``out``, which has the very dtype of the result where torch computes exactly."""
+
+    @st.composite
+    def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+        names = [name for name in dtypes if name in supported]
+        input = draw(inputs(names, not exact))
+        found = result(dtype_names.to_torch(input.dtype))
+        out = draw(elementwise.outs(input.shape, found, (input,), dtypes, exact=exact))
+        return elementwise.case(op, (input,), out=out)
+
+    return draws
+
+
+def no_tensors(op: str) -> st.SearchStrategy[Case]:
+    """Calls without a tensor."""
+    return st.sampled_from((1.5, 2, True, *elementwise.WRONG_TYPES)).map(lambda x: Case(op=op, args=(x,)))
+
+
+def unsupported(op: str, supported: Sequence[str]) -> list[st.SearchStrategy[Case]]:
+    """Calls with dtypes that torch refuses; none where it takes all."""
+    names = [name for name in dtype_names.ALL if name not in supported]
+    if not names:
+        return []
+    small = tensors.tensors(elementwise.shapes_of_results(budget=512), names, layouts=elementwise.WRITABLE)
+    # Of no elements torch takes some dtypes that it refuses otherwise.
+    some = small.filter(lambda spec: 0 not in spec.shape)
+    return [some.map(lambda x: Case(op=op, args=(x,)))]
+
+
+def refused(
+    op: str, supported: Sequence[str], result: Callable[[torch.dtype], torch.dtype], exact: bool
+) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        kinds = [no_tensors(op), *unsupported(op, supported)]
+        # One dtype after the other, since each may have a result of another one.
+        for name in dtype_names.by_simplicity(name for name in dtypes if name in supported):
+            found = result(dtype_names.to_torch(name))
+            kinds.append(elementwise.refused_outs(op, (name,), found, others=(), exact=exact))
+        small = tensors.tensors((3,), [name for name in dtypes if name in supported])
+        kinds.append(small.map(lambda x: Case(op=op, args=(x,), kwargs={"out": "x"})))
+        return st.one_of(kinds)
+
+    return draws
+
+
+# --- oracles -----------------------------------------------------------------------------------------------------
+
+
+def value_of(
+    input: torch.Tensor, dtype: torch.dtype, formula: Formula, precise: Precise
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The operand, the function's value, and for float64 the rest of that."""
+    x = oracle.operand(input, dtype)
+    with np.errstate(all="ignore"):
+        value, low = np.asarray(formula(x)), None
+    if dtype == torch.float64:
+        value, low = oracle.refine(value, precise, x)
+    # A zero that comes of underflow may have either sign.
+    underflow = (value == 0) & (x != 0) & np.isfinite(x)
+    return x, np.where(underflow, np.finfo(np.float64).smallest_subnormal, value), low
+
+
+def spec(name: str, function: Callable[..., torch.Tensor], formula: Formula, precise: Precise, bound: Bound) -> OpSpec:
+    """The OpSpec of a function whose results are floats, of integers too."""
+
+    def expected(call: Call) -> Expected:
+        dtype = float_of(call.args[0].dtype)
+        _, value, low = value_of(call.args[0], dtype, formula, precise)
+        return elementwise.within(call, value, bound(value, dtype), dtype, low=low, signed_zero=True)
+
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=cases(name, dtype_names.ALL, float_of, False),
+        refused=refused(name, dtype_names.ALL, float_of, False),
+        dtypes=dtype_names.ALL,
+        expected=expected,
+        benchmarks=elementwise.benchmarks(name, 1),
+    )
+
+
+def exact_spec(
+    name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ...], *, benchmark: str = "bfloat16"
+) -> OpSpec:
+    """The OpSpec of a function that rounds nothing, with results of the operand's dtype."""
+
+    def expected(call: Call) -> Expected:
+        # What the CPU refuses and CUDA takes has a stand-in there.
+        answer = deviations.cuda_takes(name, call) or function
+        return elementwise.exactly(call, answer(*call.args), signed_zero=True)
+
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=cases(name, dtypes, lambda dtype: dtype, True),
+        refused=refused(name, dtypes, lambda dtype: dtype, True),
+        dtypes=dtypes,
+        expected=expected,
+        benchmarks=elementwise.benchmarks(name, 1, dtype=benchmark),
+        cuda_takes=partial(deviations.cuda_takes, name),
+    )
+
+
+def question_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+    """The OpSpec of a question about each element, answered with a bool; there is no ``out``."""
+
+    def all_cases(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        return inputs(dtypes, False).map(lambda x: Case(op=name, args=(x,)))
+
+    def all_refused(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        small = tensors.tensors((3,), dtypes)
+        return st.one_of(
+            no_tensors(name),
+            small.map(lambda x: Case(op=name, args=(x, x))),
+            small.map(lambda x: Case(op=name, args=(x,), kwargs={"out": tensors.TensorSpec((3,), "bool")})),
+        )
+
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=all_cases,
+        refused=all_refused,
+        dtypes=dtype_names.ALL,
+        expected=lambda call: elementwise.exactly(call, function(*call.args)),
+        benchmarks=elementwise.benchmarks(name, 1, result="bool"),
+    )

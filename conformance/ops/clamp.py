@@ -1,0 +1,159 @@
+"""``torch.clamp(input, min=None, max=None, *, out=None)``: min(max(input, min), max), NaN of any of them staying."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+
+from conformance import deviations
+from conformance.cases import Argument, Case, Same
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import scalars, shapes, tensors
+from strategies.shapes import Shape
+from strategies.specs import TensorSpec
+
+Bounds = tuple[Argument, Argument]
+"""min and max."""
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    input, low, high, shape = draw(st.one_of(_by_numbers(dtypes), _by_tensors(dtypes)))
+    result = _result_type(input, low, high)
+    out = draw(elementwise.outs(shape, result, (input,), dtypes))
+    if draw(st.booleans()):
+        return elementwise.case("clamp", (input,), min=low, max=high, out=out)
+    args = (input, low) if high is None else (input, low, high)
+    return elementwise.case("clamp", args, out=out)
+
+
+@st.composite
+def _by_numbers(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Argument, Argument, Shape]:
+    """Python numbers for bounds; where there are two, one may be a 0-d tensor, which torch then takes for a number."""
+    input = draw(tensors.tensors(elementwise.shapes_of_results(), dtypes))
+    low, high = (draw(_numbers(input.dtype)) for _ in range(2))
+    form = draw(st.sampled_from(("both", "both", "min", "max", "0-d")))
+    if form == "0-d" and input.dtype != "bool":
+        spec = draw(tensors.tensors((), input.dtype, specials=("nan", "inf", "max")))
+        low, high = draw(st.sampled_from(((spec, high), (low, spec))))
+    return input, None if form == "max" else low, None if form == "min" else high, input.shape
+
+
+def _numbers(dtype: str) -> st.SearchStrategy[Argument]:
+    if dtype == "bool":
+        # Bools clamped by bools are refused.
+        return st.sampled_from((0, 1, 2, -1, 0.5, math.nan))
+    if dtype_names.is_floating(dtype):
+        near = scalars.scalars(dtype, magnitude=2.0)
+        return st.one_of(near, scalars.scalars(dtype), st.sampled_from((math.nan, math.inf, True, 1e6, -1e6)))
+    floats = st.one_of(st.sampled_from((math.nan, math.inf, 0.5)), scalars.floats("float32", magnitude=64.0))
+    near = st.integers(-16, 16).filter(lambda n: n >= 0 or dtype != "uint8")
+    # A negative bound of unsigned integers wraps.
+    return st.one_of(near, scalars.scalars(dtype), floats, st.just(True if dtype != "uint8" else -1))
+
+
+@st.composite
+def _by_tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Argument, Argument, Shape]:
+    """Tensors for bounds, of any dtype and shape that broadcast; now and then one is the input."""
+    form = draw(st.sampled_from(("both", "both", "min", "max")))
+    first, second = draw(dtype_names.pairs(dtypes))
+    third = draw(st.sampled_from((first, second)))
+    if {first, second, third} == {"bool"}:
+        # Of bools torch takes one bound, not two.
+        form = "min" if form == "both" else form
+    broadcast = draw(shapes.broadcastable(3, elementwise.shapes_of_results(draw(st.sampled_from((0, 1, 2))))))
+    specs = [draw(tensors.tensors(shape, name)) for shape, name in zip(broadcast, (first, second, third), strict=True)]
+    input, low, high = specs[0], None if form == "max" else specs[1], None if form == "min" else specs[2]
+    if draw(st.integers(0, 7)) == 7:
+        low, high = (None, Same(0)) if form == "max" else (Same(0), high)
+    taken = [input, *(bound for bound in (low, high) if isinstance(bound, TensorSpec))]
+    return input, low, high, tuple(torch.broadcast_shapes(*(spec.shape for spec in taken)))
+
+
+def _result_type(input: TensorSpec, low: Argument, high: Argument) -> torch.dtype:
+    """The dtype of the result: torch's own, of the smallest operands of these kinds."""
+
+    def smallest(argument: Argument) -> torch.Tensor | bool | int | float | None:
+        if isinstance(argument, Same):
+            argument = input
+        if isinstance(argument, TensorSpec):
+            return torch.zeros((1,) * len(argument.shape), dtype=dtype_names.to_torch(argument.dtype))
+        return None if argument is None else type(argument)(0)
+
+    return torch.clamp(smallest(input), smallest(low), smallest(high)).dtype
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    small = draw(tensors.tensors((3,), dtypes))
+    is_bool = small.dtype == "bool"
+    kinds = ["none", "type", "mixed", "input", "broadcast", *(["bool"] * is_bool), *(["out"] * (not is_bool))]
+    if small.dtype not in ("bool", "int64"):
+        kinds += ["range"]
+    match draw(st.sampled_from(kinds)):
+        case "none":
+            return Case(op="clamp", args=(small,), kwargs=draw(st.sampled_from(({}, {"min": None, "max": None}))))
+        case "type":
+            bounds = draw(st.sampled_from((("x", None), (1, "x"), ((1, 2), None))))
+        case "mixed":
+            # A number and a tensor that could not be one.
+            bounds = draw(st.sampled_from(((0, Same(0)), (Same(0), 1.5))))
+        case "input":
+            return Case(op="clamp", args=(draw(st.sampled_from((2, 1.5, *elementwise.WRONG_TYPES))), 1))
+        case "broadcast":
+            first, second = draw(elementwise.unbroadcastable((small.dtype,)))
+            return Case(op="clamp", args=(first, *draw(st.sampled_from(((second, None), (None, second))))))
+        case "bool":
+            bounds = draw(st.sampled_from(((False, True), (Same(0), Same(0)), (None, True), (False, None))))
+        case "range":
+            beyond = 2**40 if small.dtype in dtype_names.INTEGRAL else 1e39
+            if small.dtype == "float64":
+                beyond = 2**70
+            bounds = draw(st.sampled_from(((beyond, None), (None, beyond), (0, beyond))))
+        case "out":
+            return draw(elementwise.refused_outs("clamp", (small.dtype,), others=(0,)))
+    return Case(op="clamp", args=(small, *bounds))
+
+
+def expected(call: Call) -> Expected:
+    low, high = (_given(call, place, name) for place, name in ((1, "min"), (2, "max")))
+    input = call.args[0]
+    kinds = (x if isinstance(x, torch.Tensor) or x is None else type(x)(0) for x in (low, high))
+    dtype = torch.clamp(input, *kinds).dtype
+    found = input.to(dtype)
+    # torch's maximum and minimum keep NaN of either operand.
+    if low is not None:
+        found = torch.maximum(found, _bound(low, dtype))
+    if high is not None:
+        found = torch.minimum(found, _bound(high, dtype))
+    return elementwise.exactly(call, found)
+
+
+def _given(call: Call, place: int, name: str) -> torch.Tensor | bool | int | float | None:
+    return call.args[place] if len(call.args) > place else call.kwargs.get(name)
+
+
+def _bound(bound: torch.Tensor | bool | int | float, dtype: torch.dtype) -> torch.Tensor:
+    """The bound in the dtype of the result. Rounding it first is no error: it commutes with max and min, of which the
+    other operand has that dtype."""
+    if isinstance(bound, float):
+        bound = torch.tensor(bound, dtype=torch.float64)
+    return torch.as_tensor(bound).to(dtype)
+
+
+SPEC = OpSpec(
+    name="clamp",
+    reference=torch.clamp,
+    cases=cases,
+    refused=refused,
+    dtypes=dtype_names.ALL,
+    expected=expected,
+    benchmarks=elementwise.benchmarks("clamp", 1, element_flops=2, more=(-1.0, 1.0)),
+    cuda_takes=partial(deviations.cuda_takes, "clamp"),
+)

@@ -1,0 +1,76 @@
+"""``torch.nn.functional.gelu(input, approximate="none")``: input times the normal distribution function of input.
+
+With ``approximate="tanh"`` the distribution function is (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2 (D. Hendrycks
+and K. Gimpel, Gaussian Error Linear Units, arXiv:1606.08415).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import mpmath
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds
+from conformance.cases import Case
+from conformance.ops import _activation, _unary
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected
+from strategies import tensors
+
+_FAR = 40
+"""From here on, on either side, the distribution function is 0 or 1 to more than float64's range."""
+_CUBIC = 0.044715
+
+
+def by_erf(x: np.ndarray) -> np.ndarray:
+    """In float64; inf at inf, NaN at -inf, as on CUDA."""
+    return 0.5 * x * torch.special.erfc(torch.from_numpy(x * -math.sqrt(0.5))).numpy()
+
+
+def by_tanh(x: np.ndarray) -> np.ndarray:
+    """In float64; inf at inf, NaN at -inf."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + _CUBIC * x * x * x)))
+
+
+def precise_by_erf(x: mpmath.mpf) -> mpmath.mpf:
+    return _far(x) if abs(x) > _FAR else x / 2 * mpmath.erfc(-x / mpmath.sqrt(2))
+
+
+def precise_by_tanh(x: mpmath.mpf) -> mpmath.mpf:
+    if abs(x) > _FAR:
+        return _far(x)
+    return x / 2 * (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (x + mpmath.mpf("0.044715") * x**3)))
+
+
+def _far(x: mpmath.mpf) -> mpmath.mpf:
+    return x if x > 0 else mpmath.mpf(0)
+
+
+FORMULAS = {"none": (by_erf, precise_by_erf), "tanh": (by_tanh, precise_by_tanh)}
+
+
+def refused(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    wrong = st.sampled_from(("x", "", "Tanh", "erf", 1, True, None))
+    small = tensors.tensors((3,), dtypes)
+    return st.builds(lambda x, name: Case(op="gelu", args=(x,), kwargs={"approximate": name}), small, wrong)
+
+
+def expected(call: Call) -> Expected:
+    approximate, dtype = call.kwargs.get("approximate", "none"), call.args[0].dtype
+    x, value, low = _unary.value_of(call.args[0], dtype, *FORMULAS[approximate])
+    return elementwise.within(call, value, bounds.gelu(x, approximate, dtype), dtype, low=low, signed_zero=True)
+
+
+SPEC = _activation.spec(
+    "gelu",
+    torch.nn.functional.gelu,
+    expected,
+    _activation.cases("gelu", "approximate", (None, "none", "tanh", "tanh")),
+    refused,
+    # Two products, a distribution function and an addition.
+    flops=4,
+)

@@ -1,0 +1,63 @@
+"""``torch.mul(input, other, *, out=None)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, oracle
+from conformance.cases import Case
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import tensors
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    pairs = (elementwise.tensor_pairs(dtypes), elementwise.with_scalar(dtypes, wrapping=True))
+    # Twice an object of its own: one_of drops what it has already.
+    operands = draw(st.one_of(elementwise.tensor_pairs(dtypes), *pairs))
+    shape, result = elementwise.result_of(operands)
+    return elementwise.case("mul", operands, out=draw(elementwise.outs(shape, result, operands, dtypes)))
+
+
+def refused(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    wrong = st.sampled_from(elementwise.WRONG_TYPES)
+    return st.one_of(
+        elementwise.unbroadcastable(dtypes).map(lambda pair: elementwise.case("mul", pair)),
+        elementwise.refused_outs("mul", dtypes),
+        st.builds(lambda x, other: Case(op="mul", args=(x, other)), tensors.tensors((3,), dtypes), wrong),
+    )
+
+
+def expected(call: Call) -> Expected:
+    input, other = call.args
+    dtype = torch.result_type(input, other)
+    if not dtype.is_floating_point:
+        return elementwise.exactly(call, torch.mul(input, other))
+    a, b = np.broadcast_arrays(*(oracle.operand(x, dtype) for x in call.args))
+    low = None
+    if dtype == torch.float64:
+        value, low = oracle.multiply(a, b)
+    else:
+        # At most 48 bits: float64 holds the product exactly.
+        with np.errstate(all="ignore"):
+            value = a * b
+    wide = not all(oracle.exact_scalar(x, dtype) for x in call.args)
+    bound = bounds.mul(value, dtype, wide=wide)
+    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True)
+
+
+SPEC = OpSpec(
+    name="mul",
+    reference=torch.mul,
+    cases=cases,
+    refused=refused,
+    dtypes=dtype_names.ALL,
+    expected=expected,
+    benchmarks=elementwise.benchmarks("mul", 2),
+)

@@ -1,0 +1,156 @@
+"""``torch.pow(input, exponent, *, out=None)``; powers of integers are integers, and wrap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, deviations, oracle
+from conformance.cases import Argument, Case, Same
+from conformance.ops import _elementwise as elementwise
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import scalars, tensors
+from strategies.specs import TensorSpec
+
+EXPONENTS = (2, 3, 0.5, -0.5, -1, -2.0, 0, 1.0, 2.75, -1.5, math.inf, -math.inf, math.nan)
+"""Of floats; libraries have shortcuts for most of them."""
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    operands = draw(st.one_of(_tensors(dtypes), _tensors(dtypes), _exponents(dtypes), _bases(dtypes)))
+    shape, result = elementwise.result_of(operands)
+    return elementwise.case("pow", operands, out=draw(elementwise.outs(shape, result, operands, dtypes)))
+
+
+@st.composite
+def _tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
+    """Two tensors, often of positive numbers to the power of any, or of any to the power of whole ones."""
+    first, second = draw(elementwise.tensor_pairs(dtypes, by_mpmath=True))
+    if elementwise.result_of((first, second))[1] == torch.bool:
+        # Of bools alone there are no powers.
+        return first, draw(st.sampled_from((0, 1, 2, 2.5)))
+    match draw(st.sampled_from(("any", "positive", "whole"))):
+        case "positive" if first.dtype != "bool":
+            first = msgspec.structs.replace(first, values="positive")
+        case "whole" if isinstance(second, TensorSpec) and second.dtype != "bool":
+            second = msgspec.structs.replace(second, values="integers")
+    return first, second
+
+
+@st.composite
+def _exponents(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
+    """A tensor and a Python number for its exponent."""
+    base = draw(_one(dtypes))
+    if elementwise.is_float(base):
+        exponents = (st.sampled_from(EXPONENTS), scalars.floats(base.dtype, magnitude=32.0), st.booleans())
+    elif base.dtype == "bool":
+        exponents = (st.sampled_from((True, False, 0, 1, 3, 2.5, -1.0)),)
+    else:
+        most = torch.iinfo(dtype_names.to_torch(base.dtype)).max
+        exponents = (st.integers(0, 9), st.integers(0, most), st.sampled_from((True, False, 0.5, 2.0, -1.0, most)))
+    return base, draw(st.one_of(exponents))
+
+
+@st.composite
+def _bases(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
+    """A Python number to the power of a tensor; an int may have to be wrapped."""
+    exponent = draw(_one(dtypes))
+    whole = st.sampled_from((2, 1, 0, -1, -2, 3, 10, 255, 300, -129))
+    floats = st.sampled_from((2.0, 0.5, 1.0, 0.0, -0.0, -2.0, 10.0, 2.75, math.inf, math.nan))
+    kinds = [whole, floats, scalars.floats("float32", magnitude=64.0)] + [st.booleans()] * (exponent.dtype != "bool")
+    return draw(st.one_of(kinds)), exponent
+
+
+def _one(dtypes: Sequence[str]) -> st.SearchStrategy[TensorSpec]:
+    return dtype_names.dtypes(dtypes).flatmap(
+        lambda name: tensors.tensors(elementwise.shapes_of_results(budget=elementwise.elements(name)), name)
+    )
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    small = tensors.tensors((3,), dtypes)
+
+    def calls(first: st.SearchStrategy[Argument], second: st.SearchStrategy[Argument]) -> st.SearchStrategy[Case]:
+        return st.builds(lambda x, y: Case(op="pow", args=(x, y)), first, second)
+
+    def of(*names: str) -> list[str]:
+        return [name for name in dtypes if name in names]
+
+    kinds = [
+        elementwise.unbroadcastable(dtypes).map(lambda pair: elementwise.case("pow", pair)),
+        calls(small, st.sampled_from(elementwise.WRONG_TYPES)),
+        calls(st.sampled_from(elementwise.WRONG_TYPES), small),
+        calls(st.just(2), st.sampled_from((3, 0.5))),
+    ]
+    if powers := of(*dtype_names.FLOATING, *dtype_names.INTEGRAL):
+        kinds.append(elementwise.refused_outs("pow", powers))
+    if whole := of(*dtype_names.INTEGRAL, "bool"):
+        kinds.append(calls(tensors.tensors((4,), whole), st.sampled_from((-1, -2, -(2**40)))))
+    if narrow := of("int8", "uint8"):
+        kinds.append(calls(tensors.tensors((4,), narrow), st.sampled_from((256, 300, 2**40))))
+    if narrow := of("float16", "float32", "bfloat16"):
+        beyond = tensors.tensors((4,), narrow)
+        kinds.append(calls(beyond, st.sampled_from((1e39, -1e300))))
+    if of("bool"):
+        logical = tensors.tensors((4,), "bool")
+        kinds.append(calls(logical, st.just(Same(0))))
+        kinds.append(calls(st.booleans(), logical))
+    return draw(st.one_of(kinds))
+
+
+def expected(call: Call) -> Expected:
+    input, exponent = call.args
+    dtype = torch.result_type(input, exponent)
+    if not dtype.is_floating_point:
+        return elementwise.exactly(call, torch.pow(input, exponent))
+    # torch, on CPU and CUDA, rounds Python numbers to a half type, other than where it multiplies or adds.
+    x, y = np.broadcast_arrays(*(_rounded(operand, dtype) for operand in call.args))
+    low = None
+    with np.errstate(all="ignore"):
+        value = np.power(x, y)
+        if dtype == torch.float64:
+            value, low = _by_mpmath(value, x, y)
+        bound = bounds.pow(value, x, y, dtype)
+    judged = None
+    if not isinstance(exponent, torch.Tensor) and abs(exponent) == 0.5:
+        # torch then takes square roots, for which -inf and -0 are other points than for powers: both are right.
+        judged = ~((x == -np.inf) | ((x == 0) & np.signbit(x)))
+    return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
+
+
+def _rounded(operand: torch.Tensor | bool | int | float, dtype: torch.dtype) -> np.ndarray:
+    if not isinstance(operand, torch.Tensor):
+        operand = torch.tensor(operand, dtype=torch.float64)
+    return oracle.operand(operand, dtype)
+
+
+def _by_mpmath(value: np.ndarray, x: np.ndarray, y: np.ndarray) -> oracle.Double:
+    """The float64 power of float64 operands, refined where it is no power of 0 or 1, nor far beyond the range."""
+    logarithm = np.abs(y * np.log(np.abs(x)))
+    near = (logarithm > 0) & (logarithm < 800)
+    found, low = oracle.refine(value[near], lambda base, exponent: base**exponent, x[near], y[near])
+    value, rest = np.array(value), np.zeros(value.shape)
+    value[near], rest[near] = found, low
+    return value, rest
+
+
+SPEC = OpSpec(
+    name="pow",
+    reference=torch.pow,
+    cases=cases,
+    refused=refused,
+    dtypes=dtype_names.ALL,
+    expected=expected,
+    # A logarithm, a product and an exponential.
+    benchmarks=elementwise.benchmarks("pow", 1, element_flops=3, more=(2.5,)),
+    cuda_refuses=partial(deviations.cuda_refuses, "pow"),
+)
