@@ -213,6 +213,7 @@ def addmm(
     value: np.ndarray,
     added: np.ndarray,
     scaled: np.ndarray,
+    alpha: float,
     magnitude: np.ndarray,
     spread: np.ndarray,
     terms: int,
@@ -223,6 +224,11 @@ def addmm(
 
     That of a product, plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute dtype
     (where the result is of it, the half ulp counts that already). That alpha times the sum of terms is rounded too is
-    within the 4 u sqrt(K) S, of which torch needs about half."""
+    within the 4 u sqrt(K) S, of which torch needs about half. What underflows before it is scaled grows with alpha."""
     compute = compute_dtype(dtype)
-    return product(scaled, magnitude, spread, terms, dtype) + rounding(added, compute) + rounding(value, compute)
+    underflow = max(abs(alpha) - 1, 0) * terms * FORMATS[compute].subnormal / 2
+    return (
+        product(scaled, magnitude, spread, terms, dtype)
+        + (rounding(added, compute) + rounding(value, compute))
+        + underflow
+    )

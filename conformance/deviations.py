@@ -130,8 +130,8 @@ def _bfloat16_subnormals(case: Case) -> bool:
 
 
 def _bfloat16_odd(case: Case) -> bool:
-    first = _specs(case)[0]
-    return first.dtype == "bfloat16" and len(first.shape) == 2 and first.shape[1] % 2 == 1
+    first = _specs(case)[case.op == "addmm"]
+    return first.dtype == "bfloat16" and first.shape[-1] % 2 == 1
 
 
 def _half_by_0d(case: Case) -> bool:
@@ -248,12 +248,23 @@ def _half_power(case: Case) -> bool:
     return len(case.args) == 2 and _specs(case)[0].dtype in dtype_names.HALF and _number(case.args[1]) in (2, 3, -2)
 
 
+PRODUCTS = ("mm", "bmm", "addmm", "matmul")
+
+
+def _alpha_overflows(case: Case) -> bool:
+    alpha = abs(_number(case.kwargs.get("alpha", 1)) or 0.0)
+    tensors = [materialize(spec, operand) for operand, spec in enumerate(_specs(case))][1:]
+    return any(
+        bool((x.double().abs() * alpha > torch.finfo(bounds.compute_dtype(x.dtype)).max).any()) for x in tensors
+    )
+
+
 # --- the tables --------------------------------------------------------------------------------------------------
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "products of integers",
-        ops=("mm", "bmm", "addmm", "matmul"),
+        ops=PRODUCTS,
         error=NotImplementedError,
         applies=_integer_product,
         case=Case(op="mm", args=(_tensor("int32", 3, 5), _tensor("int32", 5, 2))),
@@ -332,7 +343,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "bfloat16 subnormals in CPU products",
         "the bfloat16 dot product instructions of CPUs take subnormal operands as zero",
-        ops=("mm",),
+        ops=PRODUCTS,
         checks=("values",),
         devices=("cpu",),
         applies=_bfloat16_subnormals,
@@ -348,13 +359,26 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "bfloat16 products with an odd K on the CPU",
         "where the CPU has AMX, torch reads an element beyond each row of the first operand and multiplies it with 0, "
         "so that a NaN or infinity there shows",
-        ops=("mm",),
+        ops=PRODUCTS,
         checks=("values", "deterministic"),
         devices=("cpu",),
         applies=_bfloat16_odd,
         case=Case(
             op="mm",
             args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129)),
+        ),
+    ),
+    Deviation(
+        "alpha in CPU products",
+        "the CPU's matrix library multiplies an operand with alpha, which may overflow where the product does not",
+        ops=("addmm",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_alpha_overflows,
+        case=Case(
+            op="addmm",
+            args=(_tensor("float64", 2), _tensor("float64", 1, 1, values="near_overflow"), _tensor("float64", 1, 2)),
+            kwargs={"alpha": 64.0},
         ),
     ),
     Deviation(

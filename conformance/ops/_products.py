@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
+from conformance.cases import Case
+from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from strategies import shapes
+from conformance.spec import Benchmark
+from strategies import dtypes as dtype_names
+from strategies import shapes, tensors
+from strategies.specs import Layout, TensorSpec
+
+DTYPES = dtype_names.FLOATING
 
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """(M, K) @ (K, N) as the oracle sees it; float64 arrays of shape (M, N)."""
+    """(*, M, K) @ (*, K, N) as the oracle sees it; float64 arrays of shape (*, M, N)."""
 
     value: np.ndarray
     low: np.ndarray | None
@@ -29,12 +37,12 @@ class Product:
 
 
 def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
-    """The product of float64 arrays that hold elements of ``dtype``."""
+    """The product of float64 arrays that hold elements of ``dtype``; batch dims broadcast."""
     low = None
     with np.errstate(all="ignore"):
         finite_a, finite_b = _finite(a), _finite(b)
         if dtype == torch.float64:
-            value, low = oracle.matmul(finite_a, finite_b)
+            value, low = _each(finite_a, finite_b)
             # Doubled, so that an overflow of the sum of magnitudes shows.
             magnitude = np.abs(finite_a) @ np.abs(finite_b)
             judged = np.isfinite(2 * magnitude)
@@ -47,6 +55,16 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
             special = _specials(a, b)
             value = np.where(np.isfinite(special), value, special)
     return Product(value, low, magnitude, spread, judged)
+
+
+def _each(a: np.ndarray, b: np.ndarray) -> oracle.Double:
+    """``oracle.matmul`` of each two matrices."""
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    high, low = np.empty((2, *batch, a.shape[-2], b.shape[-1]))
+    for index in np.ndindex(batch):
+        high[index], low[index] = oracle.matmul(a[index], b[index])
+    return high, low
 
 
 def _finite(a: np.ndarray) -> np.ndarray:
@@ -62,7 +80,7 @@ def _specials(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     positive |= _any(a > 0, inf_b & (b > 0)) | _any(a < 0, inf_b & (b < 0))
     negative = _any(inf_a & (a > 0), b < 0) | _any(inf_a & (a < 0), b > 0)
     negative |= _any(a > 0, inf_b & (b < 0)) | _any(a < 0, inf_b & (b > 0))
-    undefined = nan_a.any(axis=1)[:, None] | nan_b.any(axis=0)[None, :]
+    undefined = nan_a.any(axis=-1)[..., :, None] | nan_b.any(axis=-2)[..., None, :]
     undefined |= _any(inf_a, b == 0) | _any(a == 0, inf_b) | (positive & negative)
     return np.where(undefined, np.nan, np.where(positive, np.inf, np.where(negative, -np.inf, 0.0)))
 
@@ -72,14 +90,20 @@ def _any(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.astype(np.float32) @ b.astype(np.float32) > 0
 
 
+# --- calls -------------------------------------------------------------------------------------------------------
+
+
 @st.composite
-def sizes(draw: st.DrawFn, float64: bool) -> tuple[int, int, int]:
-    """(M, K, N): mostly any; now and then one dim or all of them over several blocks, a long K, or a size of 0."""
+def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int, int, int]:
+    """(M, K, N): mostly any; now and then one dim or all of them over several blocks, a long K, or a size of 0.
+
+    ``modest``: smaller where nothing is said of blocks, for ops that share the kernel of ``mm``."""
     work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
     small = shapes.sizes(1, 40)
     match draw(st.sampled_from(("any", "any", "any", "any", "wide", "wide", "blocks", "long", "empty"))):
         case "any":
-            return draw(shapes.products(min_size=1, max_size=_sizes.PRODUCT_DIM, work=work))
+            largest = _sizes.PRODUCT_MODEST if modest else _sizes.PRODUCT_DIM
+            return draw(shapes.products(min_size=1, max_size=largest, work=work))
         case "wide":
             found = [draw(small) for _ in range(3)]
             found[draw(st.integers(0, 2))] = draw(st.sampled_from(_sizes.PRODUCT_WIDE))
@@ -92,3 +116,72 @@ def sizes(draw: st.DrawFn, float64: bool) -> tuple[int, int, int]:
             found = [draw(shapes.sizes(0, 40)) for _ in range(3)]
             found[draw(st.integers(0, 2))] = 0
     return found[0], found[1], found[2]
+
+
+@st.composite
+def batches(draw: st.DrawFn, m: int, k: int, n: int) -> int:
+    """The size of a batch of products of these sizes: mostly a few, 0 now and then, more where they are small."""
+    most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
+    return draw(st.sampled_from((2, 1, 3, 0, most)).filter(lambda size: size <= most))
+
+
+@st.composite
+def outs(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> TensorSpec | None:
+    """None mostly; else of the right size, empty or of another size, and of the result's dtype."""
+    match draw(st.sampled_from(("none", "none", "none", "none", "right", "empty", "wrong size"))):
+        case "right":
+            return draw(tensors.tensors(shape, dtype, layouts=elementwise.WRITABLE, values="normal", specials=("nan",)))
+        case "empty":
+            return TensorSpec(shape=(0,), dtype=dtype)
+        case "wrong size":
+            wrong = (*shape[:-2], shape[-2] + 1, 3) if len(shape) > 1 else (7,)
+            return TensorSpec(shape=wrong, dtype=dtype)
+    return None
+
+
+@st.composite
+def refused_of(draw: st.DrawFn, op: str, dtypes: list[str], batch: tuple[int, ...], *first: TensorSpec) -> Case:
+    """What torch refuses of every product of matrices: inner sizes, numbers, types, integers and ``out``.
+
+    ``first``: operands before the two matrices, of the dtype float32, which is replaced."""
+    names = [name for name in dtypes if name in DTYPES]
+    dtype = draw(dtype_names.dtypes(names))
+    m, k, n = (draw(st.integers(2, 20)) for _ in range(3))
+    kinds = ["inner", "number", "type", "integer", "out dtype", "out expanded"] + ["mixed"] * (len(names) > 1)
+
+    def matrix(rows: int, columns: int, dtype: str = dtype) -> TensorSpec:
+        return draw(tensors.tensors((*batch, rows, columns), dtype))
+
+    def case(*matrices: object, dtype: str = dtype, **kwargs: TensorSpec) -> Case:
+        before = (TensorSpec(spec.shape, dtype) for spec in first)
+        return Case(op=op, args=(*before, *matrices), kwargs=kwargs)
+
+    match draw(st.sampled_from(kinds)):
+        case "inner":
+            return case(matrix(m, k), matrix(k + draw(st.integers(1, 3)), n))
+        case "number":
+            return case(matrix(m, k), 2.0)
+        case "type":
+            return case(matrix(m, k), draw(st.sampled_from(elementwise.WRONG_TYPES)))
+        case "integer":
+            whole = draw(dtype_names.dtypes(dtype_names.INTEGRAL + dtype_names.BOOL))
+            return case(matrix(m, k, whole), matrix(k, n, whole), dtype=whole)
+        case "mixed":
+            second = draw(dtype_names.dtypes([name for name in names if name != dtype]))
+            return case(matrix(m, k), matrix(k, n, second))
+        case "out dtype":
+            other = draw(dtype_names.dtypes([name for name in DTYPES if name != dtype]))
+            return case(matrix(m, k), matrix(k, n), out=TensorSpec(shape=(*batch, m, n), dtype=other))
+    out = TensorSpec(shape=(*batch, m, n), dtype=dtype, layout=Layout(expanded=(len(batch) + 1,)))
+    return case(matrix(m, k), matrix(k, n), out=out)
+
+
+# --- benchmarks --------------------------------------------------------------------------------------------------
+
+
+def benchmark(op: str, result: tuple[int, ...], terms: int, *operands: tuple[int, ...], dtype: str) -> Benchmark:
+    """A product with this result, each element the sum of ``terms`` terms, of operands of these shapes."""
+    case = Case(op=op, args=tuple(TensorSpec(shape=shape, dtype=dtype) for shape in operands))
+    size = dtype_names.format_of(dtype).bits // 8
+    moved = sum(math.prod(shape) for shape in (*operands, result))
+    return Benchmark(case, bytes=size * moved, flops=2 * math.prod(result) * terms)

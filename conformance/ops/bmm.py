@@ -1,0 +1,63 @@
+"""``torch.bmm(input, mat2, *, out=None)``: the products of a batch of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, deviations, oracle
+from conformance.cases import Case, Same
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _products as products
+from conformance.spec import Benchmark, Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import tensors
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
+    m, k, n = draw(products.sizes(dtype == "float64", modest=True))
+    batch = draw(products.batches(m, k, n))
+    first = draw(tensors.tensors((batch, m, k), dtype))
+    square = m == k == n
+    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((batch, k, n), dtype))
+    return elementwise.case("bmm", (first, second), out=draw(products.outs((batch, m, n), dtype)))
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    if draw(st.integers(0, 5)):
+        return draw(products.refused_of("bmm", dtypes, (2,)))
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
+    # A batch of one does not broadcast.
+    shapes = (((3, 5), (5, 4)), ((2, 3, 5), (5, 4)), ((2, 3, 5), (1, 5, 4)), ((1, 2, 3, 5), (1, 2, 5, 4)), ((5,), (5,)))
+    return Case(op="bmm", args=tuple(draw(tensors.tensors(shape, dtype)) for shape in draw(st.sampled_from(shapes))))
+
+
+def expected(call: Call) -> Expected:
+    input, mat2 = call.args
+    dtype = input.dtype
+    found = products.product(oracle.operand(input, dtype), oracle.operand(mat2, dtype), dtype)
+    bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[2], dtype)
+    return elementwise.within(call, found.value, bound, dtype, low=found.low, judged=found.judged)
+
+
+def benchmark(batch: int, m: int, k: int, n: int, dtype: str = "bfloat16") -> Benchmark:
+    return products.benchmark("bmm", (batch, m, n), k, (batch, m, k), (batch, k, n), dtype=dtype)
+
+
+SPEC = OpSpec(
+    name="bmm",
+    reference=torch.bmm,
+    cases=cases,
+    refused=refused,
+    dtypes=products.DTYPES,
+    expected=expected,
+    # Square ones, and the scores of attention: 4 sequences of 2048 tokens, 32 heads of 128.
+    benchmarks=(benchmark(16, 1024, 1024, 1024), benchmark(128, 2048, 128, 2048)),
+    cuda_refuses=partial(deviations.cuda_refuses, "bmm"),
+)

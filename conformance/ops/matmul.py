@@ -1,0 +1,95 @@
+"""``torch.matmul(input, other, *, out=None)``: the product of vectors, matrices, or batches of them that broadcast."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, deviations, oracle
+from conformance.cases import Case
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _products as products
+from conformance.ops import _sizes
+from conformance.spec import Benchmark, Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import shapes, tensors
+
+RANKS = ("N, N", "N, 2", "2, N", "1, N", "N, 1", "2, 2", "1, 2", "2, 1", "1, 1")
+"""Dims of the two operands; N is 3 or more."""
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
+    m, k, n = draw(products.sizes(dtype == "float64", modest=True))
+    left, right = draw(st.sampled_from(RANKS)).split(", ")
+    most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
+    batch = shapes.shapes(min_rank=1, max_rank=3, budget=most)
+    first, second = draw(shapes.broadcastable(2, batch)) if (left, right) == ("N", "N") else (draw(batch),) * 2
+    operands = {"1": ((k,), (k,)), "2": ((m, k), (k, n)), "N": ((*first, m, k), (*second, k, n))}
+    shape = (operands[left][0], operands[right][1])
+    args = tuple(draw(tensors.tensors(one, dtype)) for one in shape)
+    return elementwise.case("matmul", args, out=draw(products.outs(result_shape(*shape), dtype)))
+
+
+def result_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the product of operands of these shapes."""
+    rows = left[-2:-1]
+    columns = right[-1:] if len(right) > 1 else ()
+    return (*np.broadcast_shapes(left[:-2], right[:-2]), *rows, *columns)
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    if draw(st.booleans()):
+        return draw(products.refused_of("matmul", dtypes, ()))
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
+    zero_dims = (((), (5,)), ((5,), ()), ((), (5, 4)), ((2, 3, 5), ()))
+    inner = (((5,), (4,)), ((5,), (4, 3)), ((3, 5), (4,)), ((2, 3, 5), (4,)), ((2, 3, 5), (2, 4, 3)))
+    batch = (((2, 3, 5), (3, 5, 4)), ((2, 1, 3, 5), (3, 2, 5, 4)))
+    kinds = {"0-d": zero_dims, "inner": inner, "batch": batch, "integer": (((5,), (5,)), ((2, 3, 5), (2, 5, 4)))}
+    kind = draw(st.sampled_from(list(kinds)))
+    if kind == "integer":
+        dtype = draw(dtype_names.dtypes(dtype_names.INTEGRAL + dtype_names.BOOL))
+    found = draw(st.sampled_from(kinds[kind]))
+    return Case(op="matmul", args=tuple(draw(tensors.tensors(shape, dtype)) for shape in found))
+
+
+def expected(call: Call) -> Expected:
+    input, other = call.args
+    dtype = input.dtype
+    left, right = oracle.operand(input, dtype), oracle.operand(other, dtype)
+    shape = result_shape(left.shape, right.shape)
+    found = products.product(np.atleast_2d(left), right[:, None] if right.ndim == 1 else right, dtype)
+    bound = bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype)
+    low = None if found.low is None else found.low.reshape(shape)
+    value, bound, judged = (array.reshape(shape) for array in (found.value, bound, found.judged))
+    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+
+
+def linear(tokens: tuple[int, ...], inner: int, outer: int, dtype: str = "bfloat16") -> Benchmark:
+    """Activations of so many tokens times a weight."""
+    return products.benchmark("matmul", (*tokens, outer), inner, (*tokens, inner), (inner, outer), dtype=dtype)
+
+
+SPEC = OpSpec(
+    name="matmul",
+    reference=torch.matmul,
+    cases=cases,
+    refused=refused,
+    dtypes=products.DTYPES,
+    expected=expected,
+    # A linear layer of an 8B model on a prompt and on one token of each of 16 sequences, and a head of attention.
+    benchmarks=(
+        linear((4, 2048), 4096, 14336),
+        linear((16, 1), 4096, 4096),
+        products.benchmark(
+            "matmul", (4, 32, 1024, 128), 1024, (4, 32, 1024, 1024), (4, 32, 1024, 128), dtype="bfloat16"
+        ),
+    ),
+    cuda_refuses=partial(deviations.cuda_refuses, "matmul"),
+)
