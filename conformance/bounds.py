@@ -166,7 +166,7 @@ def pow(value: np.ndarray, base: np.ndarray, exponent: np.ndarray, dtype: torch.
 
 def gelu(x: np.ndarray, approximate: str, dtype: torch.dtype) -> np.ndarray:
     """``x`` times a sum of 1 and a number from -1 to 1, whose absolute error is a few u."""
-    return GELU[approximate] * FORMATS[compute_dtype(dtype)].unit * np.where(np.isfinite(x), np.abs(x), 0.0)
+    return GELU[approximate] * rounding(np.where(np.isfinite(x), x, 0.0), compute_dtype(dtype))
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------
@@ -232,3 +232,32 @@ def addmm(
         + (rounding(added, compute) + rounding(value, compute))
         + underflow
     )
+
+
+# --- norms -------------------------------------------------------------------------------------------------------
+
+# layer_norm: 6u ((|x| + mean|x|) rstd |w| + |b| + |r|). Torch: 3.6 of the 6. rms_norm: 6u |r|. Torch: 2.5 of the 6.
+NORM = 6.0
+
+
+def layer_norm(
+    value: np.ndarray, size: np.ndarray, rstd: np.ndarray, weight: np.ndarray, bias: np.ndarray, dtype: torch.dtype
+) -> np.ndarray:
+    """``size`` is |x| + mean|x|, since the error of a difference is one of its operands; ``rstd`` 1 / sqrt(variance +
+    eps). What underflows on the way, a mean or a normalized element, is off by a step of the subnormals, times what it
+    is multiplied with."""
+    form = FORMATS[compute_dtype(dtype)]
+    error = difference(size, dtype) * rstd * np.abs(weight) + NORM * form.unit * (np.abs(bias) + np.abs(value))
+    return error + form.subnormal * ((1 + np.abs(weight)) / 2)
+
+
+def difference(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """How far x - mean may be off: the part of ``layer_norm`` before anything is multiplied with it."""
+    form = FORMATS[compute_dtype(dtype)]
+    return NORM * form.unit * size + form.subnormal
+
+
+def rms_norm(value: np.ndarray, weight: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Products and a quotient of numbers of one sign; what underflows before it meets the weight, as for layer_norm."""
+    form = FORMATS[compute_dtype(dtype)]
+    return NORM * form.unit * np.abs(value) + form.subnormal * ((1 + np.abs(weight)) / 2)

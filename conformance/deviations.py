@@ -244,8 +244,27 @@ def _gelu_of_large(case: Case) -> bool:
     return bool((input.double().abs() > torch.finfo(bounds.compute_dtype(input.dtype)).max / 4).any())
 
 
+def _bfloat16_small(case: Case) -> bool:
+    """A bfloat16 input half of which may be subnormal."""
+    first = _specs(case)[0]
+    if first.dtype != "bfloat16":
+        return False
+    input = materialize(first)
+    return bool(((input != 0) & (input.abs() < 2 * torch.finfo(input.dtype).smallest_normal)).any())
+
+
+def _half_input(case: Case) -> bool:
+    return _specs(case)[0].dtype in dtype_names.HALF
+
+
 def _half_power(case: Case) -> bool:
     return len(case.args) == 2 and _specs(case)[0].dtype in dtype_names.HALF and _number(case.args[1]) in (2, 3, -2)
+
+
+def _other_parameters(call: Call) -> bool:
+    input, *rest = call.args
+    parameters = [x for x in (*rest, *call.kwargs.values()) if isinstance(x, torch.Tensor)]
+    return isinstance(input, torch.Tensor) and any(x.dtype != input.dtype for x in parameters)
 
 
 PRODUCTS = ("mm", "bmm", "addmm", "matmul")
@@ -254,9 +273,7 @@ PRODUCTS = ("mm", "bmm", "addmm", "matmul")
 def _alpha_overflows(case: Case) -> bool:
     alpha = abs(_number(case.kwargs.get("alpha", 1)) or 0.0)
     tensors = [materialize(spec, operand) for operand, spec in enumerate(_specs(case))][1:]
-    return any(
-        bool((x.double().abs() * alpha > torch.finfo(bounds.compute_dtype(x.dtype)).max).any()) for x in tensors
-    )
+    return any(bool((x.double().abs() * alpha > torch.finfo(bounds.compute_dtype(x.dtype)).max).any()) for x in tensors)
 
 
 # --- the tables --------------------------------------------------------------------------------------------------
@@ -268,6 +285,13 @@ REFUSALS: tuple[Refusal, ...] = (
         error=NotImplementedError,
         applies=_integer_product,
         case=Case(op="mm", args=(_tensor("int32", 3, 5), _tensor("int32", 5, 2))),
+    ),
+    Refusal(
+        "layer_norm with parameters of another dtype",
+        ops=("layer_norm",),
+        error=RuntimeError,
+        applies=_other_parameters,
+        case=Case(op="layer_norm", args=(_tensor("float16", 3, 5), (5,), _tensor("float32", 5), _tensor("float32", 5))),
     ),
     Refusal(
         "bmm into an out with several elements at one address",
@@ -322,9 +346,9 @@ STAND_INS: tuple[StandIn, ...] = (
 
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
-        "half sums with scalars on the CPU",
+        "half sums and products with scalars on the CPU",
         "torch's CPU rounds alpha, Python scalars and alpha * other to the half type; CUDA keeps them at float32",
-        ops=("add", "sub"),
+        ops=("add", "sub", "mul"),
         checks=("values",),
         devices=("cpu",),
         applies=_half_scalars,
@@ -400,6 +424,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="div", args=(_tensor("float32", 1025), 3.0)),
     ),
     Deviation(
+        "half rsqrt on the CPU",
+        "torch's CPU rounds the square root to the half type before it divides, where it has no vector to fill",
+        ops=("rsqrt",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_half_input,
+        case=Case(op="rsqrt", args=(_tensor("float16", 7, values="positive"),)),
+    ),
+    Deviation(
         "gelu of large numbers on the CPU",
         "torch's CPU multiplies with 1 + erf before it halves, and gives NaN for inf",
         ops=("gelu",),
@@ -407,6 +440,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu",),
         applies=_gelu_of_large,
         case=Case(op="gelu", args=(_tensor("float32", 40, specials=(Special(0, "inf"),)),)),
+    ),
+    Deviation(
+        "bfloat16 subnormals in CPU gelu",
+        "the bfloat16 instructions of CPUs give zero for a subnormal result",
+        ops=("gelu",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_bfloat16_small,
+        case=Case(op="gelu", args=(_tensor("bfloat16", 40, values="subnormal"),)),
     ),
     Deviation(
         "clamp by a NaN number on CUDA",

@@ -6,6 +6,8 @@ MANY_ELEMENTS = 1 << 16
 """Elements of an elementwise result now and then, to span many blocks."""
 ROWS, COLUMNS = 130, 5000
 """Rows and row length of a reduction; their product is within ``ELEMENTS`` mostly."""
+LONG_COLUMNS = (16385, 20000)
+"""Rows that kernels walk tile by tile."""
 PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
 """M, K and N of a matrix product, and M * N * K."""
 PRODUCT_MODEST = 70

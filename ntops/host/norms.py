@@ -8,10 +8,11 @@ from ntops.host import rows
 from ntops.host.arguments import check_tensor, common_device
 
 
-def normalized(input, normalized_shape, parameters):
+def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
     """Check the arguments of a norm, and return ``normalized_shape`` as a tuple.
 
     :param parameters: The affine parameters by argument name, each a tensor or ``None``.
+    :param few_dims: What is raised where ``input`` has fewer dims than ``normalized_shape``.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes or devices do not fit.
     """
@@ -39,7 +40,10 @@ def normalized(input, normalized_shape, parameters):
                 f"argument '{name}' must have the shape {shape} of 'normalized_shape', not {tuple(parameter.shape)}"
             )
 
-    if input.shape[max(input.ndim - len(shape), 0) :] != shape:
+    if input.ndim < len(shape):
+        raise few_dims(f"argument 'input' must have at least {len(shape)} dims, not {input.ndim}")
+
+    if input.shape[input.ndim - len(shape) :] != shape:
         raise RuntimeError(
             f"argument 'normalized_shape' {shape} must be the last dims of 'input', which has {tuple(input.shape)}"
         )

@@ -17,11 +17,12 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     :param eps: A number; ``None``: the epsilon of the dtype in which is computed.
     :return: A contiguous tensor of the shape and dtype of ``input``.
     :raises TypeError: An argument has the wrong type.
+    :raises ValueError: ``input`` has fewer dims than ``normalized_shape``.
     :raises RuntimeError: Shapes or devices do not fit.
     :raises NotImplementedError: An integer or bool ``input``; complex, sparse, quantized or nested operands, or one
         that requires grad.
     """
-    shape = normalized(input, normalized_shape, {"weight": weight})
+    shape = normalized(input, normalized_shape, {"weight": weight}, few_dims=ValueError)
     eps = None if eps is None else check_real(eps, "eps")
 
     if not input.dtype.is_floating_point:

@@ -1,0 +1,144 @@
+"""What the norms share: rows of several trailing dims, affine parameters, and oracles row by row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import mpmath
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds, oracle
+from conformance.cases import Argument, Case
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _sizes
+from conformance.spec import Benchmark
+from strategies import dtypes as dtype_names
+from strategies import shapes, tensors
+from strategies.specs import TensorSpec
+
+DTYPES = dtype_names.FLOATING
+
+EPSILONS = (0.0, 2.0**-17, 2.0**-20, 2.0**-40, 0.5, 1)
+"""That every compute dtype holds exactly."""
+
+
+# --- calls -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[int, ...]]:
+    """A tensor and its last dims that are normalized: few long rows or many short ones, several dims, now and then
+    none or empty ones, or rows longer than any tile."""
+    dtype = draw(dtype_names.dtypes(dtypes))
+    budget = _sizes.FLOAT64_ELEMENTS if dtype == "float64" else _sizes.ELEMENTS
+    kind = draw(st.sampled_from(("rows", "rows", "rows", "dims", "dims", "dims", "long")))
+    if kind == "long" and dtype == "float64":
+        kind = "rows"
+    match kind:
+        case "rows":
+            shape: tuple[int, ...] = draw(
+                shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
+            )
+            dims = 1
+        case "dims":
+            shape = draw(shapes.shapes(1, 4, budget=budget))
+            dims = draw(st.integers(1, len(shape)))
+        case "long":
+            shape, dims = (draw(st.integers(1, 2)), draw(st.sampled_from(_sizes.LONG_COLUMNS))), 1
+    return draw(tensors.tensors(shape, dtype)), shape[-dims:]
+
+
+@st.composite
+def refused_shapes(draw: st.DrawFn, op: str, dtype: str) -> Case:
+    """Calls whose ``normalized_shape`` or parameters do not fit, or are of the wrong type; ``eps`` too."""
+    input = draw(tensors.tensors((2, 3, 5), dtype))
+    wrong = st.sampled_from(((), (3,), (5, 3), (6, 5), (1, 5), (1, 2, 3, 5), (2, 3)))
+    kinds = ("normalized_shape", "0-d", "shape type", "weight shape", "weight type", "eps", "input")
+    match draw(st.sampled_from(kinds)):
+        case "normalized_shape":
+            return Case(op=op, args=(input, draw(wrong)))
+        case "0-d":
+            return Case(op=op, args=(TensorSpec((), dtype), draw(st.sampled_from(((), (1,))))))
+        case "shape type":
+            return Case(op=op, args=(input, draw(st.sampled_from((5, None, "5", 5.0)))))
+        case "weight shape":
+            shape = draw(st.sampled_from(((3,), (1,), (), (1, 5), (3, 5))))
+            return Case(op=op, args=(input, (5,)), kwargs={"weight": draw(tensors.tensors(shape, dtype))})
+        case "weight type":
+            return Case(op=op, args=(input, (5,)), kwargs={"weight": draw(st.sampled_from((1.0, "x", (1, 2))))})
+        case "eps":
+            return Case(op=op, args=(input, (5,)), kwargs={"eps": draw(st.sampled_from(("x", (1,))))})
+    return Case(op=op, args=(draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES))), (5,)))
+
+
+@st.composite
+def integers(draw: st.DrawFn, op: str) -> Case:
+    """Integer inputs."""
+    dtype = draw(dtype_names.dtypes(dtype_names.INTEGRAL + dtype_names.BOOL))
+    return Case(op=op, args=(draw(tensors.tensors((3, 5), dtype)), (5,)))
+
+
+def parameters(draw: st.DrawFn, shape: tuple[int, ...], names: Sequence[str], dtype: str) -> dict[str, Argument]:
+    """Each of the affine parameters half the time."""
+    return {name: draw(tensors.tensors(shape, dtype)) for name in names if draw(st.booleans())}
+
+
+# --- oracles -----------------------------------------------------------------------------------------------------
+
+
+def rows(input: torch.Tensor, shape: Sequence[int]) -> np.ndarray:
+    """The elements as float64, a row to each group that is normalized together."""
+    columns = math.prod(shape)
+    return oracle.operand(input, input.dtype).reshape(input.numel() // max(columns, 1), columns)
+
+
+def parameter(value: torch.Tensor | None, default: float, columns: int) -> np.ndarray:
+    """A weight or bias as float64, of any dtype that it may have."""
+    if value is None:
+        return np.full(columns, default)
+    return oracle.operand(value, torch.float64).reshape(-1)
+
+
+def in_range(total: np.ndarray, squares: np.ndarray, scale: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Rows that are judged: neither the sum of magnitudes nor that of squares leaves the range of the compute dtype,
+    nor is their mean plus eps, ``scale``, so small that it lacks bits there."""
+    form = bounds.FORMATS[bounds.compute_dtype(dtype)]
+    large = oracle.in_range(total, dtype) & oracle.in_range(squares, dtype)
+    if dtype == torch.float64:
+        # Doubled, so that an overflow shows; what is not finite by nature has no squares that are.
+        large = np.isfinite(2 * total) & np.isfinite(2 * squares)
+    return large & ~((total > 0) & (scale < math.ldexp(1.0, form.least + form.precision)))
+
+
+def exactly(
+    function: Callable[..., list[mpmath.mpf]], value: np.ndarray, judged: np.ndarray, x: np.ndarray, *affine: np.ndarray
+) -> oracle.Double:
+    """``value`` of float64 operands, computed again by mpmath wherever it and all that it depends on are finite."""
+    high, low = value.copy(), np.zeros(value.shape)
+    plain = judged & np.isfinite(x).all(axis=1)
+    if plain.any() and value.shape[1]:
+        # A parameter that is not finite spoils its own column only.
+        finite = [np.broadcast_to(np.where(np.isfinite(a), a, 1.0), x[plain].shape) for a in affine]
+        again, rest = oracle.by_mpmath(function, x[plain], *finite)
+        keep = np.logical_and.reduce([np.isfinite(a) for a in affine]) & np.isfinite(again)
+        high[plain] = np.where(keep, again, value[plain])
+        low[plain] = np.where(keep, rest, 0.0)
+    return high, low
+
+
+# --- benchmarks --------------------------------------------------------------------------------------------------
+
+
+def benchmarks(op: str, names: Sequence[str], element_flops: int, dtype: str = "bfloat16") -> tuple[Benchmark, ...]:
+    """Rows of three lengths, and a single row, whose time is the host's; with all parameters of ``names``."""
+    size = dtype_names.format_of(dtype).bits // 8
+    found = []
+    for count, columns in ((8192, 1024), (8192, 4096), (4096, 16384), (1, 4096)):
+        kwargs = {name: TensorSpec((columns,), dtype) for name in names}
+        case = Case(op=op, args=(TensorSpec((count, columns), dtype), (columns,)), kwargs=kwargs)
+        moved = (2 * count + len(names)) * columns * size
+        found.append(Benchmark(case, bytes=moved, flops=element_flops * count * columns))
+    return tuple(found)
