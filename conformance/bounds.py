@@ -261,3 +261,22 @@ def rms_norm(value: np.ndarray, weight: np.ndarray, dtype: torch.dtype) -> np.nd
     """Products and a quotient of numbers of one sign; what underflows before it meets the weight, as for layer_norm."""
     form = FORMATS[compute_dtype(dtype)]
     return NORM * form.unit * np.abs(value) + form.subnormal * ((1 + np.abs(weight)) / 2)
+
+
+# --- dropout and rotations ---------------------------------------------------------------------------------------
+
+# Survivors of dropout: 1 ulp, since 1 / (1 - p) is rounded and then multiplied with.
+DROPOUT = 1.0
+# RoPE: 2u (|x0 c| + |x1 s|): a product is rounded, and before it an element of a table of another dtype.
+ROPE = 2.0
+
+
+def dropout(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """An element that is kept, input / (1 - p)."""
+    return DROPOUT * ulp(value, compute_dtype(dtype))
+
+
+def rope(first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """The sum of two products."""
+    compute = compute_dtype(dtype)
+    return ROPE * (rounding(first, compute) + rounding(second, compute))

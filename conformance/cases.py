@@ -103,6 +103,11 @@ def case_id(case: Case) -> str:
     return f"{case.op}-{digest[:10]}"
 
 
+def seed(case: Case) -> int:
+    """What torch's generators are seeded with before each call of the case: the digits of its id."""
+    return int(case_id(case).rpartition("-")[2], 16)
+
+
 def encode(case: Case) -> bytes:
     """The case as JSON for people: indented, keys in a fixed order, one newline at the end."""
     return msgspec.json.format(msgspec.json.encode(canonical(case)), indent=2) + b"\n"

@@ -12,7 +12,8 @@ import msgspec
 import torch
 
 from conformance.cases import Case
-from conformance.compare import Comparison, compare
+from conformance.compare import Comparison, compare, kept
+from conformance.distribution import faults
 from conformance.implementations import Implementation
 from conformance.spec import Call, Expected, OpSpec
 
@@ -66,7 +67,9 @@ class Trial:
     """The exception that torch on CUDA raises, where it refuses the call."""
     ours: Outcome
     again: Callable[[], Outcome]
-    """Makes the same call once more."""
+    """Makes the same call once more, torch's generator seeded as for the first."""
+    following: Callable[[], Outcome]
+    """Makes the same call once more, torch's generator as it is."""
 
     @functools.cached_property
     def expected(self) -> tuple[Expected, ...]:
@@ -172,8 +175,32 @@ def deterministic(trial: Trial) -> Finding:
     return Finding("deterministic", PASSED)
 
 
+def distribution(trial: Trial) -> Finding:
+    """What a random op keeps: as many elements as it should, independently of their neighbours in any dim and of the
+    call before, and scaled exactly."""
+    expected = trial.expected[0]
+    if expected.instead is None:
+        return Finding("distribution", PASSED)
+    masks = []
+    # Of calls that follow each other: a generator that does not move on repeats itself. Seeded anew, so that what
+    # other checks have drawn does not matter.
+    for outcome in (trial.again(), trial.following()):
+        if outcome.error is not None:
+            return Finding("distribution", FAILED, f"a repeated call raised {_describe(outcome.error)}")
+        if wrong := malformed(outcome.value, trial.reference.value):
+            return Finding("distribution", FAILED, f"a repeated call {wrong}")
+        comparison = compare(outcome.value, expected)
+        if not comparison.passed:
+            message = f"neither dropped nor scaled exactly: {_worst(comparison, trial.reference.value)}"
+            return Finding("distribution", FAILED, message, index=comparison.index)
+        mask, seen = kept(outcome.value, expected)
+        masks.append(mask)
+    found = list(faults(masks, seen, expected.chance))
+    return Finding("distribution", FAILED if found else PASSED, "\n  ".join(found[:5]))
+
+
 CHECKS: dict[str, Callable[[Trial], Finding]] = {
-    check.__name__: check for check in (errors, metadata, values, inputs_unchanged, deterministic)
+    check.__name__: check for check in (errors, metadata, values, inputs_unchanged, deterministic, distribution)
 }
 """By name, in the order in which they are made: the first that fails is what a failure is called."""
 

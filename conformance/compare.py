@@ -41,7 +41,8 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
     infinity or a finite number where the oracle lies within the bound of the point where rounding overflows; and
     otherwise when ``|output - oracle| <= ulp / 2 + bound``, ulp being that of the output dtype at the oracle's value.
     Without a bound every element must be equal (any NaN equals any NaN). The sign of a zero counts only where
-    ``signed_zero`` says so and the oracle is exactly zero. Elements outside ``judged`` are not looked at.
+    ``signed_zero`` says so and the oracle is exactly zero. What is equal to ``instead`` passes too. Elements outside
+    ``judged`` are not looked at.
     """
     value = expected.value
     if tuple(output.shape) != tuple(value.shape):
@@ -56,7 +57,18 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
     else:
         with np.errstate(all="ignore"):
             share, error, allowed = _within(output, expected)
+        if expected.instead is not None:
+            instead = ~_flat(kept(output, expected)[0])
+            share[instead] = error[instead] = 0.0
     return _worst(output, expected, share, error, allowed)
+
+
+def kept(output: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where an output does not have the other value, ``instead``; and where it would show."""
+    other = expected.instead
+    assert other is not None
+    ours, value = output.detach().cpu().double(), expected.value
+    return tuple((x != other) & ~(x.isnan() & other.isnan()) for x in (ours, value))
 
 
 def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -67,7 +79,8 @@ def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tupl
             wrong |= (value == 0) & (output.signbit() != value.signbit())
     share = np.where(_flat(wrong), math.inf, 0.0)
     # Doubles do not hold every int64; the error is for people, the verdict is above.
-    error = np.abs(_flat(output.double()) - _flat(value.double())) if wrong.any() else np.zeros(share.shape)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(_flat(output.double()) - _flat(value.double())) if wrong.any() else np.zeros(share.shape)
     return share, error, np.zeros(share.shape)
 
 

@@ -1,9 +1,9 @@
-"""Where torch disagrees: its CPU with its CUDA answers, and torch itself with the oracle. Three tables.
+"""Where torch disagrees: its CPU with its CUDA answers, and torch itself with the oracle. Two tables.
 
 CUDA's semantics hold everywhere, so a reference computed on the CPU is read through ``REFUSALS``, what CUDA alone
-refuses, and ``STAND_INS``, what CUDA alone takes. ``DEVIATIONS`` excuse torch itself where it is the implementation
-judged, and nobody else; no bound is widened for them. The sign of a zero
-from relu (+0 on CUDA, -0 on the CPU) needs none: it is not judged.
+refuses (what it takes alone is in ``conformance.stand_ins``). ``DEVIATIONS`` excuse torch itself where it is the
+implementation judged, and nobody else; no bound is widened for them. The sign of a zero from relu (+0 on CUDA, -0 on
+the CPU) needs neither: it is not judged.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
-from conformance import bounds, cases, oracle
+from conformance import bounds, cases, oracle, stand_ins
 from conformance.cases import Case, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call
@@ -43,24 +42,6 @@ def cuda_refuses(op: str, call: Call) -> type[Exception] | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class StandIn:
-    """A kind of call that torch refuses on the CPU and takes on CUDA."""
-
-    name: str
-    ops: tuple[str, ...]
-    applies: Callable[[Call], bool]
-    answer: Callable[..., torch.Tensor]
-    """Called on the CPU in place of torch's function: gives CUDA's shape, dtype, strides and values."""
-    case: Case
-    """A case that shows it."""
-
-
-def cuda_takes(op: str, call: Call) -> Callable[..., torch.Tensor] | None:
-    """What answers on the CPU for a call of ``op`` that torch takes on CUDA alone; None where both do, or neither."""
-    return next((s.answer for s in STAND_INS if op in s.ops and s.applies(call)), None)
-
-
-@dataclasses.dataclass(frozen=True)
 class Deviation:
     """One way in which torch on some devices differs from what is judged."""
 
@@ -81,10 +62,14 @@ def named_deviation(case: Case, check: str, device: torch.device | str) -> str |
     where torch has no excuse. For torch as the implementation only. On the CPU torch takes what CUDA refuses, and
     refuses what CUDA takes."""
     kind = torch.device(device).type
-    if kind == "cpu" and check == "errors":
+    if kind == "cpu" and check in ("errors", "metadata"):
         args, kwargs, _ = cases.materialize(case)
         call = Call(args, kwargs, None)
-        return next((r.name for r in (*REFUSALS, *STAND_INS) if case.op in r.ops and r.applies(call)), None)
+        found = stand_ins.find(case.op, call)
+        if found and found.check == check:
+            return found.name
+        if check == "errors":
+            return next((r.name for r in REFUSALS if case.op in r.ops and r.applies(call)), None)
     for deviation in DEVIATIONS:
         asked = case.op in deviation.ops and check in deviation.checks and kind in deviation.devices
         if asked and deviation.applies(case):
@@ -164,66 +149,6 @@ def _expanded_out(call: Call) -> bool:
     )
 
 
-def _beyond(number: object, dtype: torch.dtype) -> bool:
-    """A finite Python number that is beyond the range of a dtype and not beyond that of its compute dtype."""
-    if not isinstance(number, int | float) or not math.isfinite(number):
-        return False
-    return torch.finfo(dtype).max < abs(number) <= torch.finfo(bounds.compute_dtype(dtype)).max
-
-
-def _bool_operand(call: Call) -> bool:
-    return len(call.args) == 1 and isinstance(call.args[0], torch.Tensor) and call.args[0].dtype == torch.bool
-
-
-def _abs_of_bool(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    return torch.logical_or(input, input, out=out)
-
-
-def _alpha_beyond_half(call: Call) -> bool:
-    if len(call.args) != 2 or not all(isinstance(x, torch.Tensor | bool | int | float) for x in call.args):
-        return False
-    dtype = torch.result_type(*call.args)
-    return dtype in (torch.float16, torch.bfloat16) and _beyond(call.kwargs.get("alpha"), dtype)
-
-
-def _sum_with_large_alpha(
-    function: Callable[..., torch.Tensor],
-    input: torch.Tensor | float,
-    other: torch.Tensor | float,
-    *,
-    alpha: float,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    dtype = torch.result_type(input, other)
-    wide = (x.to(dtype).float() if isinstance(x, torch.Tensor) else x for x in (input, other))
-    found = function(*wide, alpha=alpha)
-    return function(input, other, out=out).copy_(found.to(dtype))
-
-
-def _clamp_beyond_half(call: Call) -> bool:
-    """A half input, and numbers for bounds, one of which is beyond its range (a 0-d tensor beside a number is one)."""
-    input, *limits = (*call.args, call.kwargs.get("min"), call.kwargs.get("max"))
-    if not isinstance(input, torch.Tensor) or input.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    numbers = [x.item() if isinstance(x, torch.Tensor) and not x.ndim else x for x in limits if x is not None]
-    if not all(isinstance(x, int | float) for x in numbers) or all(isinstance(x, torch.Tensor) for x in limits):
-        return False
-    finite = [x for x in numbers if math.isfinite(x)]
-    largest = torch.finfo(torch.float32).max
-    return any(_beyond(x, input.dtype) for x in finite) and all(abs(x) <= largest for x in finite)
-
-
-def _clamp_by_rounded(
-    input: torch.Tensor,
-    min: torch.Tensor | float | None = None,
-    max: torch.Tensor | float | None = None,
-    *,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    low, high = (None if x is None else torch.as_tensor(x).to(input.dtype).item() for x in (min, max))
-    return torch.clamp(input, low, high, out=out)
-
-
 def _clamp_by_nan(case: Case) -> bool:
     limits = (*case.args[1:], case.kwargs.get("min"), case.kwargs.get("max"))
     numbers = [_number(x) for x in limits if x is not None]
@@ -267,6 +192,29 @@ def _other_parameters(call: Call) -> bool:
     return isinstance(input, torch.Tensor) and any(x.dtype != input.dtype for x in parameters)
 
 
+def _random(call: Call) -> bool:
+    """Whether elements of what is given to dropout are drawn, and into a tensor of their own: torch's other path."""
+    return _drawn(*call.args, **call.kwargs)
+
+
+def _drawn(input: object, p: object = 0.5, training: bool = True, inplace: bool = False) -> bool:
+    if not isinstance(input, torch.Tensor) or not isinstance(p, bool | int | float):
+        return False
+    return training and not inplace and 0 < p < 1 and input.numel() > 0
+
+
+def _integer_dropout(call: Call) -> bool:
+    return _random(call) and not call.args[0].dtype.is_floating_point
+
+
+def _half_dropout(case: Case) -> bool:
+    return _specs(case)[0].dtype in dtype_names.HALF
+
+
+def _half_dropout_in_place(case: Case) -> bool:
+    return _half_dropout(case) and True in (case.kwargs.get("inplace"), *case.args[3:])
+
+
 PRODUCTS = ("mm", "bmm", "addmm", "matmul")
 
 
@@ -294,6 +242,13 @@ REFUSALS: tuple[Refusal, ...] = (
         case=Case(op="layer_norm", args=(_tensor("float16", 3, 5), (5,), _tensor("float32", 5), _tensor("float32", 5))),
     ),
     Refusal(
+        "dropout of integers",
+        ops=("dropout",),
+        error=NotImplementedError,
+        applies=_integer_dropout,
+        case=Case(op="dropout", args=(_tensor("int32", 3, 5),)),
+    ),
+    Refusal(
         "bmm into an out with several elements at one address",
         ops=("bmm",),
         error=RuntimeError,
@@ -310,37 +265,6 @@ REFUSALS: tuple[Refusal, ...] = (
         error=RuntimeError,
         applies=_exponent_beyond_float32,
         case=Case(op="pow", args=(_tensor("float32", 3), 1e39)),
-    ),
-)
-
-STAND_INS: tuple[StandIn, ...] = (
-    StandIn(
-        "abs of bools",
-        ops=("abs",),
-        applies=_bool_operand,
-        answer=_abs_of_bool,
-        case=Case(op="abs", args=(_tensor("bool", 5),)),
-    ),
-    StandIn(
-        "alpha beyond a half type",
-        ops=("add",),
-        applies=_alpha_beyond_half,
-        answer=partial(_sum_with_large_alpha, torch.add),
-        case=Case(op="add", args=(_tensor("float16", 5), _tensor("float16", 5)), kwargs={"alpha": 1e6}),
-    ),
-    StandIn(
-        "alpha beyond a half type, subtracting",
-        ops=("sub",),
-        applies=_alpha_beyond_half,
-        answer=partial(_sum_with_large_alpha, torch.sub),
-        case=Case(op="sub", args=(_tensor("float16", 5), _tensor("float16", 5)), kwargs={"alpha": 1e6}),
-    ),
-    StandIn(
-        "a bound beyond a half type",
-        ops=("clamp",),
-        applies=_clamp_beyond_half,
-        answer=_clamp_by_rounded,
-        case=Case(op="clamp", args=(_tensor("float16", 5), 1e6)),
     ),
 )
 
@@ -404,6 +328,24 @@ DEVIATIONS: tuple[Deviation, ...] = (
             args=(_tensor("float64", 2), _tensor("float64", 1, 1, values="near_overflow"), _tensor("float64", 1, 2)),
             kwargs={"alpha": 64.0},
         ),
+    ),
+    Deviation(
+        "the scale of half dropout on the CPU",
+        "torch's CPU rounds 1 / (1 - p) to the half type and then its product with an element",
+        ops=("dropout",),
+        checks=("values", "distribution"),
+        devices=("cpu",),
+        applies=_half_dropout,
+        case=Case(op="dropout", args=(_tensor("float16", 999), 0.1875)),
+    ),
+    Deviation(
+        "the scale of half dropout in place on CUDA",
+        "in place torch's CUDA does so too",
+        ops=("dropout",),
+        checks=("values", "distribution"),
+        devices=("cuda",),
+        applies=_half_dropout_in_place,
+        case=Case(op="dropout", args=(_tensor("float16", 999), 0.1875), kwargs={"inplace": True}),
     ),
     Deviation(
         "half division by a 0-d tensor on the CPU",

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, messages, standalone
-from conformance.cases import Argument, Case, DType, NonFinite, Same, case_id
+from conformance import bounds, distribution, messages, standalone
+from conformance.cases import Argument, Case, DType, NonFinite, Same, case_id, seed
 from conformance.checks import Outcome, builtin_class
+from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
 from conformance.runner import Verdict, prepare
 from conformance.spec import Expected
@@ -55,6 +56,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "reference": _qualified(prepared.spec.reference, case.op),
         "implementation": implementation.name,
         "device": str(device),
+        "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
         "operands": [_operand(tensor) for tensor in prepared.inputs],
         "writes": sorted(prepared.spec.writes(case)),
@@ -63,6 +65,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "results": results,
         "deterministic": failed == "deterministic" or "deterministic" in implementation.claims(case.op),
     }
+    random = any(result["random"] for result in results)
     name = f"repro_{case_id(case)}.py"
     # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
     about = f"{messages.call(case)}\n{messages.findings(verdict)}"
@@ -78,6 +81,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
             "",
             *(f"# {line}".rstrip() for line in about.splitlines()),
             inspect.getsource(standalone).split('"""', 2)[2],
+            *([inspect.getsource(distribution).split('"""', 2)[2]] if random else []),
             "",
             _call(case),
             "",
@@ -85,7 +89,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
             f"CASE = {pprint.pformat(data, width=120, sort_dicts=False)}",
             "",
             'if __name__ == "__main__":',
-            "    sys.exit(main(CASE, call))",
+            f"    sys.exit(main(CASE, call{', faults' if random else ''}))",
             "",
         )
     )
@@ -140,7 +144,7 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
     chosen = value[torch.from_numpy(places)]
     sign = np.zeros(len(places), np.int8)
     if expected.signed_zero:
-        sign = np.where(chosen.numpy() == 0, np.where(chosen.signbit().numpy(), -1, 1), 0).astype(np.int8)
+        sign = np.where((chosen == 0).numpy(), np.where(chosen.signbit().numpy(), -1, 1), 0).astype(np.int8)
     pointers = [operand.untyped_storage().data_ptr() for operand in reference.operands]
     data: dict[str, Any] = {
         "shape": list(result.shape),
@@ -151,6 +155,7 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         "places": _pack(places),
         "judged": _pack(judged),
         "zero_sign": _pack(sign),
+        "random": None if expected.instead is None else _random(result, expected),
     }
     if expected.bound is None:
         return data | {"exact": _pack(chosen.reshape(-1).contiguous().view(torch.uint8).numpy())}
@@ -164,6 +169,12 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         # Overflow gives NaN there, which an interval cannot say; where both may be right the harness alone judges.
         data["judged"] = _pack(judged & ~np.isinf(low) & ~np.isinf(high))
     return data | {"low": _pack(low), "high": _pack(high)}
+
+
+def _random(result: torch.Tensor, expected: Expected) -> dict[str, Any]:
+    instead, seen = expected.instead, kept(result, expected)[1]
+    assert instead is not None
+    return {"instead": _pack(instead.numpy()), "seen": _pack(seen.numpy()), "chance": expected.chance}
 
 
 def interval(value: float, rest: float, bound: float, ulp: float, form: bounds.Format) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 import strategies.tensors
-from conformance import cases, deviations
+from conformance import cases, deviations, stand_ins
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import CHECKS, DEVIATION, FAILED, REFUSED_CHECKS, Finding, Outcome, Trial, malformed
@@ -67,11 +67,14 @@ class Prepared(msgspec.Struct, frozen=True):
     call: Call
     refusal: type[BaseException] | None
 
-    def invoke(self, function: Callable[..., Any]) -> Outcome:
-        """Call ``function`` on operands of its own, whatever it does. A SystemExit is taken for its failure."""
+    def invoke(self, function: Callable[..., Any], *, seeded: bool = True) -> Outcome:
+        """Call ``function`` on operands of its own, whatever it does. A SystemExit is taken for its failure.
+
+        Before each call torch's generators are seeded from the case, unless not ``seeded``."""
         operands = tuple(_copy(tensor, self.device) for tensor in self.inputs)
         args, kwargs = cases.bind(self.case, operands)
-        torch.manual_seed(0)
+        if seeded:
+            torch.manual_seed(cases.seed(self.case))
         try:
             # torch warns of every ``out`` that it resizes, and here that is what was asked for.
             with warnings.catch_warnings(action="ignore"):
@@ -93,12 +96,12 @@ def prepare(case: Case, device: torch.device | str) -> Prepared:
         torch.cuda.set_device(device)
     args, kwargs, inputs = cases.materialize(case)
     prepared = Prepared(case, spec, device, inputs, Outcome(()), Call(args, kwargs, None), None)
-    stand_in = spec.cuda_takes(prepared.call) if device.type == "cpu" else None
-    reference = prepared.invoke(stand_in or spec.reference)
+    on_cpu = device.type == "cpu"
+    reference = prepared.invoke(stand_ins.answer(case.op, spec.reference, prepared.call) if on_cpu else spec.reference)
     if isinstance(reference.error, torch.OutOfMemoryError):
         raise reference.error
     call = Call(args, kwargs, _on_cpu(reference.value) if reference.error is None else None)
-    refusal = spec.cuda_refuses(call) if device.type == "cpu" else None
+    refusal = spec.cuda_refuses(call) if on_cpu else None
     if refusal is None and reference.error is not None:
         refusal = type(reference.error)
     return Prepared(case, spec, device, inputs, reference, call, refusal)
@@ -141,6 +144,7 @@ def judge(
         refusal=prepared.refusal,
         ours=ours,
         again=lambda: prepared.invoke(function),
+        following=lambda: prepared.invoke(function, seeded=False),
     )
     findings = tuple(
         _named(CHECKS[check](trial), trial, prepared.device)

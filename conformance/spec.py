@@ -43,6 +43,10 @@ class Expected:
     low: torch.Tensor | None = None
     """For float64 outputs: what the exact value has beyond ``value`` (double-double's low part)."""
     signed_zero: bool = False
+    instead: torch.Tensor | None = None
+    """Another value that each element may have at random, exactly, in float64 (dropout: if it is dropped)."""
+    chance: float = 1.0
+    """The probability with which an element has ``value`` and not ``instead``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +78,6 @@ class OpSpec:
     """Where torch on the CPU takes a call that torch on CUDA refuses: the exception class of CUDA, else None.
 
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
-    cuda_takes: Callable[[Call], Callable[..., Any] | None] = lambda call: None
-    """Where torch on the CPU refuses a call that torch on CUDA takes: what answers there in its place, else None."""
     left_out: Callable[[Call], bool] = lambda call: False
     """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
     writes: Callable[[Case], Collection[int]] = cases.written

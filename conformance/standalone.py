@@ -62,6 +62,8 @@ def wrong_values(result, expected):
         ours = ours.double()
         low, high = unpack(expected["low"], torch.float64), unpack(expected["high"], torch.float64)
         right = ((low <= ours) & (ours <= high)) | (ours.isnan() & low.isnan())
+    if expected["random"] is not None:
+        right |= ~kept(result, expected["random"])[0].reshape(-1)[places]
     sign = unpack(expected["zero_sign"], torch.int8)
     right &= (sign == 0) | (ours != 0) | ((sign < 0) == ours.signbit())
     wrong = (~right & unpack(expected["judged"], torch.bool)).nonzero().reshape(-1)
@@ -70,6 +72,21 @@ def wrong_values(result, expected):
         index = [int(i) for i in torch.unravel_index(places[first], result.shape)]
         between = f"between {low[first].item()!r} and {high[first].item()!r}"
         yield f"values: {len(wrong)} wrong; at {index}: {ours[first].item()!r}, should lie {between}"
+
+
+def kept(result, random):
+    """Where a random result does not have the other value that it may have; and where it would show."""
+    result = result.detach().cpu().double()
+    instead = unpack(random["instead"], torch.float64).view(result.shape)
+    mask = (result != instead) & ~(result.isnan() & instead.isnan())
+    return mask, unpack(random["seen"], torch.bool).view(result.shape)
+
+
+def wrong_masks(results, random, faults):
+    """Messages about what a random call and the one after it keep."""
+    masks = [kept(result, random) for result in results]
+    for fault in faults([mask for mask, _ in masks], masks[0][1], random["chance"]):
+        yield f"distribution: {fault}"
 
 
 def wrong_result(place, result, operands, expected):
@@ -114,11 +131,12 @@ def bits(tensor):
     return flat.view(torch.uint8)
 
 
-def attempt(case, call, function):
+def attempt(case, call, function, seeded=True):
     """One call on fresh inputs: its operands, its results or its exception, and what changed beside them."""
     operands = [make(operand, case["device"]) for operand in case["operands"]]
     before = [storage_bytes(operand).clone() for operand in operands]
-    torch.manual_seed(0)
+    if seeded:
+        torch.manual_seed(case["seed"])
     try:
         value, error = call(function, operands), None
     # Whatever the implementation raises is what is looked at.
@@ -127,7 +145,7 @@ def attempt(case, call, function):
     return operands, value, error, list(changed(operands, before, case))
 
 
-def problems(case, call, function):
+def problems(case, call, function, faults):
     operands, value, error, touched = attempt(case, call, function)
     yield from touched
     if case["refusal"] is not None:
@@ -154,10 +172,16 @@ def problems(case, call, function):
             for a, b in zip(results, again, strict=True)
         ):
             yield "deterministic: two equal calls differ"
+    if faults:
+        calls = [attempt(case, call, function, seeded)[1] for seeded in (True, False)]
+        if any(not isinstance(value, torch.Tensor) or value.shape != results[0].shape for value in calls):
+            yield "distribution: a repeated call did not give a result of this shape"
+        else:
+            yield from wrong_masks(calls, expected[0]["random"], faults)
 
 
-def main(case, call):
-    """Exit status: 0 all is well, 1 something is wrong, 2 it cannot be run here."""
+def main(case, call, faults=None):
+    """Exit status: 0 all is well, 1 something is wrong, 2 it cannot be run here. ``faults`` judges random masks."""
     implementation = sys.argv[1] if len(sys.argv) > 1 else case["implementation"]
     if case["device"].startswith("cuda") and not torch.cuda.is_available():
         print(f"this case was found on {case['device']}, and torch finds no GPU here")
@@ -167,7 +191,7 @@ def main(case, call):
     torch.set_float32_matmul_precision(case["precision"])
     sys.path.append(os.getcwd())
     function = find(implementation, case["op"], case["reference"])
-    found = list(problems(case, call, function))
+    found = list(problems(case, call, function, faults))
     for problem in found:
         print(problem)
     print(f"{case['id']}: {implementation} {'fails' if found else 'is right'}")

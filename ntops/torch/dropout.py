@@ -22,8 +22,10 @@ def dropout(input, p=0.5, training=True, inplace=False):
     :return: A tensor of the shape and dtype of ``input``; ``input`` itself where nothing can be dropped.
     :raises TypeError: An argument has the wrong type.
     :raises ValueError: ``p`` is not from 0 to 1.
-    :raises RuntimeError: ``p`` is NaN; an expanded ``input`` that is to be written.
-    :raises NotImplementedError: An integer or bool ``input`` with ``p`` between 0 and 1; a complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises RuntimeError: ``p`` is NaN; an expanded ``input`` that is to be written, or an integer or bool one with
+        ``p`` between 0 and 1.
+    :raises NotImplementedError: An integer or bool ``input`` with ``p`` between 0 and 1 that is not to be written; a
+        complex, sparse, quantized or nested ``input``, or one that requires grad.
     """
     p = check_real(p, "p")
 
@@ -43,9 +45,9 @@ def dropout(input, p=0.5, training=True, inplace=False):
     device = common_device({"input": input})
 
     if not input.dtype.is_floating_point and p < 1:
-        raise NotImplementedError(
-            f"argument 'input' has dtype {input.dtype}, which can't be scaled; cast it to floating-point"
-        )
+        # torch's two paths refuse it each in its own way.
+        kind = RuntimeError if inplace else NotImplementedError
+        raise kind(f"argument 'input' has dtype {input.dtype}, which can't be scaled; cast it to floating-point")
 
     if inplace:
         check_written(input, "input")

@@ -1,0 +1,73 @@
+"""Is a random mask what it should be? How many elements are kept, and whether any depend on others.
+
+Each statistic counts successes among independent trials, so that it is binomial, and alarms by Chernoff's bound in
+Hoeffding's form (W. Hoeffding, Probability inequalities for sums of bounded random variables, JASA 58, 1963): of n
+trials of probability p, a share as far from p as q has a probability of at most 2 exp(-n KL(q || p)).
+
+Copied into the ``repro_<id>.py`` scripts of random calls, so it needs torch and nothing else.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+ALARM = 1e-14
+"""The probability at most with which one statistic of a right mask alarms. There are about fifty in a call, so that
+a thousand cases alarm with less than 1e-9."""
+
+
+def faults(masks: Sequence[torch.Tensor], seen: torch.Tensor, chance: float) -> Iterator[str]:
+    """What is wrong with the masks of calls that follow each other.
+
+    :param masks: For each call a bool tensor, True where an element was kept.
+    :param seen: False where results do not show it.
+    :param chance: The probability with which each element is to be kept.
+    """
+    alike = chance**2 + (1 - chance) ** 2
+    flat = seen.reshape(-1)
+    for number, mask in enumerate(masks):
+        kept = mask.reshape(-1)
+        if message := unlikely(kept[flat], chance):
+            yield f"call {number} keeps {message}"
+        for lag in lags(seen.shape):
+            # The pairs of one start share no element, so they are independent.
+            for start in (0, lag):
+                a, b = pairs(kept[start:], lag)
+                shown = torch.logical_and(*pairs(flat[start:], lag))
+                if message := unlikely((a == b)[shown], alike):
+                    yield f"of elements that are {lag} apart, call {number} treats alike {message}"
+    for number, mask in enumerate(masks[1:], 1):
+        if message := unlikely((mask == masks[0])[seen], alike):
+            yield f"calls 0 and {number} treat alike {message}"
+
+
+def lags(shape: Sequence[int]) -> list[int]:
+    """Distances at which elements are compared, row-major: one step in each dim, and powers of two, where what a block
+    of a kernel draws may begin again."""
+    total = math.prod(shape)
+    steps = {math.prod(shape[dim + 1 :]) for dim in range(len(shape))}
+    return sorted(lag for lag in steps | {1 << k for k in range(total.bit_length())} if 0 < lag < total)
+
+
+def pairs(mask: torch.Tensor, lag: int) -> torch.Tensor:
+    """The first and the second elements of disjoint pairs that are ``lag`` apart."""
+    count = len(mask) // (2 * lag)
+    return mask[: count * 2 * lag].view(count, 2, lag).unbind(1)
+
+
+def surprise(successes: int, trials: int, probability: float) -> float:
+    """At most how probable it is that the share of successes is as far from ``probability`` as this, either side."""
+    share, divergence = successes / trials, 0.0
+    for found, wanted in ((share, probability), (1 - share, 1 - probability)):
+        if found:
+            divergence += found * math.log(found / wanted)
+    return min(1.0, 2 * math.exp(-trials * divergence))
+
+
+def unlikely(successes: torch.Tensor, probability: float) -> str:
+    """A message where so many successes are too improbable, else nothing."""
+    count, trials = int(successes.sum()), successes.numel()
+    if not trials or surprise(count, trials, probability) >= ALARM:
+        return ""
+    return f"{count} of {trials}, where {probability * trials:.6g} are expected"
