@@ -67,8 +67,11 @@ def kept(output: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, torch.
     """Where an output does not have the other value, ``instead``; and where it would show."""
     other = expected.instead
     assert other is not None
-    ours, value = output.detach().cpu().double(), expected.value
-    return tuple((x != other) & ~(x.isnan() & other.isnan()) for x in (ours, value))
+
+    def differs(value: torch.Tensor) -> torch.Tensor:
+        return (value != other) & ~(value.isnan() & other.isnan())
+
+    return differs(output.detach().cpu().double()), differs(expected.value)
 
 
 def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

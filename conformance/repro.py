@@ -219,9 +219,11 @@ def _pack(array: np.ndarray) -> str:
 
 def _qualified(reference: Any, op: str) -> str:
     """Where a script finds torch's function, as ``module:name``: the reference itself, or what a reference with a
-    signature of its own stands for."""
+    signature of its own stands for; empty where torch has no such function."""
     spaces = [space for space in TORCH_SPACES if hasattr(space, op)]
-    space = next((space for space in spaces if getattr(space, op) is reference), spaces[0] if spaces else torch)
+    if not spaces:
+        return ""
+    space = next((space for space in spaces if getattr(space, op) is reference), spaces[0])
     return f"{space.__name__}:{op}"
 
 
