@@ -120,11 +120,10 @@ def _bfloat16_odd(case: Case) -> bool:
 
 
 def _half_by_0d(case: Case) -> bool:
-    divisor = case.args[1]
-    if not isinstance(divisor, TensorSpec) or divisor.shape:
+    if len(case.args) != 2 or not _specs(case):
         return False
-    _, dtype = elementwise.result_of(case.args)
-    return str(dtype).removeprefix("torch.") in dtype_names.HALF and str(dtype) != f"torch.{divisor.dtype}"
+    result = str(elementwise.result_of(case.args)[1]).removeprefix("torch.")
+    return result in dtype_names.HALF and any(not spec.shape and spec.dtype != result for spec in _specs(case))
 
 
 def _scalar_divisor(case: Case) -> bool:
@@ -348,9 +347,9 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="dropout", args=(_tensor("float16", 999), 0.1875), kwargs={"inplace": True}),
     ),
     Deviation(
-        "half division by a 0-d tensor on the CPU",
-        "torch's CPU keeps the divisor at float32, as if it were a Python scalar; CUDA converts it to the half type",
-        ops=("div",),
+        "half products with a 0-d tensor on the CPU",
+        "torch's CPU keeps the 0-d tensor at float32, as if it were a Python scalar; CUDA converts it to the half type",
+        ops=("div", "mul"),
         checks=("values",),
         devices=("cpu",),
         applies=_half_by_0d,
@@ -402,11 +401,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="clamp", args=(_tensor("float32", 40), NonFinite("nan"))),
     ),
     Deviation(
-        "squares and cubes of half types on CUDA",
+        "squares and cubes of half types",
         "torch multiplies in the half type where the exponent is the Python number 2, 3 or -2",
         ops=("pow",),
         checks=("values",),
-        devices=("cuda",),
+        devices=("cpu", "cuda"),
         applies=_half_power,
         case=Case(op="pow", args=(_tensor("float16", 999), 3)),
     ),

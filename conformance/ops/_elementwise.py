@@ -88,6 +88,10 @@ def with_scalar(
     return (scalar, tensor) if first and draw(st.integers(0, 3)) == 3 else (tensor, scalar)
 
 
+def is_tensor(argument: Argument) -> bool:
+    return isinstance(argument, TensorSpec)
+
+
 def is_float(spec: TensorSpec) -> bool:
     return dtype_names.is_floating(spec.dtype)
 

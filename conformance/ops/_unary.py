@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import mpmath
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import deviations, oracle
+from conformance import oracle, stand_ins
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call, Expected, OpSpec
@@ -132,8 +131,7 @@ def exact_spec(
     """The OpSpec of a function that rounds nothing, with results of the operand's dtype."""
 
     def expected(call: Call) -> Expected:
-        # What the CPU refuses and CUDA takes has a stand-in there.
-        answer = deviations.cuda_takes(name, call) or function
+        answer = stand_ins.answer(name, function, call)
         return elementwise.exactly(call, answer(*call.args), signed_zero=True)
 
     return OpSpec(
@@ -144,7 +142,6 @@ def exact_spec(
         dtypes=dtypes,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1, dtype=benchmark),
-        cuda_takes=partial(deviations.cuda_takes, name),
     )
 
 

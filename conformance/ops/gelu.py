@@ -28,7 +28,7 @@ _CUBIC = 0.044715
 
 def by_erf(x: np.ndarray) -> np.ndarray:
     """In float64; inf at inf, NaN at -inf, as on CUDA."""
-    return 0.5 * x * torch.special.erfc(torch.from_numpy(x * -math.sqrt(0.5))).numpy()
+    return 0.5 * x * torch.special.erfc(torch.from_numpy(np.asarray(x * -math.sqrt(0.5)))).numpy()
 
 
 def by_tanh(x: np.ndarray) -> np.ndarray:

@@ -106,9 +106,10 @@ def check_real(value, name):
     return float(value)
 
 
-def check_fits(value, dtype, name):
+def check_fits(value, dtype, name, accumulated=True):
     """Refuse a number that a result of ``dtype`` does not hold; as in torch, a negative one wraps if unsigned.
 
+    :param accumulated: Whether it goes into a computation, which half types have done in float32.
     :raises RuntimeError: It is too large or too small.
     """
     check_number(value, name)
@@ -116,7 +117,10 @@ def check_fits(value, dtype, name):
     if dtype is torch.bool or not math.isfinite(value):
         return
 
-    limits = torch.finfo(promotion.accumulate_dtype(dtype)) if dtype.is_floating_point else torch.iinfo(dtype)
+    if accumulated and dtype.is_floating_point:
+        dtype = promotion.accumulate_dtype(dtype)
+
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
 
     if not (limits.min or -limits.max) <= value <= limits.max:
         raise RuntimeError(f"argument '{name}' is {value!r}, which does not fit into {dtype}")

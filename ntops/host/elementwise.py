@@ -1,5 +1,7 @@
 """Elementwise functions: broadcasting, ``out=``, output strides, and the launch."""
 
+import functools
+
 import torch
 
 from ntops.host import iteration, output
@@ -20,6 +22,7 @@ def elementwise(
     out=None,
     inplace=False,
     exact_out=False,
+    contiguous=False,
     promoted=None,
     compute_dtype=None,
     numbers=None,
@@ -33,6 +36,7 @@ def elementwise(
     :param out: The caller's ``out=``, not yet checked, or ``None``.
     :param inplace: Whether the result is written over the first operand, which has its dtype.
     :param exact_out: Whether torch wants ``out`` to have the very dtype of the result.
+    :param contiguous: Whether torch makes the result contiguous whatever the strides of the operands.
     :param promoted: The dtype to which torch promotes the operands, if it is not ``dtype``.
     :param compute_dtype: The dtype in which the kernel computes, for kernels that are told.
     :param numbers: Arguments of the kernel that are always Python numbers, by name.
@@ -58,7 +62,9 @@ def elementwise(
             del tensors[name]
 
     shape = _broadcast_shape(tensors)
-    result = _result(shape, tensors, len(tensors) < len(operands), dtype, device, out, exact_out)
+    like = [] if contiguous else list(tensors.values())
+    strides = functools.partial(iteration.result_strides, shape, like, len(tensors) < len(operands))
+    result = _result(shape, strides, tensors, dtype, device, out, exact_out)
 
     if result.numel():
         operands = {"output": result} | promote(operands, promoted or dtype) | (numbers or {})
@@ -83,18 +89,17 @@ def _broadcast_shape(tensors):
         raise RuntimeError(f"the shapes of arguments {sizes} do not broadcast together") from None
 
 
-def _result(shape, tensors, has_numbers, dtype, device, out, exact_out):
-    """The tensor that the kernel writes: ``out`` where it can, else a new one."""
+def _result(shape, strides, tensors, dtype, device, out, exact_out):
+    """The tensor that the kernel writes: ``out`` where it can, else a new one with what ``strides()`` gives."""
     if out is None:
-        strides = iteration.result_strides(shape, list(tensors.values()), has_numbers)
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        return torch.empty_strided(shape, strides(), dtype=dtype, device=device)
 
     output.check_out(out, dtype, device, exact_out)
     output.check_written(out, "out")
     output.check_overlap(out, tensors)
 
     if out.shape != shape:
-        output.resize_out(out, shape, iteration.result_strides(shape, list(tensors.values()), has_numbers))
+        output.resize_out(out, shape, strides())
 
     # The kernel rounds to the result's dtype; a cast to another one comes after.
     return out if out.dtype is dtype else torch.empty(shape, dtype=dtype, device=device)
@@ -188,6 +193,9 @@ def bitwise(premake, input, other, out):
 
     if not isinstance(input, torch.Tensor) and not isinstance(other, torch.Tensor):
         raise TypeError("arguments 'input' and 'other' are numbers; make one of them a tensor")
+
+    if not isinstance(input, torch.Tensor) and out is not None:
+        raise TypeError("argument 'input' is a number, with which there is no 'out'; make it a tensor")
 
     dtype = result_dtype(input, other)
 

@@ -2,6 +2,8 @@
 
 import functools
 
+import ninetoothed.language as ntl
+
 from ntops.kernels import element_wise
 
 
@@ -9,8 +11,14 @@ def application(output, input):
     output = -input
 
 
-def premake(ndim, dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``neg``."""
-    tensors = element_wise.tensors(ndim, "input", dtype=dtype)
+def application_float(output, input):
+    # Triton's "-x" is 0 - x, which makes 0 of 0 and not -0.
+    output = ntl.cast(input * -1.0, output.dtype)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+
+def premake(ndim, floating=False, dtype=None, block_size=None):
+    """Arrangement, application and tensors of ``neg``; ``floating`` for numbers whose zeros have signs."""
+    tensors = element_wise.tensors(ndim, "input", dtype=dtype)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+
+    return arrangement, application_float if floating else application, tensors

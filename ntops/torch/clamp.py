@@ -1,3 +1,5 @@
+import functools
+
 import torch
 
 from ntops.host.arguments import check_fits, check_operands, check_tensor
@@ -12,13 +14,14 @@ def clamp(input, min=None, max=None, *, out=None):
     :param input: A tensor of any shape.
     :param min: The lower bound: a tensor that broadcasts with ``input``, a number, or ``None``.
     :param max: The upper bound likewise; where it is less than ``min``, it is the result.
-    :param out: Where the result is written, under torch's rules of resizing, casting and overlap.
+    :param out: Where the result is written, under torch's rules of resizing, casting and overlap; with numbers for
+        bounds it has the very dtype of the result.
     :return: A tensor of the broadcast shape and the promoted dtype.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: There is no bound, or one that the dtype does not hold; shapes, devices or ``out`` do not
         fit.
-    :raises NotImplementedError: A bool result; complex, sparse, quantized or nested operands, or one that requires
-        grad.
+    :raises NotImplementedError: A bool result, unless the only bound is a tensor; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
     check_tensor(input, "input")
     bounds = {name: bound for name, bound in (("min", min), ("max", max)) if bound is not None}
@@ -27,12 +30,19 @@ def clamp(input, min=None, max=None, *, out=None):
         raise RuntimeError("arguments 'min' and 'max' are both None; give at least one bound")
 
     check_operands(**bounds)
-    dtype = input.dtype
+    numbers = any(not isinstance(bound, torch.Tensor) for bound in bounds.values())
 
-    for bound in bounds.values():
-        dtype = result_dtype(torch.empty((), dtype=dtype) if input.ndim == 0 else torch.empty(1, dtype=dtype), bound)
+    for name, bound in bounds.items():
+        if numbers and isinstance(bound, torch.Tensor):
+            if bound.ndim:
+                raise TypeError(f"argument '{name}' is a tensor and the other bound a number; give two of one kind")
 
-    if dtype is torch.bool:
+            # As for torch, a 0-d tensor beside a number is one.
+            bounds[name] = bound.item()
+
+    dtype = _number_dtype(input, bounds) if numbers else _tensor_dtype(input, *bounds.values())
+
+    if dtype is torch.bool and (numbers or len(bounds) == 2):
         raise NotImplementedError("argument 'input' is bool, of which clamp is not defined")
 
     for name, bound in bounds.items():
@@ -46,6 +56,21 @@ def clamp(input, min=None, max=None, *, out=None):
         {"input": input} | {names[name]: bound for name, bound in bounds.items()},
         dtype,
         out=out,
+        exact_out=numbers,
         compute_dtype=accumulate_dtype(dtype),
         bounds=tuple(names[name] for name in bounds),
     )
+
+
+def _number_dtype(input, bounds):
+    return functools.reduce(torch.promote_types, (result_dtype(input, bound) for bound in bounds.values()))
+
+
+def _tensor_dtype(*tensors):
+    """The dtype to which torch promotes tensors: that of the 0-d ones counts where it is of a higher category."""
+    if all(tensor.dtype is tensors[0].dtype for tensor in tensors):
+        return tensors[0].dtype
+
+    kinds = [[tensor.dtype for tensor in tensors if bool(tensor.ndim) is wide] for wide in (True, False)]
+    first, *others = (functools.reduce(torch.promote_types, kind) for kind in kinds if kind)
+    return torch.result_type(torch.empty(1, dtype=first), torch.empty((), dtype=others[0])) if others else first

@@ -17,4 +17,4 @@ def isinf(input):
     # No integer is infinite in float32.
     compute_dtype = torch.float64 if input.dtype is torch.float64 else torch.float32
 
-    return elementwise(premake, {"input": input}, torch.bool, compute_dtype=compute_dtype)
+    return elementwise(premake, {"input": input}, torch.bool, promoted=input.dtype, compute_dtype=compute_dtype)

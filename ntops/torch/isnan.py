@@ -15,4 +15,4 @@ def isnan(input):
     """
     check_tensor(input, "input")
 
-    return elementwise(premake, {"input": input}, torch.bool)
+    return elementwise(premake, {"input": input}, torch.bool, promoted=input.dtype)

@@ -21,4 +21,6 @@ def neg(input, *, out=None):
     if input.dtype is torch.bool:
         raise RuntimeError("argument 'input' is bool, which has no negative; use bitwise_not")
 
-    return elementwise(premake, {"input": input}, input.dtype, out=out, exact_out=True)
+    return elementwise(
+        premake, {"input": input}, input.dtype, out=out, exact_out=True, floating=input.dtype.is_floating_point
+    )

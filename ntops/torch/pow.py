@@ -25,21 +25,33 @@ def pow(input, exponent, *, out=None):
     dtype = result_dtype(input, exponent)
     integer = not dtype.is_floating_point
 
-    if integer and not isinstance(exponent, torch.Tensor):
-        if exponent < 0:
+    if not isinstance(exponent, torch.Tensor):
+        if integer and exponent < 0:
             raise RuntimeError(f"argument 'exponent' is {exponent}; integers have no negative integer powers")
 
-        check_fits(exponent, dtype, "exponent")
+        check_fits(exponent, dtype, "exponent", accumulated=False)
 
     if dtype is torch.bool and not isinstance(exponent, bool):
         raise NotImplementedError("arguments 'input' and 'exponent' are bool, of which powers are not defined")
 
+    operands = {"input": input, "exponent": exponent}
+
     return elementwise(
         premake,
-        {"input": input, "exponent": exponent},
+        operands if integer else {name: _rounded(value, dtype) for name, value in operands.items()},
         dtype,
         out=out,
+        # So torch has it for numbers to the power of tensors.
+        contiguous=not isinstance(input, torch.Tensor),
         # libdevice's float32 power takes subnormal numbers for zeros; integers wrap in 64 bits as in fewer.
         compute_dtype=torch.int64 if integer else torch.float64,
         integer=integer,
     )
+
+
+def _rounded(operand, dtype):
+    """The operand as torch takes it to a floating-point power: whatever is not of that kind is first rounded to it."""
+    if not isinstance(operand, torch.Tensor):
+        return torch.tensor(operand, dtype=torch.float64).to(dtype).item()
+
+    return operand if operand.dtype.is_floating_point else operand.to(dtype)

@@ -26,7 +26,8 @@ def sub(input, other, *, alpha=1, out=None):
 
     dtype = result_dtype(input, other)
     alpha = check_scale(alpha, out.dtype if isinstance(out, torch.Tensor) else dtype, "alpha")
-    check_fits(alpha, dtype, "alpha")
+    # torch adds -alpha times other, so that is what has to fit; the least of int64 wraps.
+    check_fits(alpha if alpha == -(2**63) else -alpha, dtype, "alpha")
 
     return elementwise(
         premake,

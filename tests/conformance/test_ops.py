@@ -404,8 +404,8 @@ def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation):
 @pytest.mark.parametrize(
     "name",
     [
-        "add of half scalars on the CPU",
-        "half division by a 0-d tensor on the CPU",
+        "half sums and products with scalars on the CPU",
+        "half products with a 0-d tensor on the CPU",
         "softmax across rows on the CPU",
     ],
 )

@@ -1,0 +1,200 @@
+"""What answers on the CPU in place of torch where its answer there is not CUDA's: calls that torch takes on CUDA alone,
+or lays out in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU has to have them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+
+from conformance.cases import Case, Same
+from conformance.spec import Call
+from strategies.specs import Layout, TensorSpec
+
+Function = Callable[..., torch.Tensor]
+HALF = (torch.float16, torch.bfloat16)
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+    """A kind of call whose answer on the CPU is not CUDA's."""
+
+    name: str
+    ops: tuple[str, ...]
+    check: str
+    """What torch itself fails by on the CPU: "errors" or "metadata"."""
+    applies: Callable[[Call], bool]
+    answer: Function
+    """Called on the CPU, torch's function before the arguments: gives CUDA's shape, dtype and strides, and values that
+    may be CUDA's."""
+    case: Case
+    """A case that shows it."""
+
+
+def find(op: str, call: Call) -> StandIn | None:
+    """What stands in for torch's function on the CPU in a call of ``op``; None where nothing has to."""
+    return next((stand_in for stand_in in STAND_INS if op in stand_in.ops and stand_in.applies(call)), None)
+
+
+def answer(op: str, function: Function, call: Call) -> Function:
+    """What to call on the CPU in place of torch's ``function``: that itself where nothing stands in for it."""
+    found = find(op, call)
+    return functools.partial(found.answer, function) if found else function
+
+
+# --- what CUDA alone takes ---------------------------------------------------------------------------------------
+
+
+def _of_bool(call: Call) -> bool:
+    return len(call.args) == 1 and isinstance(call.args[0], torch.Tensor) and call.args[0].dtype == torch.bool
+
+
+def _same_bools(function: Function, input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    return torch.logical_or(input, input, out=out)
+
+
+def _beyond(number: object, dtype: torch.dtype) -> bool:
+    """A finite number beyond the range of a half type, but not beyond that of float32, in which it is computed."""
+    finite = isinstance(number, int | float) and math.isfinite(number)
+    return finite and torch.finfo(dtype).max < abs(number) <= FLOAT32_MAX
+
+
+def _large_alpha(call: Call) -> bool:
+    if len(call.args) != 2 or not all(isinstance(x, torch.Tensor | bool | int | float) for x in call.args):
+        return False
+    dtype = torch.result_type(*call.args)
+    return dtype in HALF and _beyond(call.kwargs.get("alpha"), dtype)
+
+
+def _in_float32(
+    function: Function,
+    input: torch.Tensor | float,
+    other: torch.Tensor | float,
+    *,
+    alpha: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    dtype = torch.result_type(input, other)
+    wide = (x.to(dtype).float() if isinstance(x, torch.Tensor) else x for x in (input, other))
+    found = function(*wide, alpha=alpha)
+    return function(input, other, out=out).copy_(found.to(dtype))
+
+
+def _large_bound(call: Call) -> bool:
+    """A half input, and numbers for bounds, one of which is beyond its range; a 0-d tensor beside a number is one."""
+    if not call.args or not isinstance(call.args[0], torch.Tensor) or call.args[0].dtype not in HALF:
+        return False
+    given = (*call.args[1:], call.kwargs.get("min"), call.kwargs.get("max"))
+    given = [bound for bound in given if bound is not None]
+    if all(isinstance(bound, torch.Tensor) for bound in given):
+        return False
+    numbers = [x.item() if isinstance(x, torch.Tensor) and not x.ndim else x for x in given]
+    if not all(isinstance(x, int | float) for x in numbers):
+        return False
+    finite = [x for x in numbers if math.isfinite(x)]
+    return any(_beyond(x, call.args[0].dtype) for x in finite) and all(abs(x) <= FLOAT32_MAX for x in finite)
+
+
+def _by_rounded(
+    function: Function,
+    input: torch.Tensor,
+    min: torch.Tensor | float | None = None,
+    max: torch.Tensor | float | None = None,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    low, high = (None if x is None else torch.as_tensor(x).to(input.dtype).item() for x in (min, max))
+    return function(input, low, high, out=out)
+
+
+# --- what CUDA lays out in another way ---------------------------------------------------------------------------
+
+
+def _expanded_and_promoted(call: Call) -> bool:
+    """An operand with strides of 0, and perhaps one of another dtype than the result."""
+    tensors = [x for name, x in _arguments(call) if name != "out" and isinstance(x, torch.Tensor)]
+    expanded = any(size > 1 and not stride for x in tensors for size, stride in zip(x.shape, x.stride(), strict=True))
+    whole = any(not x.dtype.is_floating_point for x in tensors)
+    return expanded and (whole or len({x.dtype for x in tensors}) > 1)
+
+
+def _arguments(call: Call) -> list[tuple[str, object]]:
+    return [*(("", x) for x in call.args), *call.kwargs.items()]
+
+
+def _promoted_where_read(
+    function: Function, *args: object, out: torch.Tensor | None = None, **kwargs: object
+) -> torch.Tensor:
+    """torch's own answer, with the strides that it has where no operand has to be promoted."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    try:
+        plain = function(*args, **kwargs)
+    except (RuntimeError, TypeError):
+        # Refused: torch is to say so itself.
+        return function(*args, out=out, **kwargs) if out is not None else function(*args, **kwargs)
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    dtype = dtype if plain.dtype == torch.bool else plain.dtype
+
+    def twin(x: object) -> object:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return torch.empty_strided(x.shape, x.stride(), dtype=dtype).fill_(1)
+
+    strides = function(*map(twin, args), **{name: twin(x) for name, x in kwargs.items()}).stride()
+    if out is None:
+        return torch.empty_strided(plain.shape, strides, dtype=plain.dtype).copy_(plain)
+    resized = out.shape != plain.shape
+    found = function(*args, out=out, **kwargs)
+    return found.as_strided_(plain.shape, strides).copy_(plain) if resized else found
+
+
+def _tensor(dtype: str, *shape: int, **more: object) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype=dtype, **more)
+
+
+STAND_INS: tuple[StandIn, ...] = (
+    StandIn(
+        "abs of bools",
+        ops=("abs",),
+        check="errors",
+        applies=_of_bool,
+        answer=_same_bools,
+        case=Case(op="abs", args=(_tensor("bool", 5),)),
+    ),
+    StandIn(
+        "alpha beyond a half type",
+        ops=("add", "sub"),
+        check="errors",
+        applies=_large_alpha,
+        answer=_in_float32,
+        case=Case(op="add", args=(_tensor("float16", 5), Same(0)), kwargs={"alpha": 1e6}),
+    ),
+    StandIn(
+        "a bound beyond a half type",
+        ops=("clamp",),
+        check="errors",
+        applies=_large_bound,
+        answer=_by_rounded,
+        case=Case(op="clamp", args=(_tensor("float16", 5), 1e6)),
+    ),
+    # The CPU promotes operands before it looks at their strides, and a promoted copy has none of 0.
+    StandIn(
+        "expanded operands that are promoted",
+        ops=(
+            *("add", "sub", "mul", "div", "pow", "clamp", "eq", "ne", "lt", "le", "gt", "ge"),
+            *("bitwise_and", "bitwise_or", "exp", "rsqrt", "sin", "cos", "sigmoid", "tanh"),
+        ),
+        check="metadata",
+        applies=_expanded_and_promoted,
+        answer=_promoted_where_read,
+        case=Case(
+            op="add",
+            args=(_tensor("float32", 2, 2, 1), _tensor("float16", 2, 2, 2, layout=Layout((2, 0, 1), expanded=(1,)))),
+        ),
+    ),
+)
