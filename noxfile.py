@@ -77,6 +77,13 @@ def interpreter(session: nox.Session, triton: str) -> None:
 
 
 @nox.session
+def compile(session: nox.Session) -> None:
+    """Every kernel compiled for sm_80, sm_90, sm_100 and gfx942; needs no GPU."""
+    install(session, "conformance")
+    python(session, "-m", "conformance.compilation", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, format and types."""
     install(session, "dev")

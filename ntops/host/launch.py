@@ -1,8 +1,10 @@
 """What every launch needs: the device, and block sizes as Triton wants them."""
 
 import contextlib
+import functools
 
 import torch
+import triton
 
 _HERE = contextlib.nullcontext()
 
@@ -13,6 +15,12 @@ def on_device(device):
         return _HERE
 
     return torch.cuda.device(device)
+
+
+@functools.cache
+def shared_memory(index):
+    """How much shared memory a program can have on the device of this index, in bytes."""
+    return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
 
 
 def next_power_of_2(value):

@@ -5,7 +5,7 @@ import torch
 from ntops.host import output
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.iteration import collapse, contiguous_strides, specialize
-from ntops.host.launch import on_device
+from ntops.host.launch import on_device, shared_memory
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.torch.utils import Config, make
 
@@ -96,23 +96,34 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
     return result if out is None else out
 
 
-def config(m, n, dtype, ieee):
-    """The configuration of a product whose result is (m, n)."""
+def config(m, n, dtype, ieee, shared_memory):
+    """The configuration of a product.
+
+    :param m: Rows of the result.
+    :param n: Columns of the result.
+    :param dtype: The dtype of the operands.
+    :param ieee: Whether float32 is multiplied as it is, not as TF32.
+    :param shared_memory: What a program can have on the device, in bytes.
+    """
     if dtype is torch.float64:
-        return _config(64, 64, 16, 4, 3)
-
-    if dtype is torch.float32:
+        block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
+    elif dtype is torch.float32 and ieee:
         # IEEE products run on the plain cores, out of registers.
-        return _config(64, 64, 16, 4, 3) if ieee else _config(128, 128, 32, 8, 3)
+        block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
+    elif dtype is torch.float32:
+        block_m, block_n, block_k, num_warps, num_stages = 128, 128, 32, 8, 3
+    elif m >= 2048 and n >= 2048:
+        # 676 TFLOP/s at 4096^3 bf16 on an H200, host time included.
+        block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
+    elif m <= 64 or n <= 64:
+        block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
+    else:
+        block_m, block_n, block_k, num_warps, num_stages = 128, 128, 64, 8, 3
 
-    if m >= 2048 and n >= 2048:
-        return _config(128, 256, 64, 8, 4)  # 676 TFLOP/s at 4096^3 bf16 on an H200, host time included
-
-    return _config(64, 64, 64, 4, 4) if m <= 64 or n <= 64 else _config(128, 128, 64, 8, 3)
-
-
-def _config(block_m, block_n, block_k, num_warps, num_stages):
+    stage = (block_m + block_n) * block_k * dtype.itemsize
+    num_stages = max(min(num_stages, shared_memory // stage), 1)
     blocks = (("block_size_m", block_m), ("block_size_n", block_n), ("block_size_k", block_k))
+
     return Config(blocks, num_warps, num_stages)
 
 
@@ -133,7 +144,8 @@ def _launch(premake, result, input, mat2, added, scales):
         number_type = scalar_type(result.dtype)
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
-    chosen = config(result.shape[-2], result.shape[-1], input.dtype, ieee)
+    limit = shared_memory(result.device.index or 0)
+    chosen = config(result.shape[-2], result.shape[-1], input.dtype, ieee, limit)
     kernel = make(premake, arguments, chosen, specialize(views))
     constants = (TRITON_DTYPES[accumulate_dtype(result.dtype)], "ieee" if ieee else "tf32")
 

@@ -1,0 +1,297 @@
+"""Every kernel that an implementation launches, compiled for GPUs that are not there.
+
+Triton's compiler needs no GPU. Each op is called with arguments as its strategy draws them and at its benchmark
+shapes, on CPU memory that is never read; each launch is caught before it happens, and what differs to Triton (types,
+alignment, constants, options) is compiled down to machine code for the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import rich.console
+import rich.progress
+import rich.table
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+
+from conformance import cases
+from conformance import spec as specs
+from conformance.cases import Case
+from conformance.implementations import DEFAULT, Implementation, load
+from conformance.spec import OpSpec
+from strategies import dtypes, layouts
+from strategies.specs import TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A GPU to compile for, and the shared memory that a program can have there, in bytes."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+    shared_memory: int
+
+
+TARGETS = {
+    "sm_80": Target("cuda", 80, 32, 166912),
+    "sm_90": Target("cuda", 90, 32, 232448),
+    "sm_100": Target("cuda", 100, 32, 232448),
+    "gfx942": Target("hip", "gfx942", 64, 65536),
+}
+
+SPILL_LIMIT = 128
+"""Bytes a thread may spill to memory: a few words cost nothing, more than this makes a kernel slow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What came of one kernel: ``error`` is empty where it compiled."""
+
+    op: str
+    kernel: str
+    signature: str
+    registers: int = 0
+    spills: int = 0
+    shared: int = 0
+    error: str = ""
+
+    def problem(self, target: Target) -> str:
+        """Why this fails the session, or an empty string."""
+        if self.error:
+            return self.error
+        if self.shared > target.shared_memory:
+            return f"{self.shared} bytes of shared memory, of {target.shared_memory}"
+        return f"{self.spills} bytes spilled, over {SPILL_LIMIT}" if self.spills > SPILL_LIMIT else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launch:
+    op: str
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    signature: str
+
+
+class _Driver:
+    """Stands in for the driver of a GPU that is not there; whatever would launch is never reached."""
+
+    def __init__(self, target: Target) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget(target.backend, target.arch, target.warp_size)
+        properties = {"max_shared_mem": target.shared_memory, "multiprocessor_count": 100}
+        self.utils = type("Utils", (), {"get_device_properties": staticmethod(lambda device: properties)})
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+
+def compile_all(
+    ops: Sequence[OpSpec], implementation: Implementation, name: str, *, examples: int, processes: int
+) -> Iterator[tuple[int, Compiled]]:
+    """Compile every kernel that the ops launch for one target, in parallel; yields (how many there are, one result).
+
+    To be called once in a process, before any kernel has been made in it.
+
+    :param ops: The ops.
+    :param implementation: Whose kernels.
+    :param name: The target's, from ``TARGETS``.
+    :param examples: How many calls are drawn for each op and dtype.
+    :param processes: How many compile at a time.
+    """
+    target = TARGETS[name]
+    launches = record(ops, implementation, target, examples)
+    # Forked, so that the functions and their arguments need not travel.
+    context = multiprocessing.get_context("fork")
+    global _launches
+    _launches = launches
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
+        for result in pool.map(_compile, range(len(launches)), [name] * len(launches)):
+            yield len(launches), result
+
+
+_launches: list[_Launch] = []
+
+
+def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target, examples: int) -> list[_Launch]:
+    """The distinct launches that the ops make on the target; nothing is launched."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_Driver(target))
+    found: dict[str, _Launch] = {}
+    current = ""
+
+    def caught(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        *_, binder = self.device_caches[0]
+        _, specialization, options = binder(*args, **kwargs)
+        signature = f"{specialization} {options}"
+        found.setdefault(f"{self.cache_key} {signature}", _Launch(current, self, args, kwargs, signature))
+
+    launch, JITFunction.run = JITFunction.run, caught
+    try:
+        for spec in ops:
+            current = spec.name
+            function = implementation.function(spec.name)
+            if function is not None:
+                for case in _calls(spec, examples):
+                    args, kwargs = cases.bind(case, [_allocate(spec) for spec in cases.operands(case)])
+                    function(*args, **kwargs)
+    finally:
+        JITFunction.run = launch
+    return list(found.values())
+
+
+def _calls(spec: OpSpec, examples: int) -> list[Case]:
+    """The benchmark shapes of an op, and calls of each dtype from its strategy, the same ones each time."""
+    calls = [benchmark.case for benchmark in spec.benchmarks]
+    for dtype in spec.dtypes:
+
+        @settings(
+            max_examples=examples,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),  # nothing is tested here
+        )
+        @given(spec.cases([dtype]))
+        def collect(case: Case) -> None:
+            calls.append(case)
+
+        collect()
+    return calls
+
+
+def _allocate(spec: TensorSpec) -> torch.Tensor:
+    """A tensor whose memory is reserved and not touched."""
+    storage = torch.empty(layouts.storage_size(spec.layout, spec.shape), dtype=dtypes.to_torch(spec.dtype))
+    return storage.as_strided(spec.shape, layouts.strides(spec.layout, spec.shape), spec.layout.offset)
+
+
+def _compile(number: int, name: str) -> Compiled:
+    launch = _launches[number]
+    kernel = launch.function.fn.__name__
+    try:
+        compiled = launch.function.warmup(*launch.args, grid=(1, 1, 1), **launch.kwargs)
+    except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
+        return Compiled(launch.op, kernel, launch.signature, error=f"{type(error).__name__}: {error}")
+    registers, spills = _resources(compiled, TARGETS[name])
+    return Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared)
+
+
+def _resources(compiled: Any, target: Target) -> tuple[int, int]:
+    """Registers and spilled bytes of a thread."""
+    if target.backend == "hip":
+        text = compiled.asm["amdgcn"]
+        counts = {key: int(re.search(rf"\.{key}:\s+(\d+)", text)[1]) for key in ("vgpr_count", "vgpr_spill_count")}
+        return counts["vgpr_count"], 4 * counts["vgpr_spill_count"]
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        tool = knobs.nvidia.cuobjdump.path
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", text.stdout)
+    return (int(usage[1]), int(usage[2])) if usage else (0, 0)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0 if every kernel compiled within the limits of its target, else 1; 2 for bad options."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.compilation", description=__doc__)
+    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="repeatable; default: all")
+    parser.add_argument("--op", action="append", help="this op only; repeatable")
+    parser.add_argument("--implementation", default=DEFAULT, help="module or module:object (default: %(default)s)")
+    parser.add_argument("--examples", type=int, default=20, help="calls drawn for each op and dtype (%(default)s)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, help="write what came of each kernel")
+    options = parser.parse_args(arguments)
+    names = options.target or list(TARGETS)
+    if unknown := set(options.op or ()) - set(specs.registry()):
+        parser.error(f"unknown op {sorted(unknown)[0]!r}; valid are {', '.join(sorted(specs.registry()))}")
+    # A process for each target: what Triton knows of its GPU, it asks once.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
+        results = {name: pool.submit(_compile_target, name, options).result() for name in names}
+    if options.json:
+        rows = {name: [dataclasses.asdict(result) for result in compiled] for name, compiled in results.items()}
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        print(f"written: {options.json}")
+    return _summarize(results)
+
+
+def _compile_target(name: str, options: argparse.Namespace) -> list[Compiled]:
+    prepare()
+    known = specs.registry()
+    chosen = [known[op] for op in options.op or sorted(known)]
+    found = []
+    with rich.progress.Progress(*rich.progress.Progress.get_default_columns(), "{task.completed}/{task.total}") as bar:
+        task = bar.add_task(f"{name}: finding kernels", total=None)
+        implementation = load(options.implementation)
+        for total, result in compile_all(
+            chosen, implementation, name, examples=options.examples, processes=options.processes
+        ):
+            found.append(result)
+            bar.update(task, description=f"{name}: {result.op}", total=total, advance=1)
+    return found
+
+
+def _summarize(results: Mapping[str, list[Compiled]]) -> int:
+    table = rich.table.Table(
+        "target", "op", "kernels", "failed", "registers", "spilled", "shared", title="most of each"
+    )
+    problems = []
+    for name, compiled in results.items():
+        problems += [(name, result) for result in compiled if result.problem(TARGETS[name])]
+        for op in sorted({result.op for result in compiled}):
+            rows = [result for result in compiled if result.op == op]
+            failed = sum(bool(result.problem(TARGETS[name])) for result in rows)
+            largest = [max(getattr(result, field) for result in rows) for field in ("registers", "spills", "shared")]
+            table.add_row(name, op, *map(str, (len(rows), failed, *largest)))
+    console = rich.console.Console()
+    console.print(table)
+    for name, result in problems:
+        console.print(f"{name} {result.op} {result.kernel}: {result.problem(TARGETS[name])}", markup=False)
+        console.print(f"    {result.signature}", markup=False)
+    total = sum(map(len, results.values()))
+    console.print(f"{total - len(problems)} passed, {len(problems)} failed")
+    return 1 if problems or not total else 0
+
+
+def prepare() -> None:
+    """Make this process one in which kernels are compiled, not interpreted; before ntops or Triton is imported."""
+    os.environ["TRITON_INTERPRET"] = "0"
+    torch.set_num_threads(1)
+    # Calls that resize out= warn; how they are made is not what is asked here.
+    warnings.simplefilter("ignore", UserWarning)
+    import ntops.host.arguments
+
+    # Compiled kernels refuse memory of the CPU; here none of it is read.
+    ntops.host.arguments.INTERPRETED = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

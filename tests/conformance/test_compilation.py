@@ -1,0 +1,48 @@
+"""Kernels are found and compiled for GPUs that are not there, and what does not compile fails the session."""
+
+import subprocess
+import sys
+
+import pytest
+
+from conformance.compilation import SPILL_LIMIT, TARGETS, Compiled
+
+
+def compile_(*arguments):
+    command = [sys.executable, "-m", "conformance.compilation", "--examples", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_kernels_compile(target, tmp_path):
+    done = compile_("--op", "relu", "--target", target, "--json", str(tmp_path / "kernels.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 failed" in done.stdout
+    assert '"kernel": "ntops_relu"' in (tmp_path / "kernels.json").read_text()
+
+
+def test_a_kernel_that_does_not_compile_fails_the_session(tmp_path, monkeypatch):
+    (tmp_path / "broken_library.py").write_text(
+        "import triton, triton.language as tl\n\n\n"
+        "@triton.jit\ndef kernel(pointer):\n    tl.store(pointer, tl.no_such_function(1))\n\n\n"
+        "def relu(input, inplace=False):\n    kernel[(1,)](input)\n    return input\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = compile_("--op", "relu", "--target", "sm_80", "--implementation", "broken_library")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no_such_function" in done.stdout
+    assert "0 passed" in done.stdout
+
+
+def test_limits_are_the_target_s():
+    target = TARGETS["sm_80"]
+    assert Compiled("mm", "mm", "", shared=target.shared_memory).problem(target) == ""
+    assert "shared memory" in Compiled("mm", "mm", "", shared=target.shared_memory + 1).problem(target)
+    assert Compiled("mm", "mm", "", spills=SPILL_LIMIT).problem(target) == ""
+    assert "spilled" in Compiled("mm", "mm", "", spills=SPILL_LIMIT + 1).problem(target)
+
+
+def test_an_unknown_op_is_named():
+    done = compile_("--op", "no_such_op", "--target", "sm_90")
+    assert done.returncode == 2
+    assert "unknown op 'no_such_op'; valid are add" in done.stderr
