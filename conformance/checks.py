@@ -197,7 +197,8 @@ def malformed(ours: Any, theirs: Any) -> str:
 def builtin_class(kind: type[BaseException]) -> type[BaseException]:
     """The built-in exception class that an ``except`` clause written against torch would name: what is compared, so
     that a library may raise subclasses of its own. NotImplementedError is not RuntimeError here."""
-    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    builtin = (base for base in kind.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
+    return next(builtin)
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -268,6 +269,6 @@ def _kind(value: Any) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-def _describe(error: BaseException) -> str:
+def _describe(error: BaseException | None) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from conformance import cases, oracle
-from conformance.cases import Case, NonFinite
+from conformance.cases import Case, DType, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call
 from strategies import dtypes as dtype_names
@@ -81,7 +82,8 @@ def _half_scalars(case: Case) -> bool:
     """A result of a half type from a Python scalar or alpha: any alpha but 1, a scalar that the type cannot hold."""
     if len(case.args) != 2 or not _specs(case):
         return False
-    _, dtype = elementwise.result_of(case.args)
+    first, second = case.args
+    _, dtype = elementwise.result_of((first, second))
     if dtype not in (torch.float16, torch.bfloat16):
         return False
     numbers = [x for x in map(_number, case.args) if x is not None]
@@ -97,9 +99,11 @@ def _number(argument: object) -> float | None:
 def _softmax_across_rows(case: Case) -> bool:
     input, dim = case.args
     dtype = case.kwargs.get("dtype")
-    if not input.shape or dim % len(input.shape) == len(input.shape) - 1:
+    if not isinstance(input, TensorSpec) or not isinstance(dim, int) or not input.shape:
         return False
-    return (dtype.name if dtype else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
+    if dim % len(input.shape) == len(input.shape) - 1:
+        return False
+    return (dtype.name if isinstance(dtype, DType) else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
 
 
 def _bfloat16_subnormals(case: Case) -> bool:
@@ -113,10 +117,10 @@ def _bfloat16_odd(case: Case) -> bool:
 
 
 def _half_by_0d(case: Case) -> bool:
-    divisor = case.args[1]
+    dividend, divisor = case.args
     if not isinstance(divisor, TensorSpec) or divisor.shape:
         return False
-    _, dtype = elementwise.result_of(case.args)
+    _, dtype = elementwise.result_of((dividend, divisor))
     return str(dtype).removeprefix("torch.") in dtype_names.HALF and str(dtype) != f"torch.{divisor.dtype}"
 
 
@@ -124,7 +128,7 @@ def _scalar_divisor(case: Case) -> bool:
     return _number(case.args[1]) is not None
 
 
-def _tensor(dtype: str, *shape: int, values: str = "normal", **more: object) -> TensorSpec:
+def _tensor(dtype: str, *shape: int, values: str = "normal", **more: Any) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype, values=values, **more)
 
 

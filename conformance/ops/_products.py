@@ -56,20 +56,21 @@ def _finite(a: np.ndarray) -> np.ndarray:
 
 def _specials(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """NaN or an infinity where the product is, else 0: matrix libraries are not asked how they add infinities."""
-    nan_a, nan_b = np.isnan(a), np.isnan(b)
+    nan_rows = np.isnan(a).any(axis=1, keepdims=True)
+    nan_columns = np.isnan(b).any(axis=0, keepdims=True)
     inf_a, inf_b = np.isinf(a), np.isinf(b)
     positive = _any(inf_a & (a > 0), b > 0) | _any(inf_a & (a < 0), b < 0)
     positive |= _any(a > 0, inf_b & (b > 0)) | _any(a < 0, inf_b & (b < 0))
     negative = _any(inf_a & (a > 0), b < 0) | _any(inf_a & (a < 0), b > 0)
     negative |= _any(a > 0, inf_b & (b < 0)) | _any(a < 0, inf_b & (b > 0))
-    undefined = nan_a.any(axis=1)[:, None] | nan_b.any(axis=0)[None, :]
+    undefined = nan_rows | nan_columns
     undefined |= _any(inf_a, b == 0) | _any(a == 0, inf_b) | (positive & negative)
     return np.where(undefined, np.nan, np.where(positive, np.inf, np.where(negative, -np.inf, 0.0)))
 
 
 def _any(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Whether any term has both."""
-    return a.astype(np.float32) @ b.astype(np.float32) > 0
+    return np.greater(a.astype(np.float32) @ b.astype(np.float32), 0)
 
 
 @st.composite
