@@ -28,10 +28,15 @@ def block_of(dtype, shape):
 
 
 _constants = {}
+# Triton's own operators, which do what the short cuts do not.
+slow_operators = {}
 
 
 def _number(value, dtype):
-    """A Python number as a Handle of ``dtype``, or ``None`` if that takes more than a short cut."""
+    """A Python number as a Handle of ``dtype``, or ``None`` if that takes more than a short cut.
+
+    As in Triton, -0. becomes 0.
+    """
     name = dtype.name
 
     if value.__class__ is int:
@@ -51,7 +56,15 @@ def _number(value, dtype):
 
         return handle
 
-    return constant(value, dtype) if value.__class__ is float and name in _FLOATS else None
+    return constant(value or 0.0, dtype) if value.__class__ is float and name in _FLOATS else None
+
+
+def _compared_number(value, dtype):
+    """Likewise for comparisons, for which Triton makes a float a float32, or a float64 if it is out of range."""
+    if value.__class__ is float and not (dtype.name == "fp32" and (value == 0 or 1e-37 < abs(value) < 1e38)):
+        return None
+
+    return _number(value, dtype)
 
 
 def _joined(a, b):
@@ -80,7 +93,7 @@ def _joined(a, b):
     return a.data, b.data, shape
 
 
-def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
+def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None, number=_number):
     """An operator method of tensors.
 
     :param slow: Triton's own, for all else.
@@ -88,6 +101,7 @@ def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
     :param dtypes: The names of dtypes for which the short cut is right.
     :param result: The dtype of the result, by default that of the operands.
     :param keeps: A Python constant that leaves the tensor what it is.
+    :param number: Makes a Handle of a Python number.
     """
     tensor = tl.tensor
 
@@ -102,7 +116,7 @@ def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
             elif other is keeps and dtype.name == "int1":
                 return self
             else:
-                second = _number(other, dtype)
+                second = number(other, dtype)
 
             joined = _joined(handle, second) if second is not None else None
 
@@ -143,6 +157,7 @@ def install(divide, remainder):
     numbers = (*integers, *_FLOATS)
     bits = (*integers, "int1")
     tensor = tl.tensor
+    slow_operators.update({name: value for name, value in vars(tensor).items() if name.startswith("__")})
     operators = {
         "__sub__": (np.subtract, numbers),
         "__mul__": (np.multiply, numbers),
@@ -168,7 +183,8 @@ def install(divide, remainder):
     }
 
     for name, compute in comparisons.items():
-        setattr(tensor, name, _method(getattr(tensor, name), compute, numbers, result=tl.int1))
+        method = _method(getattr(tensor, name), compute, numbers, result=tl.int1, number=_compared_number)
+        setattr(tensor, name, method)
 
     tensor.__add__ = _addition(tensor.__add__, reflected=False)
     tensor.__radd__ = _addition(tensor.__radd__, reflected=True)

@@ -1,6 +1,6 @@
 """Raw Triton kernels that between them use every construct, and random launches of them.
 
-Nothing here knows ntops: the same launches run under Triton's own interpreter (see ``stock.py``).
+Nothing here knows ntops: the same launches run under Triton's own interpreter or compiled (see ``outcomes.py``).
 """
 
 import numpy as np
@@ -33,13 +33,13 @@ def launches(name, count):
         yield FAMILIES[name](np.random.default_rng([number, *name.encode()]))
 
 
-def run(launch):
+def run(launch, device="cpu"):
     """Run one launch on copies of its arguments, and return the copies that are tensors."""
     kernel, grid, args, options = launch
-    args = [argument.clone() if isinstance(argument, torch.Tensor) else argument for argument in args]
+    args = [argument.to(device, copy=True) if isinstance(argument, torch.Tensor) else argument for argument in args]
     kernel[grid](*args, **options)
 
-    return [argument for argument in args if isinstance(argument, torch.Tensor)]
+    return [argument.cpu() for argument in args if isinstance(argument, torch.Tensor)]
 
 
 def _floats(rng, *shape, dtype=torch.float32):
