@@ -392,9 +392,14 @@ class _Numbering:
         for child in ast.walk(node):
             if isinstance(child, ast.Name) and isinstance(child.ctx, (ast.Store, ast.Del)):
                 self._values[child.id] = self._fresh()
-            elif isinstance(child, (ast.Subscript, ast.Attribute)) and isinstance(child.ctx, ast.Store):
-                if isinstance(child.value, ast.Name):
-                    self._values[child.value.id] = self._fresh()
+            elif _changes_a_name(child):
+                self._values[child.value.id] = self._fresh()
+
+
+def _changes_a_name(node):
+    is_store = isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+
+    return is_store and isinstance(node.value, ast.Name)
 
 
 def _is_conjunction(node):

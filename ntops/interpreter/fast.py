@@ -4,6 +4,8 @@ Nearly all of what a small kernel costs is Python deciding types. Where both ope
 Python number that fits the other's, the rules say: that dtype, and the broadcast shape. All else goes the long way.
 """
 
+import math
+
 import numpy as np
 
 from ntops.interpreter._triton import builder, tl
@@ -33,16 +35,13 @@ slow_operators = {}
 
 
 def _number(value, dtype):
-    """A Python number as a Handle of ``dtype``, or ``None`` if that takes more than a short cut.
-
-    As in Triton, -0. becomes 0.
-    """
+    """A Python number as a Handle of ``dtype``, or ``None`` if that takes more than a short cut."""
     name = dtype.name
 
     if value.__class__ is int:
         limit = _SIGNED.get(name)
 
-        if limit is None and name not in _FLOATS or limit is not None and not -limit <= value < limit:
+        if (limit is None and name not in _FLOATS) or (limit is not None and not -limit <= value < limit):
             return None
 
         key = (value, name)
@@ -56,7 +55,11 @@ def _number(value, dtype):
 
         return handle
 
-    return constant(value or 0.0, dtype) if value.__class__ is float and name in _FLOATS else None
+    # What becomes of -0. depends on the version of Triton.
+    if value.__class__ is float and name in _FLOATS and (value or math.copysign(1, value) > 0):
+        return constant(value, dtype)
+
+    return None
 
 
 def _compared_number(value, dtype):
@@ -139,12 +142,13 @@ def _addition(slow, reflected):
     plain = _method(slow, np.add, (*_SIGNED, *_FLOATS), reflected)
 
     def method(self, other):
-        if self.dtype.is_ptr() and other.__class__ is tensor and other.dtype.name in _SIGNED:
-            # Shapes that do not broadcast are for Triton to refuse.
-            if _joined(self.handle, other.handle) is not None:
-                moved = builder().create_addptr(self.handle, other.handle)
+        is_offset = self.dtype.is_ptr() and other.__class__ is tensor and other.dtype.name in _SIGNED
 
-                return tensor(moved, block_of(self.dtype, moved.shape))
+        # Shapes that do not broadcast are for Triton to refuse.
+        if is_offset and _joined(self.handle, other.handle) is not None:
+            moved = builder().create_addptr(self.handle, other.handle)
+
+            return tensor(moved, block_of(self.dtype, moved.shape))
 
         return plain(self, other)
 

@@ -73,7 +73,12 @@ def float_arithmetic(rng):
     n, block = _size(rng), int(2 ** rng.integers(3, 7))
     x, y = _floats(rng, n), _floats(rng, n)
 
-    return float_kernel, (triton.cdiv(n, block),), [torch.zeros(n), x, y, n, float(rng.standard_normal())], {"BLOCK": block}
+    return (
+        float_kernel,
+        (triton.cdiv(n, block),),
+        [torch.zeros(n), x, y, n, float(rng.standard_normal())],
+        {"BLOCK": block},
+    )
 
 
 @triton.jit
@@ -402,7 +407,12 @@ def lone_atomic_kernel(counts, x, n, BLOCK: tl.constexpr):
 def lone_atomics(rng):
     n = _size(rng, 100)
 
-    return lone_atomic_kernel, (triton.cdiv(n, 16),), [torch.zeros(4), _integers(rng, n, low=0, high=4), n], {"BLOCK": 16}
+    return (
+        lone_atomic_kernel,
+        (triton.cdiv(n, 16),),
+        [torch.zeros(4), _integers(rng, n, low=0, high=4), n],
+        {"BLOCK": 16},
+    )
 
 
 @triton.jit

@@ -42,7 +42,7 @@ def attempt(launch):
     """The results, or what is said why there are none."""
     try:
         return kernels.run(launch, "cuda" if options.how == "cuda" else "cpu")
-    except Exception as error:  # A launch that one way of running refuses must not end the others.
+    except Exception as error:  # noqa: BLE001  (one launch that is refused must not end the others)
         return f"{type(error).__name__}: {error}"
 
 

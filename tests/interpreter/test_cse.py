@@ -137,7 +137,8 @@ def test_invariants_are_computed_before_the_loop():
         5,
     )
 
-    assert before.count("other") == 5 and after.count("other") == 1
+    assert before.count("other") == 5
+    assert after.count("other") == 1
     assert after.count("pure") == 11
 
 
@@ -288,7 +289,7 @@ def test_walrus_lambda_and_comprehension():
 
 @pytest.mark.parametrize("values", [(1, 2, 4), (7, 3, 1), (0, 0, 0)])
 def test_conjunctions(values):
-    before, after = both(
+    _, after = both(
         """
         def f(a, b, c):
             total = 0
