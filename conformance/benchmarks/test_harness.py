@@ -47,8 +47,9 @@ def test_cases_judged(op: str, run: Run, benchmark: BenchmarkFixture, capsys: py
     # Kernels are compiled in the warm-up round.
     verdicts = benchmark.pedantic(judge, rounds=3, warmup_rounds=1)
     assert {verdict.status for verdict in verdicts} <= {"passed", "deviation"}
+    if benchmark.stats is None:  # --benchmark-disable
+        return
     rate = len(cases) / benchmark.stats.stats.median
-    benchmark.extra_info["cases_per_second"] = round(rate, 1)
-    benchmark.extra_info["implementation"] = run.implementation.name
+    benchmark.extra_info |= {"cases_per_second": round(rate, 1), "implementation": run.implementation.name}
     with capsys.disabled():
         print(f"\n{op}: {rate:.1f} cases judged per second")
