@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,7 +31,8 @@ class Finding(msgspec.Struct, frozen=True):
     status: str
     message: str = ""
     share: float | None = None
-    """The largest share of the bound used, where values were judged."""
+    """The largest share of the bound used, where values were judged; where it is infinite (something is wrong where
+    nothing is allowed) the largest float64, since JSON has no infinity."""
     torch_share: float | None = None
     """torch's own, by the same measure."""
     index: tuple[int, ...] | None = None
@@ -123,7 +125,8 @@ def values(trial: Trial) -> Finding:
         if not comparison.passed and not message:
             message = (f"result {place}: " if place else "") + _worst(comparison, theirs)
             index = comparison.index
-    return Finding("values", FAILED if message else PASSED, message, max(shares), max(torch_shares), index)
+    share, torch_share = (min(max(found), sys.float_info.max) for found in (shares, torch_shares))
+    return Finding("values", FAILED if message else PASSED, message, share, torch_share, index)
 
 
 def inputs_unchanged(trial: Trial) -> Finding:

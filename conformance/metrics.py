@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
@@ -168,12 +167,8 @@ def table(records: list[Record]) -> list[str]:
 
 
 def document(records: list[Record], about: dict[str, Any]) -> bytes:
-    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records.
-
-    Infinite shares (something is wrong where nothing is allowed) are written as the largest float64, since JSON has no
-    infinity.
-    """
-    whole = {"schema": 1, **about, **environment(), "records": [_finite(msgspec.to_builtins(r)) for r in records]}
+    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records."""
+    whole = {"schema": 1, **about, **environment(), "records": records}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
@@ -203,11 +198,3 @@ def _worse(record: Record, worst: Worst) -> None:
     # Ties go to the smaller id, so that the result does not depend on the order of merging.
     if record.worst is None or (-worst.share, worst.id) < (-record.worst.share, record.worst.id):
         record.worst = worst
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return min(value, sys.float_info.max) if isinstance(value, float) else value
