@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
@@ -145,8 +146,8 @@ def table(records: list[Record]) -> list[str]:
             record.op,
             *map(str, (record.cases, record.passed, record.failed, record.refused, record.not_provided)),
             str(record.deviated),
-            f"{record.worst.share:.3f}" if record.worst else "-",
-            f"{record.worst.torch_share:.3f}" if record.worst else "-",
+            _share(record.worst.share) if record.worst else "-",
+            _share(record.worst.torch_share) if record.worst else "-",
             f"{record.worst.id} ({dtype_of(record.worst.case)})" if record.worst else "-",
         )
         for record in records
@@ -185,6 +186,12 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _share(share: float) -> str:
+    if share == sys.float_info.max:
+        return "inf"
+    return f"{share:.3f}" if share < 1000 else f"{share:.2g}"
 
 
 def _see(examples: dict[str, Example], name: str, example: Example) -> None:

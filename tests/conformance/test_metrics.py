@@ -75,6 +75,7 @@ def test_table_and_document():
     lines = metrics.table(tally.by_op())
     assert [line.split()[0] for line in lines[:4]] == ["op", "add", "eq", "mm"]
     assert lines[1].split()[1:8] == ["5", "2", "1", "1", "1", "1", "0.750"]
+    assert lines[1].split()[8] == "inf", "torch's share"
     assert lines[3].split()[1:] == ["1", "0", "0", "0", "1", "0", "-", "-", "-"]
     assert "add: known deviation of torch, 1 times: why" in lines
     assert "eq: deterministic is not claimed and broken in 2 cases" in lines
