@@ -21,7 +21,7 @@ class Product:
     low: np.ndarray | None
     """What ``value`` lacks, where the operands are float64."""
     magnitude: np.ndarray
-    """sum |terms|, of the finite terms."""
+    """sum |terms|, of the finite terms; subnormal factors of half types as ``bounds.aligned`` counts them."""
     spread: np.ndarray
     """sqrt(sum terms^2), of the finite terms; read for TF32 only, so 0 for other dtypes."""
     judged: np.ndarray
@@ -40,7 +40,7 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
             judged = np.isfinite(2 * magnitude)
         else:
             value = finite_a @ finite_b
-            magnitude = np.abs(finite_a) @ np.abs(finite_b)
+            magnitude = bounds.aligned(finite_a, dtype) @ bounds.aligned(finite_b, dtype)
             judged = oracle.in_range(magnitude, dtype)
         spread = np.sqrt(finite_a**2 @ finite_b**2) if bounds.uses_tf32(dtype) else np.zeros_like(value)
         if finite_a is not a or finite_b is not b:
