@@ -132,6 +132,11 @@ def _tensor(dtype: str, *shape: int, values: str = "normal", **more: Any) -> Ten
     return TensorSpec(shape=shape, dtype=dtype, values=values, **more)
 
 
+def _bool_alpha_for_another_out(call: Call) -> bool:
+    out = call.kwargs.get("out")
+    return isinstance(call.kwargs.get("alpha"), bool) and isinstance(out, torch.Tensor) and out.dtype != torch.bool
+
+
 def _integer_product(call: Call) -> bool:
     """Empty operands excepted: those torch answers before it looks for a kernel of the dtype."""
     operands = [x for x in call.args if isinstance(x, torch.Tensor)]
@@ -147,6 +152,17 @@ REFUSALS: tuple[Refusal, ...] = (
         error=NotImplementedError,
         applies=_integer_product,
         case=Case(op="mm", args=(_tensor("int32", 3, 5), _tensor("int32", 5, 2))),
+    ),
+    Refusal(
+        "a bool alpha where out= is not bool",
+        ops=("add",),
+        error=RuntimeError,
+        applies=_bool_alpha_for_another_out,
+        case=Case(
+            op="add",
+            args=(_tensor("bool", 3), _tensor("bool", 3)),
+            kwargs={"alpha": True, "out": _tensor("int32", 3)},
+        ),
     ),
 )
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, deviations, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call, Expected, OpSpec
@@ -99,5 +100,6 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=dtype_names.ALL,
     expected=expected,
+    cuda_refuses=partial(deviations.cuda_refuses, "add"),
     benchmarks=elementwise.benchmarks("add", 2),
 )
