@@ -70,12 +70,20 @@ class Trial:
     ours: Outcome
     again: Callable[[], Outcome]
     """Makes the same call once more."""
+    memory_fault: str = ""
+    """What the interpreter saw a kernel do to memory that it must not."""
 
     @functools.cached_property
     def expected(self) -> tuple[Expected, ...]:
         """The oracle's answer, one for each result."""
         expected = self.spec.expected(self.call)
         return expected if isinstance(expected, tuple) else (expected,)
+
+
+def memory(trial: Trial) -> Finding:
+    """No access outside an argument, no element unwritten, read before it is written or written twice, no store to an
+    input: what the interpreter saw while it ran the call. On a GPU, and without Triton, it sees nothing."""
+    return Finding("memory", FAILED if trial.memory_fault else PASSED, trial.memory_fault)
 
 
 def errors(trial: Trial) -> Finding:
@@ -177,7 +185,7 @@ def deterministic(trial: Trial) -> Finding:
 
 
 CHECKS: dict[str, Callable[[Trial], Finding]] = {
-    check.__name__: check for check in (errors, metadata, values, inputs_unchanged, deterministic)
+    check.__name__: check for check in (memory, errors, metadata, values, inputs_unchanged, deterministic)
 }
 """By name, in the order in which they are made: the first that fails is what a failure is called."""
 
