@@ -392,14 +392,16 @@ class _Numbering:
         for child in ast.walk(node):
             if isinstance(child, ast.Name) and isinstance(child.ctx, (ast.Store, ast.Del)):
                 self._values[child.id] = self._fresh()
-            elif _changes_a_name(child):
-                self._values[child.value.id] = self._fresh()
+            elif (name := _changed_name(child)) is not None:
+                self._values[name] = self._fresh()
 
 
-def _changes_a_name(node):
-    is_store = isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store)
+def _changed_name(node):
+    """The name whose value an assignment to a part of it changes, if ``node`` is one."""
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+        return node.value.id if isinstance(node.value, ast.Name) else None
 
-    return is_store and isinstance(node.value, ast.Name)
+    return None
 
 
 def _is_conjunction(node):

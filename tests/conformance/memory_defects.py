@@ -1,8 +1,10 @@
-"""Implementations of relu in Triton, each with one thing that a kernel must not do to memory."""
+"""Implementations of relu in Triton, each with one thing that a kernel must not do to memory.
+
+To be imported after ntops, which without a GPU makes kernels run on CPU tensors.
+"""
 
 from __future__ import annotations
 
-import ntops  # noqa: F401, I001  (before triton: without a GPU it makes kernels run on CPU tensors)
 import torch
 import triton
 import triton.language as tl
