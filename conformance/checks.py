@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -245,15 +246,22 @@ def _as_on_cuda(trial: Trial, place: int, ours: torch.Tensor) -> bool:
     """
     dtypes = {tensor.dtype for tensor in trial.inputs}
     if ours.is_cpu and len(dtypes) > 1:
-        promoted = functools.reduce(torch.promote_types, dtypes)
-        operands = [
-            torch.empty_strided(tensor.shape, tensor.stride(), dtype=promoted, device="meta") for tensor in trial.inputs
-        ]
+        # Integers that are divided are promoted once more, to what comes out.
+        floating = ours.dtype.is_floating_point
+        promoted = ours.dtype if floating else functools.reduce(torch.promote_types, dtypes)
+        operands = [_ones_like(tensor, promoted) for tensor in trial.inputs]
         args, kwargs = cases.bind(trial.case, operands)
-        answer = trial.spec.reference(*args, **kwargs)
+        with warnings.catch_warnings(action="ignore"):
+            answer = trial.spec.reference(*args, **kwargs)
         there = (answer if isinstance(answer, tuple) else (answer,))[place]
         return _significant_strides(ours) == _significant_strides(there)
     return False
+
+
+def _ones_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Ones that lie in a storage of their own as the elements of ``tensor`` do in theirs."""
+    storage = torch.ones(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=dtype)
+    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _significant_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:

@@ -86,7 +86,10 @@ def expected(call: Call) -> Expected:
             value = a + product
     # A float64 product that overflows is infinite here; one of narrower types is finite and out of range.
     overflowed = np.isinf(product) & np.isfinite(factor) & np.isfinite(b)
-    judged = np.broadcast_to(oracle.in_range(product, dtype) & ~overflowed, value.shape)
+    # One that underflows to zero leaves the sign of a zero sum to whether it is rounded before it is added.
+    least = bounds.FORMATS[bounds.compute_dtype(dtype)].subnormal
+    vanished = (a == 0) & (factor != 0) & (b != 0) & (np.abs(product) < least)
+    judged = np.broadcast_to(oracle.in_range(product, dtype) & ~overflowed & ~vanished, value.shape)
     product = np.broadcast_to(product, value.shape)
     wide = not all(oracle.exact_scalar(x, dtype) for x in (input, other))
     bound = bounds.add(value, product, dtype, exact=alpha in (1, -1), wide=wide)
