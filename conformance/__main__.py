@@ -38,7 +38,7 @@ def reproduce(options: argparse.Namespace) -> int:
     if text := messages.findings(verdict):
         print(text)
     share = (
-        "" if verdict.share is None else f", {verdict.share:.3f} of the bound used (torch: {verdict.torch_share:.3f})"
+        "" if verdict.share is None else f", {verdict.share:.4g} of the bound used (torch: {verdict.torch_share:.4g})"
     )
     refused = ", a call that torch refuses" if verdict.refused else ""
     print(f"{verdict.id}: {verdict.status} for {implementation.name} on {device}{refused}{share}")

@@ -198,6 +198,19 @@ def uses_tf32(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
 
 
+def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """|a|, where a matrix unit may take subnormal factors of half types for as large as the least normal number.
+
+    It aligns terms by the exponents of their factors before it adds them, and a subnormal number has that of the least
+    normal one, so up to 10 of float32's bits are lost. Torch 2.11 on an H200 (cuBLAS): 202 u sqrt(K) sum |terms| with
+    one factor 2^-24 throughout and the other of every exponent, float16, K = 17; the same for Triton's tl.dot.
+    """
+    magnitude = np.abs(a)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return magnitude
+    return np.where(magnitude == 0, 0.0, np.maximum(magnitude, torch.finfo(dtype).smallest_normal))
+
+
 def product(value: np.ndarray, magnitude: np.ndarray, spread: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
     """A sum of ``terms`` products: ``magnitude`` is sum |terms|, ``spread`` sqrt(sum terms^2) (read with TF32 only).
 

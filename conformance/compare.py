@@ -90,7 +90,9 @@ def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tupl
 def _within(output: torch.Tensor, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     form = bounds.FORMATS[output.dtype]
     ours, value = _flat(output.double()), _flat(expected.value)
-    bound = _flat(expected.bound.broadcast_to(expected.value.shape))
+    bound = _flat(
+        (expected.bound if expected.bound is not None else torch.zeros(())).broadcast_to(expected.value.shape)
+    )
     low = None if expected.low is None else _flat(expected.low)
 
     ulp = bounds.ulp(value, output.dtype)

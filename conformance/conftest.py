@@ -123,7 +123,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__.rpartition(".")[2] != "test_conformance":
+    if metafunc.module is None or metafunc.module.__name__.rpartition(".")[2] != "test_conformance":
         return
     options = metafunc.config.stash[_OPTIONS]
     if "saved" in metafunc.fixturenames:

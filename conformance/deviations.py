@@ -11,11 +11,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from conformance import bounds, cases, oracle, stand_ins
-from conformance.cases import Case, NonFinite
+from conformance.cases import Case, DType, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call
 from strategies import dtypes as dtype_names
@@ -88,7 +89,8 @@ def _half_scalars(case: Case) -> bool:
     """A result of a half type from a Python scalar or alpha: any alpha but 1, a scalar that the type cannot hold."""
     if len(case.args) != 2 or not _specs(case):
         return False
-    _, dtype = elementwise.result_of(case.args)
+    first, second = case.args
+    _, dtype = elementwise.result_of((first, second))
     if dtype not in (torch.float16, torch.bfloat16):
         return False
     numbers = [x for x in map(_number, case.args) if x is not None]
@@ -104,9 +106,11 @@ def _number(argument: object) -> float | None:
 def _softmax_across_rows(case: Case) -> bool:
     input, dim = case.args
     dtype = case.kwargs.get("dtype")
-    if not input.shape or dim % len(input.shape) == len(input.shape) - 1:
+    if not isinstance(input, TensorSpec) or not isinstance(dim, int) or not input.shape:
         return False
-    return (dtype.name if dtype else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
+    if dim % len(input.shape) == len(input.shape) - 1:
+        return False
+    return (dtype.name if isinstance(dtype, DType) else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
 
 
 def _bfloat16_subnormals(case: Case) -> bool:
@@ -122,7 +126,8 @@ def _bfloat16_odd(case: Case) -> bool:
 def _half_by_0d(case: Case) -> bool:
     if len(case.args) != 2 or not _specs(case):
         return False
-    result = str(elementwise.result_of(case.args)[1]).removeprefix("torch.")
+    first, second = case.args
+    result = str(elementwise.result_of((first, second))[1]).removeprefix("torch.")
     return result in dtype_names.HALF and any(not spec.shape and spec.dtype != result for spec in _specs(case))
 
 
@@ -130,8 +135,13 @@ def _scalar_divisor(case: Case) -> bool:
     return _number(case.args[1]) is not None
 
 
-def _tensor(dtype: str, *shape: int, values: str = "normal", **more: object) -> TensorSpec:
+def _tensor(dtype: str, *shape: int, values: str = "normal", **more: Any) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype, values=values, **more)
+
+
+def _bool_alpha_for_another_out(call: Call) -> bool:
+    out = call.kwargs.get("out")
+    return isinstance(call.kwargs.get("alpha"), bool) and isinstance(out, torch.Tensor) and out.dtype != torch.bool
 
 
 def _integer_product(call: Call) -> bool:
@@ -264,6 +274,17 @@ REFUSALS: tuple[Refusal, ...] = (
         error=RuntimeError,
         applies=_exponent_beyond_float32,
         case=Case(op="pow", args=(_tensor("float32", 3), 1e39)),
+    ),
+    Refusal(
+        "a bool alpha where out= is not bool",
+        ops=("add",),
+        error=RuntimeError,
+        applies=_bool_alpha_for_another_out,
+        case=Case(
+            op="add",
+            args=(_tensor("bool", 3), _tensor("bool", 3)),
+            kwargs={"alpha": True, "out": _tensor("int32", 3)},
+        ),
     ),
 )
 

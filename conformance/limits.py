@@ -6,7 +6,7 @@ import contextlib
 import faulthandler
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 GRACE = 10.0
@@ -18,7 +18,7 @@ class CaseTimeout(BaseException):
 
 
 @contextlib.contextmanager
-def limit(seconds: float, log: int | None = None) -> Iterator[None]:
+def limit(seconds: float, log: int | None = None) -> Generator[None]:
     """Raise CaseTimeout in the block after ``seconds``; 0 is no limit. Only in a main thread, by SIGALRM.
 
     A signal reaches Python code only. Where the block hangs in native code, the stacks of all threads are written to

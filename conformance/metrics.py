@@ -146,8 +146,8 @@ def table(records: list[Record]) -> list[str]:
             record.op,
             *map(str, (record.cases, record.passed, record.failed, record.refused, record.not_provided)),
             str(record.deviated),
-            f"{record.worst.share:.3f}" if record.worst else "-",
-            f"{record.worst.torch_share:.3f}" if record.worst else "-",
+            _share(record.worst.share) if record.worst else "-",
+            _share(record.worst.torch_share) if record.worst else "-",
             f"{record.worst.id} ({dtype_of(record.worst.case)})" if record.worst else "-",
         )
         for record in records
@@ -168,12 +168,8 @@ def table(records: list[Record]) -> list[str]:
 
 
 def document(records: list[Record], about: dict[str, Any]) -> bytes:
-    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records.
-
-    Infinite shares (something is wrong where nothing is allowed) are written as the largest float64, since JSON has no
-    infinity.
-    """
-    whole = {"schema": 1, **about, **environment(), "records": [_finite(msgspec.to_builtins(r)) for r in records]}
+    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records."""
+    whole = {"schema": 1, **about, **environment(), "records": records}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
@@ -192,6 +188,12 @@ def environment() -> dict[str, Any]:
     }
 
 
+def _share(share: float) -> str:
+    if share == sys.float_info.max:
+        return "inf"
+    return f"{share:.3f}" if share < 1000 else f"{share:.2g}"
+
+
 def _see(examples: dict[str, Example], name: str, example: Example) -> None:
     if name in examples:
         examples[name].count += example.count
@@ -203,11 +205,3 @@ def _worse(record: Record, worst: Worst) -> None:
     # Ties go to the smaller id, so that the result does not depend on the order of merging.
     if record.worst is None or (-worst.share, worst.id) < (-record.worst.share, record.worst.id):
         record.worst = worst
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return min(value, sys.float_info.max) if isinstance(value, float) else value

@@ -197,7 +197,8 @@ def _inward(end: Fraction, towards: float) -> float:
     try:
         found = float(end)
     except OverflowError:
-        return math.inf if end > 0 else -math.inf
+        beyond = math.copysign(math.inf, 1 if end > 0 else -1)
+        return beyond if beyond == towards else math.nextafter(beyond, 0)
     outside = Fraction(found) < end if towards > 0 else Fraction(found) > end
     return math.nextafter(found, towards) if outside else found
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -52,6 +55,32 @@ class Verdict(msgspec.Struct, frozen=True):
         return next((finding for finding in self.findings if finding.status == FAILED), None)
 
 
+Watch = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], contextlib.AbstractContextManager[Any]]
+
+
+def _unwatched(
+    inputs: Sequence[torch.Tensor], writable: Sequence[torch.Tensor]
+) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
+
+
+def _interpreter() -> ModuleType | None:
+    """The interpreter that runs Triton kernels in this process; None where nothing has installed it."""
+    # Not imported here: importing ntops chooses between interpreted and compiled, for the implementation to do.
+    found = sys.modules.get("ntops.interpreter")
+    return found if found is not None and found.installed() else None
+
+
+def _watch() -> Watch:
+    found = _interpreter()
+    return _unwatched if found is None else found.watch
+
+
+def _is_memory_fault(error: BaseException | None) -> bool:
+    found = _interpreter()
+    return found is not None and isinstance(error, found.MemoryFault)
+
+
 class DeviceError(ValueError):
     """A device that this machine does not have. The message is for people."""
 
@@ -67,18 +96,26 @@ class Prepared(msgspec.Struct, frozen=True):
     call: Call
     refusal: type[BaseException] | None
 
-    def invoke(self, function: Callable[..., Any], *, seeded: bool = True) -> Outcome:
+    def invoke(self, function: Callable[..., Any], watch: Watch = _unwatched, *, seeded: bool = True) -> Outcome:
         """Call ``function`` on operands of its own, whatever it does. A SystemExit is taken for its failure.
 
-        Before each call torch's generators are seeded from the case, unless not ``seeded``."""
+        ``watch``: what looks at every access of an interpreted kernel to memory; a fault ends the call.
+        Before each call torch's generators are seeded from the case, unless not ``seeded``.
+        """
         operands = tuple(_copy(tensor, self.device) for tensor in self.inputs)
         args, kwargs = cases.bind(self.case, operands)
+        writable = [operands[number] for number in self.spec.writes(self.case)]
         if seeded:
             torch.manual_seed(cases.seed(self.case))
         try:
             # torch warns of every ``out`` that it resizes, and here that is what was asked for.
-            with warnings.catch_warnings(action="ignore"):
+            with (
+                warnings.catch_warnings(action="ignore"),
+                watch(operands, writable) as watcher,
+            ):
                 value = function(*args, **kwargs)
+                if watcher is not None:
+                    watcher.check_written(value)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             return Outcome(operands, value=value)
@@ -127,7 +164,8 @@ def judge(
     prepared = prepare(case, device)
     if changed := _changed_inputs(prepared):
         return Verdict(identity, case.op, FAILED, (Finding("inputs", FAILED, changed),))
-    ours = prepared.invoke(function)
+    watched = prepared.device.type == "cpu" and "memory" in (CHECKS if checks is None else checks)
+    ours = prepared.invoke(function, _watch() if watched else _unwatched)
     if (
         prepared.refusal is None
         and isinstance(ours.error, NotImplementedError)
@@ -145,6 +183,7 @@ def judge(
         ours=ours,
         again=lambda: prepared.invoke(function),
         following=lambda: prepared.invoke(function, seeded=False),
+        memory_fault=str(ours.error) if _is_memory_fault(ours.error) else "",
     )
     findings = tuple(
         _named(CHECKS[check](trial), trial, prepared.device)
@@ -175,6 +214,8 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
 
 
 def _applicable(trial: Trial, checks: Sequence[str]) -> list[str]:
+    if trial.memory_fault:
+        return ["memory"]
     if trial.refusal is not None:
         return [check for check in CHECKS if check in checks and check in REFUSED_CHECKS] or ["errors"]
     if trial.ours.error is not None:

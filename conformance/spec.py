@@ -72,7 +72,7 @@ class OpSpec:
     dtypes: tuple[str, ...]
     expected: Callable[[Call], Expected]
     """The oracle and its bound."""
-    checks: tuple[str, ...] = ("values", "metadata", "inputs_unchanged", "deterministic", "errors")
+    checks: tuple[str, ...] = ("memory", "values", "metadata", "inputs_unchanged", "deterministic", "errors")
     benchmarks: tuple[Benchmark, ...] = ()
     cuda_refuses: Callable[[Call], type[Exception] | None] = lambda call: None
     """Where torch on the CPU takes a call that torch on CUDA refuses: the exception class of CUDA, else None.

@@ -20,7 +20,8 @@ def unpack(packed, dtype):
 
 def make(operand, device):
     """An input: its whole storage, and the view of it that is the tensor."""
-    storage = unpack(operand["storage"], operand["dtype"]).to(device)
+    # Copied, since what was unpacked lies in memory that torch may not resize.
+    storage = unpack(operand["storage"], operand["dtype"]).to(device, copy=True)
     result = torch.empty(0, dtype=operand["dtype"], device=device)
     return result.set_(storage.untyped_storage(), operand["offset"], operand["shape"], operand["strides"])
 

@@ -18,7 +18,6 @@ MAX_SIZE = 4096 + 1
 BUDGET = 1 << 16
 
 _KINDS = st.sampled_from(("any", "powers", "powers", "primes", "blocks"))
-_FLAG = st.booleans()
 _EMPTY, _TILED = 19, 4  # one dim in 20 is empty, one shape in 5 spans several blocks in every dim
 
 

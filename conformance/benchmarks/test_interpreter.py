@@ -15,10 +15,10 @@ from ntops import _runtime, interpreter
 if not _runtime.INTERPRETED:
     pytest.skip("kernels are compiled here, not interpreted", allow_module_level=True)
 
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+import triton
+import triton.language as tl
 
-from conformance.benchmarks import _interpreter_kernels as kernels  # noqa: E402
+from conformance.benchmarks import _interpreter_kernels as kernels
 
 ROWS, COLUMNS = 33, 47
 

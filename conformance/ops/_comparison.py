@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call, Expected, OpSpec
 from strategies import tensors
+from strategies.specs import TensorSpec
 
 
 @st.composite
@@ -18,13 +20,10 @@ def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     """Two tensors many of whose elements are equal: of few values, or the same tensor."""
     few = ("integers", "one_hot", "constant", "zeros")
     first, second = draw(elementwise.tensor_pairs(dtypes))
-    if not isinstance(second, tensors.TensorSpec):
+    if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return first, second
     values = [draw(tensors.tensors((), spec.dtype, values=few)).values for spec in (first, second)]
-    return (
-        type(first)(first.shape, first.dtype, values[0], first.seed, first.layout, first.specials),
-        type(second)(second.shape, second.dtype, values[1], second.seed, second.layout, second.specials),
-    )
+    return replace(first, values=values[0]), replace(second, values=values[1])
 
 
 def cases(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:

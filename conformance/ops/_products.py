@@ -29,7 +29,7 @@ class Product:
     low: np.ndarray | None
     """What ``value`` lacks, where the operands are float64."""
     magnitude: np.ndarray
-    """sum |terms|, of the finite terms."""
+    """sum |terms|, of the finite terms; subnormal factors of half types as ``bounds.aligned`` counts them."""
     spread: np.ndarray
     """sqrt(sum terms^2), of the finite terms; read for TF32 only, so 0 for other dtypes."""
     judged: np.ndarray
@@ -48,7 +48,7 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
             judged = np.isfinite(2 * magnitude)
         else:
             value = finite_a @ finite_b
-            magnitude = np.abs(finite_a) @ np.abs(finite_b)
+            magnitude = bounds.aligned(finite_a, dtype) @ bounds.aligned(finite_b, dtype)
             judged = oracle.in_range(magnitude, dtype)
         spread = np.sqrt(finite_a**2 @ finite_b**2) if bounds.uses_tf32(dtype) else np.zeros_like(value)
         if finite_a is not a or finite_b is not b:
@@ -74,20 +74,21 @@ def _finite(a: np.ndarray) -> np.ndarray:
 
 def _specials(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """NaN or an infinity where the product is, else 0: matrix libraries are not asked how they add infinities."""
-    nan_a, nan_b = np.isnan(a), np.isnan(b)
+    nan_rows = np.isnan(a).any(axis=-1, keepdims=True)
+    nan_columns = np.isnan(b).any(axis=-2, keepdims=True)
     inf_a, inf_b = np.isinf(a), np.isinf(b)
     positive = _any(inf_a & (a > 0), b > 0) | _any(inf_a & (a < 0), b < 0)
     positive |= _any(a > 0, inf_b & (b > 0)) | _any(a < 0, inf_b & (b < 0))
     negative = _any(inf_a & (a > 0), b < 0) | _any(inf_a & (a < 0), b > 0)
     negative |= _any(a > 0, inf_b & (b < 0)) | _any(a < 0, inf_b & (b > 0))
-    undefined = nan_a.any(axis=-1)[..., :, None] | nan_b.any(axis=-2)[..., None, :]
+    undefined = nan_rows | nan_columns
     undefined |= _any(inf_a, b == 0) | _any(a == 0, inf_b) | (positive & negative)
     return np.where(undefined, np.nan, np.where(positive, np.inf, np.where(negative, -np.inf, 0.0)))
 
 
 def _any(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Whether any term has both."""
-    return a.astype(np.float32) @ b.astype(np.float32) > 0
+    return np.greater(a.astype(np.float32) @ b.astype(np.float32), 0)
 
 
 # --- calls -------------------------------------------------------------------------------------------------------

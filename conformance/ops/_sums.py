@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, deviations, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call, Expected, OpSpec
@@ -121,5 +121,6 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         refused=refused(name, dtypes),
         dtypes=dtypes,
         expected=partial(expected, function, sign),
+        cuda_refuses=partial(deviations.cuda_refuses, name),
         benchmarks=elementwise.benchmarks(name, 2),
     )

@@ -45,9 +45,8 @@ def _divisible(operands: elementwise.Operands, common: torch.dtype) -> elementwi
     """The operands with a divisor that has no zero; nor -1 where an element is the least integer, whose quotient ends
     the process on the CPU."""
     first, second = operands
-    if isinstance(second, Same):
-        first = second = _positive(first)
-        return first, Same(0)
+    if isinstance(second, Same) and isinstance(first, TensorSpec):
+        return _positive(first), second
     number = int(isinstance(first, TensorSpec))
     a, b = _elements(first, 0, common), _elements(second, number, common)
     least = 0 if common == torch.bool else torch.iinfo(common).min

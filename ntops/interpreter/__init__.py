@@ -9,7 +9,7 @@ import os
 from ntops.interpreter.faults import MemoryFault
 from ntops.interpreter.nine import prepare_ninetoothed
 
-__all__ = ["MemoryFault", "install", "prepare_ninetoothed", "watch"]
+__all__ = ["MemoryFault", "install", "installed", "prepare_ninetoothed", "watch"]
 
 _installed = False
 
@@ -35,6 +35,11 @@ def install() -> None:
         from ntops.interpreter.watching import watch_from_here
 
         watch_from_here()
+
+
+def installed() -> bool:
+    """Whether Triton kernels run on CPU tensors in this process."""
+    return _installed
 
 
 def watch(inputs=(), writable=()):

@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import sys
+import types
 
 KNOWN_VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
 
@@ -123,12 +124,66 @@ def is_constant(value):
 
 
 # Functions whose answer depends on their arguments alone (and on the program that asks).
-_PURE = (
-    "abs arange argmax argmin broadcast broadcast_to cast cat cdiv ceil clamp cos cumprod cumsum div_rn dot erf exp exp2"
-    " expand_dims fdiv flip floor fma full gather histogram interleave join log log2 max maximum min minimum"
-    " num_programs permute program_id ravel reshape rsqrt sigmoid sin softmax sort split sqrt sqrt_rn sum swizzle2d"
-    " topk trans umulhi view where xor_sum zeros zeros_like"
-).split()
+_PURE = [
+    "abs",
+    "arange",
+    "argmax",
+    "argmin",
+    "broadcast",
+    "broadcast_to",
+    "cast",
+    "cat",
+    "cdiv",
+    "ceil",
+    "clamp",
+    "cos",
+    "cumprod",
+    "cumsum",
+    "div_rn",
+    "dot",
+    "erf",
+    "exp",
+    "exp2",
+    "expand_dims",
+    "fdiv",
+    "flip",
+    "floor",
+    "fma",
+    "full",
+    "gather",
+    "histogram",
+    "interleave",
+    "join",
+    "log",
+    "log2",
+    "max",
+    "maximum",
+    "min",
+    "minimum",
+    "num_programs",
+    "permute",
+    "program_id",
+    "ravel",
+    "reshape",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "softmax",
+    "sort",
+    "split",
+    "sqrt",
+    "sqrt_rn",
+    "sum",
+    "swizzle2d",
+    "topk",
+    "trans",
+    "umulhi",
+    "view",
+    "where",
+    "xor_sum",
+    "zeros",
+    "zeros_like",
+]
 
 
 @functools.cache
@@ -191,7 +246,7 @@ def install():
     InterpretedFunction.__call__ = launch.call
 
     try:
-        triton.runtime.driver.active
+        _ = triton.runtime.driver.active
     except RuntimeError:
         triton.runtime.driver.set_active(_Driver())
 
@@ -220,10 +275,10 @@ def _bound(member):
 
 
 def _let_triton_patch_the_rest():
-    class Everything:
-        __globals__ = {"tl": tl, "core": tl.core}
+    def kernel():
+        """Stands for one that sees all of the language, which is what Triton looks at."""
 
-    _interpreter._patch_lang(Everything)
+    _interpreter._patch_lang(types.FunctionType(kernel.__code__, {"tl": tl, "core": tl.core}))
 
 
 def _patch_language():
@@ -318,5 +373,3 @@ def descriptor(base, shape, strides, block_shape, padding):
     return semantic().make_tensor_descriptor(
         base=base, shape=shape, strides=strides, block_shape=block_shape, padding_option=padding
     )
-
-

@@ -392,9 +392,16 @@ class _Numbering:
         for child in ast.walk(node):
             if isinstance(child, ast.Name) and isinstance(child.ctx, (ast.Store, ast.Del)):
                 self._values[child.id] = self._fresh()
-            elif isinstance(child, (ast.Subscript, ast.Attribute)) and isinstance(child.ctx, ast.Store):
-                if isinstance(child.value, ast.Name):
-                    self._values[child.value.id] = self._fresh()
+            elif (name := _changed_name(child)) is not None:
+                self._values[name] = self._fresh()
+
+
+def _changed_name(node):
+    """The name whose value an assignment to a part of it changes, if ``node`` is one."""
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+        return node.value.id if isinstance(node.value, ast.Name) else None
+
+    return None
 
 
 def _is_conjunction(node):

@@ -4,6 +4,8 @@ Nearly all of what a small kernel costs is Python deciding types. Where both ope
 Python number that fits the other's, the rules say: that dtype, and the broadcast shape. All else goes the long way.
 """
 
+import math
+
 import numpy as np
 
 from ntops.interpreter._triton import builder, tl
@@ -28,6 +30,8 @@ def block_of(dtype, shape):
 
 
 _constants = {}
+# Triton's own operators, which do what the short cuts do not.
+slow_operators = {}
 
 
 def _number(value, dtype):
@@ -37,7 +41,7 @@ def _number(value, dtype):
     if value.__class__ is int:
         limit = _SIGNED.get(name)
 
-        if limit is None and name not in _FLOATS or limit is not None and not -limit <= value < limit:
+        if (limit is None and name not in _FLOATS) or (limit is not None and not -limit <= value < limit):
             return None
 
         key = (value, name)
@@ -51,7 +55,19 @@ def _number(value, dtype):
 
         return handle
 
-    return constant(value, dtype) if value.__class__ is float and name in _FLOATS else None
+    # What becomes of -0. depends on the version of Triton.
+    if value.__class__ is float and name in _FLOATS and (value or math.copysign(1, value) > 0):
+        return constant(value, dtype)
+
+    return None
+
+
+def _compared_number(value, dtype):
+    """Likewise for comparisons, for which Triton makes a float a float32, or a float64 if it is out of range."""
+    if value.__class__ is float and not (dtype.name == "fp32" and (value == 0 or 1e-37 < abs(value) < 1e38)):
+        return None
+
+    return _number(value, dtype)
 
 
 def _joined(a, b):
@@ -80,7 +96,7 @@ def _joined(a, b):
     return a.data, b.data, shape
 
 
-def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
+def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None, number=_number):
     """An operator method of tensors.
 
     :param slow: Triton's own, for all else.
@@ -88,6 +104,7 @@ def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
     :param dtypes: The names of dtypes for which the short cut is right.
     :param result: The dtype of the result, by default that of the operands.
     :param keeps: A Python constant that leaves the tensor what it is.
+    :param number: Makes a Handle of a Python number.
     """
     tensor = tl.tensor
 
@@ -102,7 +119,7 @@ def _method(slow, compute, dtypes, reflected=False, result=None, keeps=None):
             elif other is keeps and dtype.name == "int1":
                 return self
             else:
-                second = _number(other, dtype)
+                second = number(other, dtype)
 
             joined = _joined(handle, second) if second is not None else None
 
@@ -125,12 +142,13 @@ def _addition(slow, reflected):
     plain = _method(slow, np.add, (*_SIGNED, *_FLOATS), reflected)
 
     def method(self, other):
-        if self.dtype.is_ptr() and other.__class__ is tensor and other.dtype.name in _SIGNED:
-            # Shapes that do not broadcast are for Triton to refuse.
-            if _joined(self.handle, other.handle) is not None:
-                moved = builder().create_addptr(self.handle, other.handle)
+        is_offset = self.dtype.is_ptr() and other.__class__ is tensor and other.dtype.name in _SIGNED
 
-                return tensor(moved, block_of(self.dtype, moved.shape))
+        # Shapes that do not broadcast are for Triton to refuse.
+        if is_offset and _joined(self.handle, other.handle) is not None:
+            moved = builder().create_addptr(self.handle, other.handle)
+
+            return tensor(moved, block_of(self.dtype, moved.shape))
 
         return plain(self, other)
 
@@ -143,6 +161,7 @@ def install(divide, remainder):
     numbers = (*integers, *_FLOATS)
     bits = (*integers, "int1")
     tensor = tl.tensor
+    slow_operators.update({name: value for name, value in vars(tensor).items() if name.startswith("__")})
     operators = {
         "__sub__": (np.subtract, numbers),
         "__mul__": (np.multiply, numbers),
@@ -168,7 +187,8 @@ def install(divide, remainder):
     }
 
     for name, compute in comparisons.items():
-        setattr(tensor, name, _method(getattr(tensor, name), compute, numbers, result=tl.int1))
+        method = _method(getattr(tensor, name), compute, numbers, result=tl.int1, number=_compared_number)
+        setattr(tensor, name, method)
 
     tensor.__add__ = _addition(tensor.__add__, reflected=False)
     tensor.__radd__ = _addition(tensor.__radd__, reflected=True)

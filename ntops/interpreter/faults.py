@@ -3,7 +3,7 @@
 import dataclasses
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class MemoryFault(Exception):
     """A kernel touched memory that it must not touch, or left out what it must write.
 

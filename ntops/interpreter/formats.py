@@ -152,7 +152,7 @@ def float_to_integer(values, dtype):
     Types below 32 bits take the low bits of the 32-bit answer, as the compiled code does.
     """
     wide = dtype if dtype.itemsize >= 4 else np.dtype(f"{dtype.kind}4")
-    limits = np.iinfo(wide)
+    limits = np.iinfo(wide.type)
     truncated = np.trunc(values.astype(np.float64) if values.dtype.itemsize < 8 else values)
     # float64(2^63 - 1) is 2^63, hence >= and not >.
     above = truncated >= float(limits.max) + (0 if wide.itemsize == 8 else 1)
@@ -166,7 +166,6 @@ def float_to_integer(values, dtype):
     converted = np.where(above, limits.max, converted)
 
     return np.where(below, limits.min, converted).astype(dtype)
-
 
 
 def erf(values):

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 
 from ntops.interpreter import _triton, arguments, facts, rewrite, watching
+from ntops.interpreter.accesses import LaunchWatch
 from ntops.interpreter.control import Diverged, NeedsSequential, Runtime
 from ntops.interpreter.faults import MemoryFault, kernel_line
 
@@ -108,7 +109,7 @@ def _run(kernel, bound, grid):
     watcher = watching.current()
 
     if watcher is not None:
-        builder.watch = watching.LaunchWatch(watcher, kernel.name, arguments.pointers(values.values()), builder)
+        builder.watch = LaunchWatch(watcher, kernel.name, arguments.pointers(values.values()), builder)
 
     try:
         start = 0
@@ -147,7 +148,7 @@ class _Chunk:
             self._restart(programs)
         except MemoryFault:
             raise
-        except Exception:
+        except Exception:  # noqa: BLE001
             # Either the kernel is wrong, and running it in order says best where, or running it together is.
             self._restart(programs, is_optimized=False)
 
@@ -222,5 +223,3 @@ def _failure(kernel, error, index):
     program = tuple(int(place) for place in index)
 
     return _triton.InterpreterError(f"{kernel.name}{where}, program {program}: {type(error).__name__}: {error}")
-
-

@@ -173,9 +173,7 @@ class Memory:
         self._before_atomic(pointer, addresses, enabled, data)
         old = native.atomic_cas(addresses, self._encoded(compared, addresses), data, _semantics(sem))
 
-        return Handle(
-            self._decoded(old.reshape(addresses.shape), compared.dtype), compared.dtype, pointer.shape
-        )
+        return Handle(self._decoded(old.reshape(addresses.shape), compared.dtype), compared.dtype, pointer.shape)
 
     def _before_atomic(self, pointer, addresses, enabled, data):
         if self.watch is not None:
@@ -184,15 +182,14 @@ class Memory:
         if self.is_split or (self.programs > 1 and not self.tracks_accesses):
             raise NeedsSequential("an atomic after programs went different ways")
 
-        if self.programs > 1:
-            if enabled.any():
-                touched = addresses[enabled]
-                here = [(int(touched.min()), int(touched.max()) + 1)]
+        if self.programs > 1 and enabled.any():
+            touched = addresses[enabled]
+            here = [(int(touched.min()), int(touched.max()) + 1)]
 
-                if _overlap(here, self._atomic_ranges + self._plain_ranges):
-                    raise NeedsSequential("an atomic on what was accessed before")
+            if _overlap(here, self._atomic_ranges + self._plain_ranges):
+                raise NeedsSequential("an atomic on what was accessed before")
 
-                self._atomic_ranges += here
+            self._atomic_ranges += here
 
         self._log(addresses, enabled, data.dtype)
 
@@ -274,5 +271,3 @@ def _padding(padding, pointer):
     nan = np.array([np.nan], dtype=numpy_dtype(dtype)) if not is_fp8(dtype) else np.array([0x7F], dtype=np.uint8)
 
     return Handle(nan.reshape(1, *(1,) * len(pointer.shape)), dtype, pointer.shape)
-
-

@@ -30,7 +30,7 @@ def reduce(input, axis, combine_fn, keep_dims=False, **_):
     results = _known_reduction(combine_fn, arrays, dtypes, axis + 1)
 
     if results is None:
-        results = _last_of(_fold(arrays, dtypes, axis + 1, combine_fn))
+        *_, results = _fold(arrays, dtypes, axis + 1, combine_fn)
 
     shape = kept if keep_dims else rest
 
@@ -138,13 +138,6 @@ def _known_scan(combine_fn, arrays, dtypes, axis):
             return [function.accumulate(arrays[0], axis=axis, dtype=arrays[0].dtype)]
 
     return None
-
-
-def _last_of(steps):
-    for last in steps:
-        pass
-
-    return last
 
 
 def _fold(arrays, dtypes, axis, combine_fn):

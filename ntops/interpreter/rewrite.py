@@ -38,7 +38,11 @@ def rewrite(function, runtime, language, is_optimized=True):
     factory = ast.FunctionDef(
         name="_factory",
         args=ast.arguments(
-            posonlyargs=[], args=[ast.arg(arg=name) for name in ("_rt", *free)], kwonlyargs=[], kw_defaults=[], defaults=[]
+            posonlyargs=[],
+            args=[ast.arg(arg=name) for name in ("_rt", *free)],
+            kwonlyargs=[],
+            kw_defaults=[],
+            defaults=[],
         ),
         body=[tree, ast.Return(ast.Name(tree.name, ast.Load()))],
         decorator_list=[],
@@ -93,7 +97,7 @@ def resolved(node, known, bound=frozenset()):
 
 def _is_set(cell):
     try:
-        cell.cell_contents
+        _ = cell.cell_contents
     except ValueError:  # A function that refers to one defined after it.
         return False
 
@@ -107,7 +111,9 @@ def _names(tree):
 def _bound(tree):
     names = {argument.arg for argument in ast.walk(tree) if isinstance(argument, ast.arg)}
 
-    return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names | {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _is_unrolled(node):
@@ -119,14 +125,15 @@ def _is_unrolled(node):
 
 
 def _carried(tree):
-    """Names that a loop changes and that exist before it: compiled, these are tensors, even if they begin as numbers."""
+    """Names that a loop changes and that exist before it: compiled, these are tensors, even if numbers at first."""
     places = {}
 
     def visit(node, loop):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             places.setdefault(node.id, set()).add(loop)
 
-        inner = loop + (id(node),) if isinstance(node, (ast.For, ast.While)) and not _is_unrolled(node) else loop
+        is_loop = isinstance(node, (ast.For, ast.While)) and not _is_unrolled(node)
+        inner = (*loop, id(node)) if is_loop else loop
 
         for field, value in ast.iter_fields(node):
             # A loop's own variable is bound in it, whatever is around.
@@ -155,10 +162,12 @@ def _later(node):
     return ast.Lambda(empty, node)
 
 
+# Builtins by the name of what the compiler makes of them.
+_REPLACED = {"min": "minimum", "max": "maximum", "range": "range", "print": "print"}
+
+
 class _Mender(ast.NodeTransformer):
     """Python statements and operators whose meaning for tensors the compiler defines, and Python does not."""
-
-    _REPLACED = {"min": "minimum", "max": "maximum", "range": "range", "print": "print"}
 
     def __init__(self, carried, constants, known, bound):
         self._carried = carried
@@ -173,10 +182,10 @@ class _Mender(ast.NodeTransformer):
         if isinstance(node.ctx, ast.Load) and node.id in self._constants:
             return ast.Attribute(node, "value", ast.Load())
 
-        is_builtin = node.id in self._REPLACED and node.id not in self._bound and node.id not in self._known
+        is_builtin = node.id in _REPLACED and node.id not in self._bound and node.id not in self._known
 
         if is_builtin and isinstance(node.ctx, ast.Load):
-            return ast.Attribute(ast.Name("_rt", ast.Load()), self._REPLACED[node.id], ast.Load())
+            return ast.Attribute(ast.Name("_rt", ast.Load()), _REPLACED[node.id], ast.Load())
 
         return node
 

@@ -35,6 +35,10 @@ def div(input, other, *, rounding_mode=None, out=None):
     if rounding_mode is not None and dtype is torch.bool:
         raise NotImplementedError("arguments 'input' and 'other' are bool, which division with rounding leaves out")
 
+    if not isinstance(input, torch.Tensor) and dtype.is_floating_point:
+        # torch keeps a divisor that is a number at float32 for half types, but rounds a dividend.
+        input = torch.tensor(input, dtype=torch.float64).to(dtype).item()
+
     compute_dtype = accumulate_dtype(dtype)
 
     if dtype in (torch.int8, torch.int16, torch.uint8):

@@ -7,6 +7,7 @@ on the path). They are torch with something broken on top, so they run fast.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -405,3 +406,9 @@ def _two_defects(input, other, *, alpha=1, out=None):
 
 
 two_defects = SimpleNamespace(add=_two_defects)
+
+
+_calls = itertools.count()
+now_and_then = SimpleNamespace(
+    relu=lambda input, inplace=False: torch.nn.functional.relu(input, inplace).add_(next(_calls) % 29 == 7)
+)

@@ -128,3 +128,11 @@ def test_several_defects_in_one_op_are_all_saved(tmp_path):
     found = {failure.check for record in report.tally.sorted() for failure in record.failures}
     assert found == {"values", "inputs_unchanged"}
     assert len(report.failures) == len(list(tmp_path.glob("*.json"))) == len(list(tmp_path.glob("repro_*.py"))) == 2
+
+
+def test_what_fails_only_now_and_then_is_reported(tmp_path):
+    """Hypothesis cannot repeat it; the case is saved all the same."""
+    run = Run(load("defects:now_and_then"), CPU, ("float32",), ["values"], tmp_path, PROFILES["ci"], 0)
+    report = run.search("relu", "float32")
+    assert len(report.failures) == len(list(tmp_path.glob("*.json"))) == 1
+    assert "values failed for defects:now_and_then" in report.failures[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import sys
 import time
 from types import SimpleNamespace
 
@@ -51,7 +53,10 @@ def test_shares_of_the_bound():
     verdict = judge(ADD, implementation(add))
     assert 0 < verdict.share <= 1
     assert verdict.share == verdict.torch_share
-    assert msgspec.json.decode(msgspec.json.encode(verdict), type=runner.Verdict) == verdict
+    nothing_allowed = judge(ADD, implementation(lambda *a, **k: add(*a, **k) * math.nan))
+    assert nothing_allowed.share == sys.float_info.max
+    for one in (verdict, nothing_allowed):
+        assert msgspec.json.decode(msgspec.json.encode(one), type=runner.Verdict) == one
 
 
 class Odd(BaseException):

@@ -1,6 +1,6 @@
 """Raw Triton kernels that between them use every construct, and random launches of them.
 
-Nothing here knows ntops: the same launches run under Triton's own interpreter (see ``stock.py``).
+Nothing here knows ntops: the same launches run under Triton's own interpreter or compiled (see ``outcomes.py``).
 """
 
 import numpy as np
@@ -33,13 +33,13 @@ def launches(name, count):
         yield FAMILIES[name](np.random.default_rng([number, *name.encode()]))
 
 
-def run(launch):
+def run(launch, device="cpu"):
     """Run one launch on copies of its arguments, and return the copies that are tensors."""
     kernel, grid, args, options = launch
-    args = [argument.clone() if isinstance(argument, torch.Tensor) else argument for argument in args]
+    args = [argument.to(device, copy=True) if isinstance(argument, torch.Tensor) else argument for argument in args]
     kernel[grid](*args, **options)
 
-    return [argument for argument in args if isinstance(argument, torch.Tensor)]
+    return [argument.cpu() for argument in args if isinstance(argument, torch.Tensor)]
 
 
 def _floats(rng, *shape, dtype=torch.float32):
@@ -73,7 +73,12 @@ def float_arithmetic(rng):
     n, block = _size(rng), int(2 ** rng.integers(3, 7))
     x, y = _floats(rng, n), _floats(rng, n)
 
-    return float_kernel, (triton.cdiv(n, block),), [torch.zeros(n), x, y, n, float(rng.standard_normal())], {"BLOCK": block}
+    return (
+        float_kernel,
+        (triton.cdiv(n, block),),
+        [torch.zeros(n), x, y, n, float(rng.standard_normal())],
+        {"BLOCK": block},
+    )
 
 
 @triton.jit
@@ -402,7 +407,12 @@ def lone_atomic_kernel(counts, x, n, BLOCK: tl.constexpr):
 def lone_atomics(rng):
     n = _size(rng, 100)
 
-    return lone_atomic_kernel, (triton.cdiv(n, 16),), [torch.zeros(4), _integers(rng, n, low=0, high=4), n], {"BLOCK": 16}
+    return (
+        lone_atomic_kernel,
+        (triton.cdiv(n, 16),),
+        [torch.zeros(4), _integers(rng, n, low=0, high=4), n],
+        {"BLOCK": 16},
+    )
 
 
 @triton.jit
@@ -601,3 +611,93 @@ def optional_arguments(rng):
         [torch.zeros(n), _floats(rng, n), bias, n],
         {"HAS_BIAS": bias is not None, "BLOCK": 16},
     )
+
+
+@triton.jit
+def batched_kernel(out, a, b, B: tl.constexpr, N: tl.constexpr):
+    p = tl.program_id(0) * B * N * N
+    i = tl.arange(0, B)[:, None, None] * N * N + tl.arange(0, N)[None, :, None] * N + tl.arange(0, N)[None, None, :]
+    x, y = tl.load(a + p + i), tl.load(b + p + i)
+    tl.store(out + p + i, tl.dot(x, tl.trans(y, 0, 2, 1), input_precision="ieee") + x.T.to(tl.float32).sum())
+
+
+@family(like_stock=False)
+def batched_products(rng):
+    programs, n = _size(rng, 4), 16
+    dtype = [torch.float16, torch.float32, torch.bfloat16][rng.integers(3)]
+    a, b = (_floats(rng, programs, 2, n, n, dtype=dtype) for _ in range(2))
+
+    return batched_kernel, (programs,), [torch.zeros(programs, 2, n, n), a, b], {"B": 2, "N": n}
+
+
+@triton.jit
+def _twice(f: tl.constexpr, x):
+    return f(f(x))
+
+
+@triton.jit
+def _halved(x):
+    return x * 0.5
+
+
+@triton.jit
+def mixed_kernel(out, x, n, BLOCK: tl.constexpr):
+    p = tl.program_id(0)
+    i, j = tl.swizzle2d(p, 0, 4, 4, 2)
+    k = tl.arange(0, BLOCK)
+    a = tl.load(x + p * BLOCK + k)
+    b = _twice(_halved, a) + tl.topk(a, BLOCK // 2).sum() + i - j
+    c = tl.cat(a, b, can_reorder=True)
+    d = tl.ravel(tl.reshape(c, (2, BLOCK))).sum() + tl.reduce_or((a > 0).to(tl.int32), 0)
+    tl.assume(n > 0)
+    total = 0.0
+    count = 0
+    for m in tl.range(0, n, 2):
+        total += m.to(tl.float32)
+        count += m
+    tl.store(out + p * BLOCK + k, b + d + total + count)
+
+
+@family(like_stock=False)
+def mixed(rng):
+    programs, n = _size(rng, 5), int(2 ** rng.integers(2, 5))
+    x = _floats(rng, programs, n)
+
+    return mixed_kernel, (programs,), [torch.zeros_like(x), x, int(rng.integers(1, 9))], {"BLOCK": n}
+
+
+@triton.jit
+def bitwise_atomic_kernel(bits, extremes, halves, x, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    a = tl.load(x + i)
+    n = (tl.abs(a) * 10).to(tl.int32)
+    tl.atomic_or(bits + i * 0, n)
+    tl.atomic_and(bits + 1 + i * 0, n | 4)
+    tl.atomic_xor(bits + 2 + i * 0, n)
+    tl.atomic_max(extremes + i * 0, a)
+    tl.atomic_min(extremes + 1 + i * 0, a)
+    tl.atomic_add(halves + i % 3, a.to(tl.float16))
+
+
+@family
+def bitwise_atomics(rng):
+    programs = _size(rng, 5)
+    tensors = [torch.full((3,), 255, dtype=torch.int32), torch.zeros(2), torch.zeros(3, dtype=torch.float16)]
+
+    return bitwise_atomic_kernel, (programs,), [*tensors, _floats(rng, programs * 8)], {"BLOCK": 8}
+
+
+@triton.jit
+def gather_kernel(out, x, rows, R: tl.constexpr, C: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, [16, 32], [32, 1], [1, C])
+    target = tl.make_tensor_descriptor(out, [64, 32], [32, 1], [1, C])
+    r = tl.load(rows + tl.arange(0, R))
+    column = tl.program_id(0) * C
+    target.scatter(source.gather(r, column) * 2.0, r + tl.arange(0, R) * 2, column)
+
+
+@family
+def gathered_descriptors(rng):
+    x, rows = _floats(rng, 16, 32), _integers(rng, 8, low=0, high=20)
+
+    return gather_kernel, (4,), [torch.zeros(64, 32), x, rows], {"R": 8, "C": 8}

@@ -49,8 +49,8 @@ def test_at_once_is_one_after_the_other(name):
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
     path = tmp_path_factory.mktemp("stock") / "results.pt"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, HERE / "stock.py", str(STOCK_LAUNCHES), path]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, HERE / "outcomes.py", "stock", str(STOCK_LAUNCHES), path]
     subprocess.run(command, check=True, env=environment, cwd=HERE)
 
     return torch.load(path)

@@ -142,7 +142,8 @@ def test_grids():
         return (1,)
 
     with_defaults[grid](out, value=1, FACTOR=4)
-    assert seen == [5] and out.item() == 4
+    assert seen == [5]
+    assert out.item() == 4
     with_defaults[(0,)](torch.full((1,), 9.0), 1)
 
 
@@ -157,7 +158,8 @@ def test_reinterpreted_tensors():
     x, y = torch.tensor([1, 2], dtype=torch.int8).view(torch.int16), torch.tensor([7], dtype=torch.int16)
     swap[(1,)](triton.reinterpret(x, tl.int16), y)
 
-    assert x.view(torch.int8).tolist() == [7, 0] and y.tolist() == [513]
+    assert x.view(torch.int8).tolist() == [7, 0]
+    assert y.tolist() == [513]
 
 
 @triton.jit
@@ -176,7 +178,9 @@ def ill_typed(x):
 def test_an_error_names_kernel_line_and_program():
     x = torch.zeros(4)
 
-    with pytest.raises(_triton.InterpreterError, match=r"failing at .*test_launch\.py:\d+, program \(2, 0, 0\): .*too large"):
+    with pytest.raises(
+        _triton.InterpreterError, match=r"failing at .*test_launch\.py:\d+, program \(2, 0, 0\): .*too large"
+    ):
         failing[(4,)](x, 5)
 
     # The programs before it have run, as one after the other.
@@ -313,7 +317,8 @@ def test_kernels_run_without_a_home():
         "path.write_text('import ninetoothed.language as ntl\\ndef application(x, y):\\n    y = ntl.abs(x)\\n')\n"
         "import importlib.util as u\n"
         "spec = u.spec_from_file_location('app', path); app = u.module_from_spec(spec); spec.loader.exec_module(app)\n"
-        "kernel = ninetoothed.make(lambda x, y: (x.tile((4,)), y.tile((4,))), app.application, (Tensor(1), Tensor(1)))\n"
+        "def arrange(x, y):\n    return x.tile((4,)), y.tile((4,))\n"
+        "kernel = ninetoothed.make(arrange, app.application, (Tensor(1), Tensor(1)))\n"
         "out = torch.empty(9); kernel(-torch.ones(9), out); print(out.sum().item())"
     )
 

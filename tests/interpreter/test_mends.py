@@ -171,7 +171,9 @@ def test_float32_to_bfloat16_rounds_to_nearest_even():
 @pytest.mark.parametrize("narrow", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_fp8_casts(wide, narrow):
     x = all_of(narrow)
-    torch.testing.assert_close(launch(cast, torch.empty(256, dtype=wide), x), x.to(wide), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        launch(cast, torch.empty(256, dtype=wide), x), x.to(wide), rtol=0, atol=0, equal_nan=True
+    )
 
     limit = torch.finfo(narrow).max
     y = torch.cat([torch.linspace(-limit, limit, 4096), torch.randn(4088) / 64, torch.tensor([1.96, float("nan")] * 4)])
@@ -285,7 +287,10 @@ def constant(out, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e5m2])
 def test_constants_of_narrow_floats(dtype):
-    assert launch(constant, torch.empty(4, dtype=dtype)).float().tolist() == torch.tensor([1.2] * 4).to(dtype).float().tolist()
+    assert (
+        launch(constant, torch.empty(4, dtype=dtype)).float().tolist()
+        == torch.tensor([1.2] * 4).to(dtype).float().tolist()
+    )
 
 
 @triton.jit
@@ -303,7 +308,7 @@ def test_integers_wrap():
 @triton.jit
 def index_of_largest(out, x, N: tl.constexpr):
     i = tl.arange(0, N)
-    value, place = tl.reduce((tl.load(x + i), i * 10), 0, tl.standard._argmax_combine_tie_break_left)
+    _, place = tl.reduce((tl.load(x + i), i * 10), 0, tl.standard._argmax_combine_tie_break_left)
     tl.store(out, place)
 
 

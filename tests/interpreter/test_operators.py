@@ -5,13 +5,13 @@ import torch
 
 pytest.importorskip("msgspec", reason="the harness is not installed")
 
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import HealthCheck, given, settings
 
-import ntops.torch  # noqa: E402
-from conformance import cases  # noqa: E402
-from conformance.spec import registry  # noqa: E402
-from ntops import _runtime, interpreter  # noqa: E402
-from ntops.interpreter import launch  # noqa: E402
+import ntops.torch
+from conformance import cases
+from conformance.spec import registry
+from ntops import _runtime, interpreter
+from ntops.interpreter import launch
 
 pytestmark = [
     pytest.mark.skipif(not _runtime.INTERPRETED, reason="kernels are compiled here"),
@@ -52,9 +52,7 @@ def test_operator(op, monkeypatch):
     spec = registry()[op]
     function = getattr(ntops.torch, op)
 
-    @settings(
-        max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(spec.cases(spec.dtypes))
     def check(case):
         try:

@@ -1,0 +1,55 @@
+"""How fast the harness judges: cases per second, by op. ``pytest conformance/benchmarks/test_harness.py``.
+
+The same cases every time: those that the ci profile draws first. The options of conftest.py apply, so
+``--implementation torch`` shows what the harness itself costs.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from conformance import runner
+from conformance import spec as specs
+from conformance.cases import Case
+from conformance.session import PROFILES, Run
+
+CASES = 20
+
+
+def drawn(op: str) -> list[Case]:
+    """The first legal cases of an op, all dtypes mixed."""
+    found: list[Case] = []
+
+    @hypothesis.seed(0)
+    @hypothesis.settings(
+        PROFILES["ci"], max_examples=CASES, database=None, derandomize=False, phases=[hypothesis.Phase.generate]
+    )
+    @hypothesis.given(specs.registry()[op].cases(specs.registry()[op].dtypes))
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found
+
+
+@pytest.mark.parametrize("op", sorted(specs.registry()))
+def test_cases_judged(op: str, run: Run, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    """Time of judging one case, reference, oracle and all checks included; ``cases_per_second`` in the extra info."""
+    if run.implementation.function(op) is None:
+        pytest.skip(f"not provided by {run.implementation.name}: {op}")
+    cases = drawn(op)
+
+    def judge() -> list[runner.Verdict]:
+        return [runner.judge(case, run.implementation, run.device) for case in cases]
+
+    # Kernels are compiled in the warm-up round.
+    verdicts = benchmark.pedantic(judge, rounds=3, warmup_rounds=1)
+    assert {verdict.status for verdict in verdicts} <= {"passed", "deviation"}
+    if benchmark.stats is None:  # --benchmark-disable
+        return
+    rate = len(cases) / benchmark.stats.stats.median
+    benchmark.extra_info |= {"cases_per_second": round(rate, 1), "implementation": run.implementation.name}
+    with capsys.disabled():
+        print(f"\n{op}: {rate:.1f} cases judged per second")

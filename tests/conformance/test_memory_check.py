@@ -1,0 +1,66 @@
+"""What the interpreter sees a kernel do to memory becomes a failed case like any other: shrunk, saved, repeatable."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from conformance import cases, runner
+from conformance.implementations import load
+from conformance.session import PROFILES, Run
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels cannot be watched")
+CPU = torch.device("cpu")
+
+
+def search(name: str, folder: Path):
+    run = Run(
+        implementation=load(f"memory_defects:{name}"),
+        device=CPU,
+        dtypes=["float32"],
+        checks=None,
+        save_to=folder,
+        settings=PROFILES["ci"],
+        seed=0,
+    )
+    return run.search("relu", "float32", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("outside", "past its last"),
+        ("unwritten", "was never written"),
+        ("input", "argument"),
+        ("race", "program"),
+        ("uninitialized", "written"),
+    ],
+)
+def test_a_fault_is_a_failed_case(name, says, tmp_path):
+    report = search(name, tmp_path)
+    failures = [failure for record in report.tally.sorted() for failure in record.failures]
+    assert {failure.check for failure in failures} == {"memory"}
+    saved = [cases.read(path) for path in tmp_path.glob("relu-*.json")]
+    assert saved
+
+    for case in saved:
+        verdict = runner.judge(case, f"memory_defects:{name}", CPU)
+        assert verdict.failure.check == "memory"
+        assert says in verdict.failure.message
+        assert "kernel" in verdict.failure.message
+        assert runner.judge(case, "memory_defects:sound", CPU).status == "passed"
+        # Small enough to read: one block and an element at most, but for programs that race, of which it takes two.
+        assert math.prod(cases.operands(case)[0].shape) <= 130
+
+
+def test_a_sound_kernel_passes(tmp_path):
+    assert not [f for record in search("sound", tmp_path).tally.sorted() for f in record.failures]
+
+
+def test_the_check_can_be_left_out():
+    case = cases.Case(op="relu", args=(cases.TensorSpec((3,), "float32"),))
+    verdict = runner.judge(case, "memory_defects:unwritten", CPU, ["metadata"])
+    assert [finding.check for finding in verdict.findings] == ["metadata"]
