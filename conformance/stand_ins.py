@@ -132,11 +132,7 @@ def _promoted_where_read(
 ) -> torch.Tensor:
     """torch's own answer, with the strides that it has where no operand has to be promoted."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-    try:
-        plain = function(*args, **kwargs)
-    except (RuntimeError, TypeError):
-        # Refused: torch is to say so itself.
-        return function(*args, out=out, **kwargs) if out is not None else function(*args, **kwargs)
+    plain = function(*args, **kwargs)
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
     dtype = dtype if plain.dtype == torch.bool else plain.dtype
 
@@ -148,7 +144,7 @@ def _promoted_where_read(
     strides = function(*map(twin, args), **{name: twin(x) for name, x in kwargs.items()}).stride()
     if out is None:
         return torch.empty_strided(plain.shape, strides, dtype=plain.dtype).copy_(plain)
-    resized = out.shape != plain.shape
+    resized = isinstance(out, torch.Tensor) and out.shape != plain.shape
     found = function(*args, out=out, **kwargs)
     return found.as_strided_(plain.shape, strides).copy_(plain) if resized else found
 
