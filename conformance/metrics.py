@@ -57,7 +57,8 @@ class Record(msgspec.Struct):
     """Calls that torch refuses, of which the refusal was judged; they are among the passed or failed."""
     worst: Worst | None = None
     torch_largest: float | None = None
-    """The largest share of the bound that torch itself used in any case."""
+    """The largest share of the bound that torch itself used in any case. As every share here it is finite, since JSON
+    has no infinity: the largest float64 where something is wrong and nothing is allowed."""
     failures: list[Failure] = []
     deviations: dict[str, Example] = {}
     """Known deviations of torch, by name."""
@@ -97,10 +98,11 @@ class Tally:
                 _see(record.deviations, finding.message, Example(1, case))
             elif finding.status == UNCLAIMED:
                 _see(record.unclaimed, finding.check, Example(1, case))
-        if verdict.torch_share is not None:
-            record.torch_largest = max(record.torch_largest or 0.0, verdict.torch_share)
+        torchs = _finite(verdict.torch_share)
+        if torchs is not None:
+            record.torch_largest = max(record.torch_largest or 0.0, torchs)
         if verdict.share is not None and verdict.status == "passed":
-            _worse(record, Worst(verdict.share, verdict.torch_share or 0.0, verdict.id, case))
+            _worse(record, Worst(verdict.share, torchs or 0.0, verdict.id, case))
 
     def lacks(self, op: str, dtype: str) -> None:
         """Count an op that the implementation does not provide."""
@@ -146,8 +148,8 @@ def table(records: list[Record]) -> list[str]:
             record.op,
             *map(str, (record.cases, record.passed, record.failed, record.refused, record.not_provided)),
             str(record.deviated),
-            f"{record.worst.share:.3f}" if record.worst else "-",
-            f"{record.worst.torch_share:.3f}" if record.worst else "-",
+            _shown(record.worst.share) if record.worst else "-",
+            _shown(record.worst.torch_share) if record.worst else "-",
             f"{record.worst.id} ({dtype_of(record.worst.case)})" if record.worst else "-",
         )
         for record in records
@@ -168,12 +170,8 @@ def table(records: list[Record]) -> list[str]:
 
 
 def document(records: list[Record], about: dict[str, Any]) -> bytes:
-    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records.
-
-    Infinite shares (something is wrong where nothing is allowed) are written as the largest float64, since JSON has no
-    infinity.
-    """
-    whole = {"schema": 1, **about, **environment(), "records": [_finite(msgspec.to_builtins(r)) for r in records]}
+    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records."""
+    whole = {"schema": 1, **about, **environment(), "records": records}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
@@ -205,9 +203,9 @@ def _worse(record: Record, worst: Worst) -> None:
         record.worst = worst
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return min(value, sys.float_info.max) if isinstance(value, float) else value
+def _finite(share: float | None) -> float | None:
+    return None if share is None else min(share, sys.float_info.max)
+
+
+def _shown(share: float) -> str:
+    return "inf" if share == sys.float_info.max else f"{share:.3f}"
