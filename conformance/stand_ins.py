@@ -115,12 +115,12 @@ def _by_rounded(
 # --- what CUDA lays out in another way ---------------------------------------------------------------------------
 
 
-def _expanded_and_promoted(call: Call) -> bool:
-    """An operand with strides of 0, and perhaps one of another dtype than the result."""
+def _laid_out_anew(call: Call) -> bool:
+    """An operand with gaps or strides of 0, of which a copy has other strides, and promotion, which copies on the CPU."""
     tensors = [x for name, x in _arguments(call) if name != "out" and isinstance(x, torch.Tensor)]
-    expanded = any(size > 1 and not stride for x in tensors for size, stride in zip(x.shape, x.stride(), strict=True))
+    anew = any(torch.empty_like(x, device="meta").stride() != x.stride() for x in tensors)
     whole = any(not x.dtype.is_floating_point for x in tensors)
-    return expanded and (whole or len({x.dtype for x in tensors}) > 1)
+    return anew and (whole or len({x.dtype for x in tensors}) > 1)
 
 
 def _arguments(call: Call) -> list[tuple[str, object]]:
@@ -178,15 +178,15 @@ STAND_INS: tuple[StandIn, ...] = (
         answer=_by_rounded,
         case=Case(op="clamp", args=(_tensor("float16", 5), 1e6)),
     ),
-    # The CPU promotes operands before it looks at their strides, and a promoted copy has none of 0.
+    # The CPU promotes operands before it looks at their strides, and a promoted copy has no gaps.
     StandIn(
-        "expanded operands that are promoted",
+        "operands with gaps that are promoted",
         ops=(
             *("add", "sub", "mul", "div", "pow", "clamp", "eq", "ne", "lt", "le", "gt", "ge"),
             *("bitwise_and", "bitwise_or", "exp", "rsqrt", "sin", "cos", "sigmoid", "tanh"),
         ),
         check="metadata",
-        applies=_expanded_and_promoted,
+        applies=_laid_out_anew,
         answer=_promoted_where_read,
         case=Case(
             op="add",
