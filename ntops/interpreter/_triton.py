@@ -318,5 +318,3 @@ def descriptor(base, shape, strides, block_shape, padding):
     return semantic().make_tensor_descriptor(
         base=base, shape=shape, strides=strides, block_shape=block_shape, padding_option=padding
     )
-
-

@@ -165,4 +165,3 @@ def _fold(builtin, name, values, options):
         result = getattr(_triton.tl, name)(result, value, **options)
 
     return result
-

@@ -168,7 +168,6 @@ def float_to_integer(values, dtype):
     return np.where(below, limits.min, converted).astype(dtype)
 
 
-
 def erf(values):
     """The error function, of float32 through float64."""
     tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))

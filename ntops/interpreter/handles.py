@@ -89,7 +89,9 @@ def constant(value, dtype):
 
     if target.kind in "iu" and isinstance(value, int):
         # Wraps, where NumPy would refuse what is out of range.
-        return Handle(np.array([value & (2 ** (8 * target.itemsize) - 1)], dtype=f"u{target.itemsize}").view(target), dtype)
+        return Handle(
+            np.array([value & (2 ** (8 * target.itemsize) - 1)], dtype=f"u{target.itemsize}").view(target), dtype
+        )
 
     with np.errstate(over="ignore"):
         return Handle(np.array([value]).astype(target), dtype)

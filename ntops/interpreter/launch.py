@@ -222,5 +222,3 @@ def _failure(kernel, error, index):
     program = tuple(int(place) for place in index)
 
     return _triton.InterpreterError(f"{kernel.name}{where}, program {program}: {type(error).__name__}: {error}")
-
-

@@ -173,9 +173,7 @@ class Memory:
         self._before_atomic(pointer, addresses, enabled, data)
         old = native.atomic_cas(addresses, self._encoded(compared, addresses), data, _semantics(sem))
 
-        return Handle(
-            self._decoded(old.reshape(addresses.shape), compared.dtype), compared.dtype, pointer.shape
-        )
+        return Handle(self._decoded(old.reshape(addresses.shape), compared.dtype), compared.dtype, pointer.shape)
 
     def _before_atomic(self, pointer, addresses, enabled, data):
         if self.watch is not None:
@@ -274,5 +272,3 @@ def _padding(padding, pointer):
     nan = np.array([np.nan], dtype=numpy_dtype(dtype)) if not is_fp8(dtype) else np.array([0x7F], dtype=np.uint8)
 
     return Handle(nan.reshape(1, *(1,) * len(pointer.shape)), dtype, pointer.shape)
-
-

@@ -38,7 +38,11 @@ def rewrite(function, runtime, language, is_optimized=True):
     factory = ast.FunctionDef(
         name="_factory",
         args=ast.arguments(
-            posonlyargs=[], args=[ast.arg(arg=name) for name in ("_rt", *free)], kwonlyargs=[], kw_defaults=[], defaults=[]
+            posonlyargs=[],
+            args=[ast.arg(arg=name) for name in ("_rt", *free)],
+            kwonlyargs=[],
+            kw_defaults=[],
+            defaults=[],
         ),
         body=[tree, ast.Return(ast.Name(tree.name, ast.Load()))],
         decorator_list=[],
@@ -107,7 +111,9 @@ def _names(tree):
 def _bound(tree):
     names = {argument.arg for argument in ast.walk(tree) if isinstance(argument, ast.arg)}
 
-    return names | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return names | {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def _is_unrolled(node):
