@@ -165,8 +165,10 @@ def pow(value: np.ndarray, base: np.ndarray, exponent: np.ndarray, dtype: torch.
 
 
 def gelu(x: np.ndarray, approximate: str, dtype: torch.dtype) -> np.ndarray:
-    """``x`` times a sum of 1 and a number from -1 to 1, whose absolute error is a few u."""
-    return GELU[approximate] * rounding(np.where(np.isfinite(x), x, 0.0), compute_dtype(dtype))
+    """``x`` times a sum of 1 and a number from -1 to 1, whose absolute error is a few u; a step of the subnormals at
+    least, of which ``x / 2`` loses a half."""
+    form = FORMATS[compute_dtype(dtype)]
+    return np.maximum(GELU[approximate] * form.unit * np.where(np.isfinite(x), np.abs(x), 0.0), form.subnormal)
 
 
 # --- softmax -----------------------------------------------------------------------------------------------------

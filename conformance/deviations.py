@@ -26,7 +26,7 @@ from strategies.tensors import materialize
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """A kind of call that torch takes on the CPU and refuses on CUDA."""
+    """A kind of call that torch refuses on CUDA and takes on the CPU, or refuses there with another exception."""
 
     name: str
     ops: tuple[str, ...]

@@ -115,12 +115,12 @@ def _by_rounded(
 # --- what CUDA lays out in another way ---------------------------------------------------------------------------
 
 
-def _expanded_and_promoted(call: Call) -> bool:
-    """An operand with strides of 0, and perhaps one of another dtype than the result."""
+def _laid_out_anew(call: Call) -> bool:
+    """An operand with gaps or strides of 0, of which a copy has other strides, and promotion, which copies on the CPU."""
     tensors = [x for name, x in _arguments(call) if name != "out" and isinstance(x, torch.Tensor)]
-    expanded = any(size > 1 and not stride for x in tensors for size, stride in zip(x.shape, x.stride(), strict=True))
+    anew = any(torch.empty_like(x, device="meta").stride() != x.stride() for x in tensors)
     whole = any(not x.dtype.is_floating_point for x in tensors)
-    return expanded and (whole or len({x.dtype for x in tensors}) > 1)
+    return anew and (whole or len({x.dtype for x in tensors}) > 1)
 
 
 def _arguments(call: Call) -> list[tuple[str, object]]:
@@ -132,11 +132,7 @@ def _promoted_where_read(
 ) -> torch.Tensor:
     """torch's own answer, with the strides that it has where no operand has to be promoted."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-    try:
-        plain = function(*args, **kwargs)
-    except (RuntimeError, TypeError):
-        # Refused: torch is to say so itself.
-        return function(*args, out=out, **kwargs) if out is not None else function(*args, **kwargs)
+    plain = function(*args, **kwargs)
     dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
     dtype = dtype if plain.dtype == torch.bool else plain.dtype
 
@@ -148,7 +144,7 @@ def _promoted_where_read(
     strides = function(*map(twin, args), **{name: twin(x) for name, x in kwargs.items()}).stride()
     if out is None:
         return torch.empty_strided(plain.shape, strides, dtype=plain.dtype).copy_(plain)
-    resized = out.shape != plain.shape
+    resized = isinstance(out, torch.Tensor) and out.shape != plain.shape
     found = function(*args, out=out, **kwargs)
     return found.as_strided_(plain.shape, strides).copy_(plain) if resized else found
 
@@ -182,15 +178,15 @@ STAND_INS: tuple[StandIn, ...] = (
         answer=_by_rounded,
         case=Case(op="clamp", args=(_tensor("float16", 5), 1e6)),
     ),
-    # The CPU promotes operands before it looks at their strides, and a promoted copy has none of 0.
+    # The CPU promotes operands before it looks at their strides, and a promoted copy has no gaps.
     StandIn(
-        "expanded operands that are promoted",
+        "operands with gaps that are promoted",
         ops=(
             *("add", "sub", "mul", "div", "pow", "clamp", "eq", "ne", "lt", "le", "gt", "ge"),
             *("bitwise_and", "bitwise_or", "exp", "rsqrt", "sin", "cos", "sigmoid", "tanh"),
         ),
         check="metadata",
-        applies=_expanded_and_promoted,
+        applies=_laid_out_anew,
         answer=_promoted_where_read,
         case=Case(
             op="add",

@@ -53,7 +53,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             return Case(op="addmm", args=(TensorSpec((4,), dtype), *matrices))
         case "input shape":
             shape = draw(st.sampled_from(((5,), (3,), (2, 4), (3, 2), (1, 3, 4), (0,))))
-            return Case(op="addmm", args=(draw(tensors.tensors(shape, dtype)), mat1, mat2), kwargs={"beta": 0})
+            return Case(op="addmm", args=(draw(tensors.tensors(shape, dtype)), mat1, mat2), kwargs={"beta": 2})
         case "input type":
             return Case(op="addmm", args=(draw(st.sampled_from((2, *elementwise.WRONG_TYPES))), mat1, mat2))
         case "mixed":

@@ -33,10 +33,11 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     shape = torch.Size((mat1.shape[0], mat2.shape[1]))
 
     try:
-        added = input.expand(shape)
+        # What is ignored is not looked at, as by torch on CUDA.
+        added = input.expand(shape) if beta != 0 else None
     except RuntimeError:
         raise RuntimeError(
             f"argument 'input' {tuple(input.shape)} does not broadcast to the product's {tuple(shape)}"
         ) from None
 
-    return product(premake, shape, mat1, mat2, out, added=added if beta != 0 else None, scales=(alpha, beta))
+    return product(premake, shape, mat1, mat2, out, added=added, scales=(alpha, beta))

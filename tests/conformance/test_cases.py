@@ -91,7 +91,7 @@ def tensor(**changes):
         (edited(schema="1"), "Expected `int`"),
         (edited(schema=2, future=[[]]), "its schema is 2"),
         (edited(extra=1), "unknown field `extra`"),
-        (edited(op="system"), "unknown op 'system'; known are add, "),
+        (edited(op="system"), "unknown op 'system'; known are abs, add, "),
         (edited(op="../../add"), "unknown op"),
         (edited(args=[["a"]]), "Expected `int`"),
         (edited(args=[{"type": "code", "value": "1"}]), "Invalid value 'code'"),

@@ -44,8 +44,9 @@ def failing(verdict) -> dict[str, str]:
 def test_right_implementation_passes(case):
     verdict = judge(case, implementation(add))
     assert (verdict.status, verdict.refused, failing(verdict)) == ("passed", case is REFUSED, {})
+    applicable = [check for check in CHECKS if check in specs.registry()[case.op].checks]
     assert [finding.check for finding in verdict.findings] == (
-        ["errors", "inputs_unchanged"] if case is REFUSED else list(CHECKS)
+        ["errors", "inputs_unchanged"] if case is REFUSED else applicable
     )
 
 
