@@ -56,7 +56,7 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     [
         (["--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
         (["--dtype", "float"], "unknown dtype 'float'; valid are float32, float16, "),
-        (["--check", "value"], "unknown check 'value'; valid are errors, metadata, values, "),
+        (["--check", "value"], "unknown check 'value'; valid are memory, errors, metadata, values, "),
         (["--hypothesis-profile", "fast"], "unknown profile 'fast'; valid are smoke, ci, deep"),
         (["--implementation", "no_such"], "'no_such' failed: ModuleNotFoundError*Valid are ntops.torch, torch, any"),
         (["--implementation", "defects:no_such"], "defects has no 'no_such'"),
