@@ -206,8 +206,8 @@ def _resources(compiled: Any, target: Target) -> tuple[int, int]:
     """Registers and spilled bytes of a thread."""
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
-        counts = {key: int(re.search(rf"\.{key}:\s+(\d+)", text)[1]) for key in ("vgpr_count", "vgpr_spill_count")}
-        return counts["vgpr_count"], 4 * counts["vgpr_spill_count"]
+        counts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text))
+        return int(counts["vgpr_count"]), 4 * int(counts["vgpr_spill_count"])
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

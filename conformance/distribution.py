@@ -50,10 +50,11 @@ def lags(shape: Sequence[int]) -> list[int]:
     return sorted(lag for lag in steps | {1 << k for k in range(total.bit_length())} if 0 < lag < total)
 
 
-def pairs(mask: torch.Tensor, lag: int) -> torch.Tensor:
+def pairs(mask: torch.Tensor, lag: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The first and the second elements of disjoint pairs that are ``lag`` apart."""
     count = len(mask) // (2 * lag)
-    return mask[: count * 2 * lag].view(count, 2, lag).unbind(1)
+    disjoint = mask[: count * 2 * lag].view(count, 2, lag)
+    return disjoint[:, 0], disjoint[:, 1]
 
 
 def surprise(successes: int, trials: int, probability: float) -> float:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -116,7 +117,7 @@ def _by_rounded(
 
 
 def _laid_out_anew(call: Call) -> bool:
-    """An operand with gaps or strides of 0, of which a copy has other strides, and promotion, which copies on the CPU."""
+    """An operand with gaps or strides of 0, whose copy has other strides, and promotion, which copies on the CPU."""
     tensors = [x for name, x in _arguments(call) if name != "out" and isinstance(x, torch.Tensor)]
     anew = any(torch.empty_like(x, device="meta").stride() != x.stride() for x in tensors)
     whole = any(not x.dtype.is_floating_point for x in tensors)
@@ -149,7 +150,7 @@ def _promoted_where_read(
     return found.as_strided_(plain.shape, strides).copy_(plain) if resized else found
 
 
-def _tensor(dtype: str, *shape: int, **more: object) -> TensorSpec:
+def _tensor(dtype: str, *shape: int, **more: Any) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype, **more)
 
 

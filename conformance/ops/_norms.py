@@ -137,7 +137,7 @@ def benchmarks(op: str, names: Sequence[str], element_flops: int, dtype: str = "
     size = dtype_names.format_of(dtype).bits // 8
     found = []
     for count, columns in ((8192, 1024), (8192, 4096), (4096, 16384), (1, 4096)):
-        kwargs = {name: TensorSpec((columns,), dtype) for name in names}
+        kwargs: dict[str, Argument] = {name: TensorSpec((columns,), dtype) for name in names}
         case = Case(op=op, args=(TensorSpec((count, columns), dtype), (columns,)), kwargs=kwargs)
         moved = (2 * count + len(names)) * columns * size
         found.append(Benchmark(case, bytes=moved, flops=element_flops * count * columns))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Case
+from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import Benchmark
@@ -141,7 +142,7 @@ def outs(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> TensorSpec | No
 
 
 @st.composite
-def refused_of(draw: st.DrawFn, op: str, dtypes: list[str], batch: tuple[int, ...], *first: TensorSpec) -> Case:
+def refused_of(draw: st.DrawFn, op: str, dtypes: Sequence[str], batch: tuple[int, ...], *first: TensorSpec) -> Case:
     """What torch refuses of every product of matrices: inner sizes, numbers, types, integers and ``out``.
 
     ``first``: operands before the two matrices, of the dtype float32, which is replaced."""
@@ -153,7 +154,7 @@ def refused_of(draw: st.DrawFn, op: str, dtypes: list[str], batch: tuple[int, ..
     def matrix(rows: int, columns: int, dtype: str = dtype) -> TensorSpec:
         return draw(tensors.tensors((*batch, rows, columns), dtype))
 
-    def case(*matrices: object, dtype: str = dtype, **kwargs: TensorSpec) -> Case:
+    def case(*matrices: Argument, dtype: str = dtype, **kwargs: Argument) -> Case:
         before = (TensorSpec(spec.shape, dtype) for spec in first)
         return Case(op=op, args=(*before, *matrices), kwargs=kwargs)
 

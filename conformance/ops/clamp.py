@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -79,14 +80,15 @@ def _by_tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
 def _result_type(input: TensorSpec, low: Argument, high: Argument) -> torch.dtype:
     """The dtype of the result: torch's own, of the smallest operands of these kinds."""
 
-    def smallest(argument: Argument) -> torch.Tensor | bool | int | float | None:
+    def smallest(argument: Any) -> Any:
         if isinstance(argument, Same):
             argument = input
         if isinstance(argument, TensorSpec):
             return torch.zeros((1,) * len(argument.shape), dtype=dtype_names.to_torch(argument.dtype))
         return None if argument is None else type(argument)(0)
 
-    return torch.clamp(smallest(input), smallest(low), smallest(high)).dtype
+    bounds: Any = (smallest(low), smallest(high))
+    return torch.clamp(smallest(input), *bounds).dtype
 
 
 @st.composite
@@ -124,7 +126,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     low, high = (_given(call, place, name) for place, name in ((1, "min"), (2, "max")))
     input = call.args[0]
-    kinds = (x if isinstance(x, torch.Tensor) or x is None else type(x)(0) for x in (low, high))
+    kinds: Any = (x if isinstance(x, torch.Tensor) or x is None else type(x)(0) for x in (low, high))
     dtype = torch.clamp(input, *kinds).dtype
     found = input.to(dtype)
     # torch's maximum and minimum keep NaN of either operand.

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Case
+from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import Benchmark, Call, Expected, OpSpec
@@ -94,10 +94,10 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     table = (5, 4)
     shape: tuple[int, ...] = (2, 5, 3, 8)
     kind = draw(st.sampled_from(("odd", "dims", "table", "integer", "type", "expanded")))
-    kwargs = {"interleaved": draw(st.booleans()), "inplace": kind == "expanded"}
+    kwargs: dict[str, Argument] = {"interleaved": draw(st.booleans()), "inplace": kind == "expanded"}
     which = draw(st.integers(0, 2))
 
-    def case(*specs: object) -> Case:
+    def case(*specs: Argument) -> Case:
         return Case(op="rotary_position_embedding", args=specs, kwargs=kwargs)
 
     match kind:
@@ -115,7 +115,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             whole = draw(dtype_names.dtypes(dtype_names.INTEGRAL + dtype_names.BOOL))
             return case(*(TensorSpec(s, whole if n == which else dtype) for n, s in enumerate((shape, table, table))))
         case "type":
-            operands: list[object] = [TensorSpec(s, dtype) for s in (shape, table, table)]
+            operands: list[Argument] = [TensorSpec(s, dtype) for s in (shape, table, table)]
             operands[which] = draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES)))
             return case(*operands)
         case "expanded":
