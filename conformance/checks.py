@@ -6,14 +6,12 @@ import dataclasses
 import functools
 import math
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
-from conformance import cases
 from conformance.cases import Case
 from conformance.compare import Comparison, compare, kept
 from conformance.distribution import faults
@@ -115,7 +113,7 @@ def metadata(trial: Trial) -> Finding:
     for place, (ours, theirs) in enumerate(zip(trial.ours.tensors(), trial.reference.tensors(), strict=True)):
         which = f"result {place}: " if isinstance(trial.ours.value, tuple) else ""
         for name, get in _METADATA.items():
-            if get(ours) != get(theirs) and not (name == "strides" and _as_on_cuda(trial, place, ours)):
+            if get(ours) != get(theirs):
                 problems.append(f"{which}{name} {get(ours)}, torch's is {get(theirs)}")
         problems += [f"{which}{problem}" for problem in _identity(trial, ours, theirs)]
     return Finding("metadata", FAILED if problems else PASSED, "\n  ".join(problems))
@@ -263,32 +261,6 @@ def _shares(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> int | Non
     if not place:
         return None
     return next((i for i, operand in enumerate(operands) if operand.untyped_storage().data_ptr() == place), None)
-
-
-def _as_on_cuda(trial: Trial, place: int, ours: torch.Tensor) -> bool:
-    """Whether a result on the CPU has the strides that torch on CUDA gives it.
-
-    Before it chooses strides, torch's CPU copies operands that it promotes, and copies of expanded ones lie otherwise.
-    CUDA does not, so it answers as for operands of one dtype.
-    """
-    dtypes = {tensor.dtype for tensor in trial.inputs}
-    if ours.is_cpu and len(dtypes) > 1:
-        # Integers that are divided are promoted once more, to what comes out.
-        floating = ours.dtype.is_floating_point
-        promoted = ours.dtype if floating else functools.reduce(torch.promote_types, dtypes)
-        operands = [_ones_like(tensor, promoted) for tensor in trial.inputs]
-        args, kwargs = cases.bind(trial.case, operands)
-        with warnings.catch_warnings(action="ignore"):
-            answer = trial.spec.reference(*args, **kwargs)
-        there = (answer if isinstance(answer, tuple) else (answer,))[place]
-        return _significant_strides(ours) == _significant_strides(there)
-    return False
-
-
-def _ones_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Ones that lie in a storage of their own as the elements of ``tensor`` do in theirs."""
-    storage = torch.ones(tensor.untyped_storage().nbytes() // tensor.itemsize, dtype=dtype)
-    return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _significant_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:

@@ -56,6 +56,8 @@ def _of_bool(call: Call) -> bool:
 
 
 def _same_bools(function: Function, input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    if isinstance(out, torch.Tensor) and out.dtype != torch.bool:
+        raise RuntimeError(f"argument 'out' has dtype {out.dtype}; abs wants that of the input")
     return torch.logical_or(input, input, out=out)
 
 
@@ -117,7 +119,7 @@ def _by_rounded(
 
 
 def _laid_out_anew(call: Call) -> bool:
-    """An operand with gaps or strides of 0, whose copy has other strides, and promotion, which copies on the CPU."""
+    """Promotion, which copies on the CPU, and an operand with gaps or strides of 0, whose copy has other strides."""
     tensors = [x for name, x in _arguments(call) if name != "out" and isinstance(x, torch.Tensor)]
     anew = any(torch.empty_like(x, device="meta").stride() != x.stride() for x in tensors)
     whole = any(not x.dtype.is_floating_point for x in tensors)

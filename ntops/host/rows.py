@@ -9,22 +9,23 @@ from ntops.torch.utils import Config, make
 LONGEST_TILE = 16384
 
 
-def config(columns):
+def config(columns, longest_tile=LONGEST_TILE):
     """The configuration for rows of ``columns`` elements, and whether a row is walked tile by tile."""
-    block_columns = min(max(next_power_of_2(columns), 16), LONGEST_TILE)
+    block_columns = min(max(next_power_of_2(columns), 16), longest_tile)
     # A tile of about 4096 elements keeps a program busy; narrow rows share one.
     block_rows = max(4096 // block_columns, 1)
     num_warps = 4 if block_columns <= 4096 else 8 if block_columns <= 8192 else 16
 
-    return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps), columns > LONGEST_TILE
+    return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps), columns > longest_tile
 
 
-def launch(premake, operands, dim=-1, numbers=None):
+def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
     """Launch a kernel that reduces ``dim``.
 
     :param premake: The kernel's ``premake``.
     :param operands: The tensors by name, the output first, all of one shape of at least one dim and not empty.
     :param numbers: The Python numbers of the kernel by name, in the order of the application.
+    :param longest_tile: How many elements of a row the kernel can hold in registers.
     """
     output = next(iter(operands.values()))
     dim %= output.ndim
@@ -38,7 +39,7 @@ def launch(premake, operands, dim=-1, numbers=None):
         name: tensor.as_strided((*shape, columns), (*own, tensor.stride(dim)))
         for (name, tensor), own in zip(operands.items(), strides, strict=True)
     }
-    chosen, looped = config(columns)
+    chosen, looped = config(columns, longest_tile)
     compute_dtype = accumulate_dtype(output.dtype)
     arguments = {"ndim": len(shape) + 1, "looped": looped}
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from conformance import bounds, cases, deviations
+from conformance import bounds, cases, deviations, stand_ins
 from conformance.cases import Case, Same
 from conformance.compare import Comparison, compare
 from conformance.ops import _elementwise as elementwise
@@ -68,7 +68,7 @@ def by_torch(case: Case) -> torch.Tensor:
     args, kwargs, _ = cases.materialize(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return registry()[case.op].reference(*args, **kwargs)
+        return stand_ins.answer(case.op, registry()[case.op].reference, Call(args, kwargs, None))(*args, **kwargs)
 
 
 def judged(case: Case) -> Comparison:
@@ -426,6 +426,22 @@ def test_what_cuda_alone_refuses_the_cpu_takes_or_refuses_otherwise(refusal):
     assert raised is not refusal.error
     assert deviations.named_deviation(refusal.case, "errors", "cpu") == refusal.name
     assert deviations.named_deviation(refusal.case, "errors", "cuda") is None
+
+
+@pytest.mark.parametrize("stand_in", stand_ins.STAND_INS, ids=lambda s: s.name)
+def test_what_the_cpu_answers_otherwise_has_a_stand_in(stand_in):
+    case, reference = stand_in.case, registry()[stand_in.case.op].reference
+    assert stand_ins.find(case.op, call(case)) is stand_in
+    assert judged(case).passed
+    given = call(case)
+    if stand_in.check == "errors":
+        with pytest.raises(RuntimeError):
+            reference(*given.args, **given.kwargs)
+    else:
+        assert reference(*given.args, **given.kwargs).stride() != by_torch(case).stride()
+    assert deviations.named_deviation(case, stand_in.check, "cpu") == stand_in.name
+    assert deviations.named_deviation(case, stand_in.check, "cuda") is None
+    assert deviations.named_deviation(case, "values", "cpu") is None or stand_in.check == "errors"
 
 
 def test_nothing_is_excused_that_is_not_in_the_table():
