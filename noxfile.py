@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import nox
 
@@ -51,9 +52,11 @@ def tests(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Benchmarks of the operators and of the harness; the JSON goes to .benchmarks/."""
     install(session, "conformance")
-    python(
-        session, "-m", "pytest", "conformance/benchmarks", "--benchmark-only", "--benchmark-autosave", *session.posargs
-    )
+    folder = Path("conformance/benchmarks")
+    suites = {path.stem.removeprefix("test_"): str(path) for path in folder.glob("test_*.py")}
+    chosen = [suites[argument] for argument in session.posargs if argument in suites]
+    others = [argument for argument in session.posargs if argument not in suites]
+    python(session, "-m", "pytest", *(chosen or [str(folder)]), "--benchmark-only", "--benchmark-autosave", *others)
 
 
 @nox.session
