@@ -114,7 +114,8 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     finite = np.isfinite(factor) & np.isfinite(b)
     overflow = ~oracle.in_range(product, dtype) | (np.isinf(product) & finite)
     # Of a float64 product that underflows not even the sign is left, unless it is fused with the sum.
-    underflow = (product == 0) & (value == 0) & finite & (factor != 0) & (b != 0)
+    tiny = np.abs(value) < torch.finfo(torch.float64).smallest_normal
+    underflow = (product == 0) & tiny & finite & (factor != 0) & (b != 0)
     judged = ~overflow & ~underflow
     return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
 
