@@ -50,13 +50,32 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Benchmarks of the operators and of the harness; the JSON goes to .benchmarks/."""
+    """Every operator against torch and torch.compile; "-- harness" or "-- interpreter": how fast these are.
+
+    The JSON goes to .benchmarks/, or where --benchmark-json says."""
     install(session, "conformance")
     folder = Path("conformance/benchmarks")
     suites = {path.stem.removeprefix("test_"): str(path) for path in folder.glob("test_*.py")}
     chosen = [suites[argument] for argument in session.posargs if argument in suites]
     others = [argument for argument in session.posargs if argument not in suites]
-    python(session, "-m", "pytest", *(chosen or [str(folder)]), "--benchmark-only", "--benchmark-autosave", *others)
+    # The suite of operators prints a table of its own.
+    quiet = [] if chosen and suites["ops"] not in chosen else ["--benchmark-quiet"]
+    save = ["--benchmark-autosave", "--benchmark-save-data"]
+    python(session, "-m", "pytest", *(chosen or [suites["ops"]]), "--benchmark-only", *quiet, *save, *others)
+
+
+@nox.session
+def compare(session: nox.Session) -> None:
+    """Is NEW worse than BASE? nox -s compare -- BASE NEW; benchmarks or metrics, exit code 1 on a regression."""
+    install(session, "conformance")
+    python(session, "-m", "reports", "compare", *session.posargs)
+
+
+@nox.session
+def report(session: nox.Session) -> None:
+    """Accuracy, speed and coverage as a page: nox -s report -- metrics.json bench.json; default: reports/results."""
+    install(session, "conformance")
+    python(session, "-m", "reports", "build", *session.posargs)
 
 
 @nox.session
@@ -81,9 +100,16 @@ def interpreter(session: nox.Session, triton: str) -> None:
 
 @nox.session
 def compile(session: nox.Session) -> None:
-    """Every kernel compiled for sm_80, sm_90, sm_100 and gfx942; needs no GPU."""
+    """Every kernel compiled for sm_80, sm_90, sm_100 and gfx942; needs no GPU. "-- --examples 1": a sample."""
     install(session, "conformance")
     python(session, "-m", "conformance.compilation", *session.posargs)
+
+
+@nox.session
+def selftest(session: nox.Session) -> None:
+    """Planted defects: how many the harness catches, and no false alarm of right implementations."""
+    install(session, "conformance")
+    python(session, "-m", "conformance.selftest", *session.posargs)
 
 
 @nox.session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 from conformance import cases, corpus, messages, runner
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.implementations import DEFAULT, ImplementationError, load
+from conformance.child import CASE_TIMEOUT, Child, HarnessError, seconds
+from conformance.implementations import DEFAULT, ImplementationError
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -20,28 +22,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.command(options)
-    except (CaseError, ImplementationError, runner.DeviceError) as error:
+    except (CaseError, HarnessError, ImplementationError, runner.DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Replay a saved case and say what came of it."""
-    # First: reading a case makes torch import Triton, before which ntops has to choose its interpreter.
-    device = runner.resolve_device(options.device)
-    implementation = load(options.implementation)
+    """Replay a saved case, in a process of its own, and say what came of it."""
     case = _read(options)
-    verdict = runner.judge(case, implementation, device)
+    with contextlib.closing(Child(options.implementation, options.device, timeout=options.case_timeout)) as child:
+        verdict = child.judge(case)
+        print(child.output(), end="")
+    name, device = options.implementation, child.about.device
     print(messages.call(case))
     if verdict.status == runner.NOT_PROVIDED:
-        raise ImplementationError(f"{implementation.name} does not provide this call of {case.op}")
+        raise ImplementationError(f"{name} does not provide this call of {case.op}")
+    if verdict.status == runner.OUT_OF_MEMORY:
+        raise runner.DeviceError(f"{device}: torch itself runs out of memory for this case")
     if text := messages.findings(verdict):
         print(text)
     share = (
         "" if verdict.share is None else f", {verdict.share:.4g} of the bound used (torch: {verdict.torch_share:.4g})"
     )
     refused = ", a call that torch refuses" if verdict.refused else ""
-    print(f"{verdict.id}: {verdict.status} for {implementation.name} on {device}{refused}{share}")
+    print(f"{verdict.id}: {verdict.status} for {name} on {device}{refused}{share}")
     return FAILED if verdict.failure else PASSED
 
 
@@ -85,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--implementation", default=DEFAULT, help="module, module:object or torch (default: %(default)s)")
     one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
+    limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
+    one.add_argument("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
     one.set_defaults(command=reproduce)
     commands.add_parser("show", parents=[file], help="print a case for reading").set_defaults(command=show)
     all_ = commands.add_parser("list", help="print the ops, their dtypes and the saved cases")

@@ -68,9 +68,10 @@ def ulp(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def rounding(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The most that one rounding of ``value`` to ``dtype`` changes it, u |value|, or half a step of the subnormals."""
+    """The most that one rounding of ``value`` to ``dtype`` changes it, u |value|, or half a step of the subnormals
+    (a whole one for float64, which has no number so small as half of it)."""
     form = FORMATS[dtype]
-    return np.maximum(form.unit * np.abs(value), form.subnormal / 2)
+    return np.maximum(form.unit * np.abs(value), max(form.subnormal / 2, FORMATS[torch.float64].subnormal))
 
 
 def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.ndarray | float:
@@ -295,3 +296,54 @@ def rope(first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarra
     """The sum of two products."""
     compute = compute_dtype(dtype)
     return ROPE * (rounding(first, compute) + rounding(second, compute))
+
+
+# --- attention ---------------------------------------------------------------------------------------------------
+
+# u sum(p |v|) (4 + 2 sqrt(S) + (2 sqrt(E) + 10) max sum|q k| scale): an exponential, a quotient, two sums of S terms,
+# and what a score that is off does to its weight and, through the normaliser, to all others. Half types also
+# 3h sqrt(sum (p v)^2), since weights may be rounded before the second product; float16 also 2^-25 sum|v|, where they
+# underflow; all types 2^-125 sum|v|, as exponentials do that are flushed to zero below the normal numbers, or, on
+# torch's CPU, already where their exponent rounds to -126 (1.37 times 2^-126 seen). Torch: 1.9h.
+# Scores have 10 more beside the 2 sqrt(E), since where E is small nothing averages: with E = 1 torch rounds each of two
+# scores five times (sqrt(scale), its product with the query and with the key, and theirs) and then their difference,
+# which may be twice as large: 12. Torch 2.13 on the CPU, two keys whose scores are far apart: 6.5 with E = 1, 4.05 with
+# 2, 5.02 with 3 (where 2 sqrt(E) is 3.5), 4.6 with 5, 3.9 with 16.
+ATTENTION_REST, ATTENTION_SUM, ATTENTION_SCORE, ATTENTION_SCALE = 4.0, 2.0, 2.0, 10.0
+ATTENTION_HALF, ATTENTION_UNDERFLOW = 3.0, 2.0**-25
+
+
+@dataclasses.dataclass(frozen=True)
+class Attended:
+    """Sums over the keys that take part, float64: (..., L, Ev), those of scores (..., L, 1); p are the weights."""
+
+    value: np.ndarray
+    weighted: np.ndarray
+    """sum(p |v|)."""
+    spread: np.ndarray
+    """sqrt(sum (p v)^2), equal weights of half types being one."""
+    total: np.ndarray
+    """sum |v|."""
+    largest: np.ndarray
+    """max of sum|q k| |scale|."""
+    masked: np.ndarray
+    """sum(p |v| |m|) + sum(p |v|) sum(p |m|), m the mask that is added to scores."""
+    walk: np.ndarray
+    """max of 2^-10 |score| + 2^-9 sqrt(sum (q k)^2) |scale|; read with TF32 only."""
+
+
+def attention(sums: Attended, keys: int, dim: int, dtype: torch.dtype) -> np.ndarray:
+    """Softmax(q k scale + m) v over ``keys`` keys of ``dim`` elements. Adding the mask rounds the sum, which may be
+    larger than the score, once, and once more where scores are kept in units of log 2."""
+    form = FORMATS[compute_dtype(dtype)]
+    score = (ATTENTION_SCORE * math.sqrt(dim) + ATTENTION_SCALE) * sums.largest
+    factor = ATTENTION_REST + ATTENTION_SUM * math.sqrt(keys) + score
+    bound = form.unit * (sums.weighted * factor + 2 * sums.masked) + (keys + 1) * form.subnormal
+    bound = bound + math.ldexp(2.0, form.least) * sums.total
+    if dtype in (torch.float16, torch.bfloat16):
+        bound = bound + ATTENTION_HALF * FORMATS[dtype].unit * sums.spread
+    if dtype == torch.float16:
+        bound = bound + ATTENTION_UNDERFLOW * sums.total
+    if uses_tf32(dtype):
+        bound = bound + 2 * sums.weighted * sums.walk + TF32_BIAS * np.abs(sums.value) + TF32_WALK * sums.spread
+    return bound

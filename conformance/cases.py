@@ -51,7 +51,22 @@ class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same", 
     """At most 0, and not beyond the start of the operand's storage (its layout's ``offset``)."""
 
 
-Argument = None | bool | int | float | str | tuple[int, ...] | TensorSpec | NonFinite | DType | Same
+class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
+    """``[start, start + length)`` of a dim of an earlier operand: the rows of a KV cache that a call writes."""
+
+    operand: int
+    dim: int
+    start: int
+    length: int
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="causal_variant"):
+    """A member of ``torch.nn.attention.bias.CausalVariant``, by its name."""
+
+    name: str
+
+
+Argument = None | bool | int | float | str | tuple[int, ...] | TensorSpec | NonFinite | DType | Same | View | Variant
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -71,6 +86,10 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 class CaseError(ValueError):
     """A case that is not well formed, or a file that does not hold one. The message is for people."""
+
+
+class TooLarge(CaseError):
+    """A case that needs more elements than the user allows."""
 
 
 class _Header(msgspec.Struct):
@@ -143,7 +162,7 @@ def read(path: Path | str, *, max_elements: int = MAX_ELEMENTS, max_bytes: int =
     try:
         return decode(data, max_elements=max_elements)
     except CaseError as error:
-        raise CaseError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
 def operands(case: Case) -> tuple[TensorSpec, ...]:
@@ -178,8 +197,12 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], 
                 return _shifted(tensors[operand], shift)
             case NonFinite(text):
                 return float(text)
+            case View(operand, dim, start, length):
+                return tensors[operand].narrow(dim, start, length)
             case DType(name):
                 return getattr(torch, name)
+            case Variant(name):
+                return _causal_variant(name)
         return argument
 
     args = tuple(value(argument) for argument in case.args)
@@ -221,6 +244,12 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
                 raise CaseError(f"an argument is the same tensor as operand {operand}, but {seen} come before it")
             case Same(operand, shift) if not -operands(case)[operand].layout.offset <= shift <= 0:
                 raise CaseError(f"an argument is operand {operand} shifted by {shift}, out of its storage")
+            case View(operand) if not 0 <= operand < seen:
+                raise CaseError(f"an argument is a view of operand {operand}, but {seen} come before it")
+            case View(operand) if not _within(argument, operands(case)[operand].shape):
+                raise CaseError(f"an argument is a view that operand {operand} does not hold: {argument}")
+            case Variant(name) if name not in VARIANTS:
+                raise CaseError(f"unknown causal variant {name!r}; known are {', '.join(VARIANTS)}")
             case NonFinite(text) if text not in ("nan", "inf", "-inf"):
                 raise CaseError(f"a non-finite float is nan, inf or -inf, not {text!r}")
             case DType(name) if name not in DTYPES:
@@ -236,6 +265,16 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
+VARIANTS = ("UPPER_LEFT", "LOWER_RIGHT")
+
+
+def _causal_variant(name: str) -> Any:
+    # Imported where it is needed: it takes a second, and few ops have it.
+    from torch.nn.attention.bias import CausalVariant
+
+    return CausalVariant[name]
+
+
 def _arguments(case: Case) -> list[Argument]:
     return [*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))]
 
@@ -244,6 +283,12 @@ def _shifted(tensor: torch.Tensor, shift: int) -> torch.Tensor:
     if not shift or tensor.is_meta:
         return tensor
     return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + shift)
+
+
+def _within(view: View, shape: tuple[int, ...]) -> bool:
+    return (
+        0 <= view.dim < len(shape) and min(view.start, view.length) >= 0 and view.start + view.length <= shape[view.dim]
+    )
 
 
 def _elements(spec: TensorSpec, operand: int, limit: int) -> int:
@@ -271,4 +316,4 @@ def _result_elements(case: Case, reference: Any) -> int:
 
 def _limit(elements: int, what: str, limit: int) -> None:
     if elements > limit:
-        raise CaseError(f"{what} would hold {elements} elements; the limit is {limit} (--max-elements raises it)")
+        raise TooLarge(f"{what} would hold {elements} elements; the limit is {limit} (--max-elements raises it)")

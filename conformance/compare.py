@@ -26,6 +26,8 @@ class Comparison(msgspec.Struct, frozen=True):
     oracle: float | int | bool | None = None
     error: float = 0.0
     allowed: float = 0.0
+    ulps: float = 0.0
+    """The largest error of a judged element in units in the last place of the output dtype, at the oracle's value."""
     judged: int = 0
     """Elements judged."""
     failed: int = 0
@@ -147,6 +149,14 @@ def _worst(
     if not judged:
         return Comparison(True)
     place = int(np.argmax(share))
+    ulps = 0.0
+    if expected.bound is not None:
+        with np.errstate(all="ignore"):
+            found = error / bounds.ulp(_flat(expected.value), output.dtype)
+        # A NaN or infinity in its right place is no error.
+        ulps = float(
+            np.max(np.where((share < 0) | (error == 0), 0.0, np.nan_to_num(found, nan=math.inf, posinf=math.inf)))
+        )
     failed = int((share > 1).sum())
     index = tuple(int(i) for i in np.unravel_index(place, output.shape))
     return Comparison(
@@ -157,6 +167,7 @@ def _worst(
         oracle=expected.value[index].item(),
         error=float(error[place]),
         allowed=float(allowed[place]),
+        ulps=ulps,
         judged=judged,
         failed=failed,
     )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import msgspec
 import pytest
-import torch
 
-from conformance import cases, corpus, metrics, runner
+from conformance import cases, corpus, database, journal, metrics, runner
 from conformance import spec as specs
 from conformance.checks import CHECKS
-from conformance.implementations import DEFAULT, Implementation, ImplementationError, load
+from conformance.child import CASE_TIMEOUT, Child, seconds
+from conformance.child_main import Within
+from conformance.implementations import DEFAULT, ImplementationError
 from conformance.metrics import Record, Tally
 from conformance.session import PROFILES, Run
 
@@ -39,20 +43,21 @@ class Options:
         )
         default = "ci" if os.environ.get("CI") else "smoke"
         self.profile = _among("profile", [config.getoption("--hypothesis-profile") or default], [*PROFILES])[0]
-        try:
-            self.device = runner.resolve_device(config.getoption("--device"), _worker_number(config))
-            self.implementation: Implementation = load(config.getoption("--implementation"))
-        except (runner.DeviceError, ImplementationError) as error:
-            raise pytest.UsageError(str(error)) from None
+        self.implementation: str = config.getoption("--implementation")
         folder = config.getoption("--corpus")
         if folder is not None and not folder.is_dir():
             raise pytest.UsageError(f"--corpus {folder}: not a folder")
-        self.folders = [folder] if folder else [corpus.SHIPPED, corpus.FAILURES]
-        self.save_to = folder or corpus.FAILURES
+        self.folders = [folder] if folder else [corpus.SHIPPED, corpus.LARGE, corpus.FAILURES]
+        self.max_elements: int = config.getoption("--max-elements")
+        self.save_to: Path = folder or corpus.FAILURES
+        self.makes_folder = not self.save_to.exists()
         self.metrics: Path | None = config.getoption("--metrics")
         if self.metrics is not None and not self.metrics.absolute().parent.is_dir():
             raise pytest.UsageError(f"--metrics {self.metrics}: there is no folder {self.metrics.parent}")
-        self.timeout = config.getoption("--case-timeout")
+        try:
+            self.database = database.connect(config.getoption("--database") or ())
+        except database.DatabaseError as error:
+            raise pytest.UsageError(str(error)) from None
         self.settings = PROFILES[self.profile]
         if examples := config.getoption("--max-examples"):
             self.settings = hypothesis.settings(self.settings, max_examples=examples)
@@ -61,16 +66,51 @@ class Options:
         if not self.pairs:
             wanted = "; ".join(f"{op} takes {', '.join(known[op].dtypes)}" for op in self.ops)
             raise pytest.UsageError(f"no op that was asked for takes the dtypes that were asked for: {wanted}")
+        self.arguments = [
+            *(part for op in self.ops for part in ("--op", op)),
+            *(part for dtype in self.dtypes for part in ("--dtype", dtype)),
+            *("--hypothesis-profile", self.profile, "--max-examples", str(self.settings.max_examples)),
+            *("--hypothesis-seed", str(self.seed)),
+        ]
+        """What makes the same options in a child."""
+        self.within = next((one for one in config.pluginmanager.get_plugins() if isinstance(one, Within)), None)
+        """Where this is pytest in the child itself."""
+        if self.within is None:
+            limit = config.getoption("--case-timeout")
+            device, number = config.getoption("--device"), _worker_number(config)
+            self.child = Child(self.implementation, device, number, self.checks, limit)
+
+    def run(self, written: journal.Journal | None = None) -> Run:
+        """What is judged, and how."""
+        judged = self.within or self.child
+        return Run(
+            implementation=judged.implementation,
+            device=judged.device,
+            dtypes=self.dtypes,
+            checks=self.checks,
+            save_to=self.save_to,
+            settings=self.settings,
+            seed=self.seed,
+            max_elements=self.max_elements,
+            child=None if self.within else self.child,
+            journal=written,
+            database=self.database,
+        )
 
     def saved(self) -> list[Path]:
-        """Saved cases of these ops and dtypes; damaged files too, which fail when they are replayed."""
-        return [path for path in corpus.files(self.folders) if self._wanted(path)]
+        """Saved cases of these ops and dtypes, each once; damaged files too, which fail when they are replayed."""
+        found: dict[str, Path] = {}
+        for path in corpus.files(self.folders):
+            try:
+                case = cases.read(path, max_elements=sys.maxsize)
+            except cases.CaseError:
+                found[str(path)] = path
+            else:
+                if self._wanted(case):
+                    found.setdefault(cases.case_id(case), path)
+        return [*found.values()]
 
-    def _wanted(self, path: Path) -> bool:
-        try:
-            case = cases.read(path)
-        except cases.CaseError:
-            return True
+    def _wanted(self, case: cases.Case) -> bool:
         # Mixed-dtype cases count for each of their dtypes here: rather one replay too many.
         return case.op in self.ops and (
             any(spec.dtype in self.dtypes for spec in cases.operands(case)) or not cases.operands(case)
@@ -79,6 +119,7 @@ class Options:
 
 _OPTIONS = pytest.StashKey[Options]()
 _TALLY = pytest.StashKey[Tally]()
+_FOUND = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,9 +133,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     where = f"those of the package, and ./{corpus.FAILURES}, where failing cases are saved"
     saved = f"saved cases, replayed first; failing cases are saved there too (default: {where})"
     add("--corpus", type=Path, metavar="DIR", help=saved)
+    shared = "where failing examples are kept and tried first: a folder or redis://HOST/N, or either after readonly:"
+    add("--database", action="append", metavar="URL", help=f"{shared}; repeatable (default: none)")
     add("--metrics", type=Path, metavar="FILE.json", help="write the counts and shares of the bound here")
     limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
-    add("--case-timeout", type=_seconds, default=120.0, metavar="SECONDS", help=limit)
+    add("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
+    most = "saved cases whose operands or result hold more elements are skipped (default: %(default)s)"
+    add("--max-elements", type=_positive, default=cases.MAX_ELEMENTS, metavar="N", help=most)
     number = "legal cases for each op and dtype; a quarter as many refused ones (default: the profile's)"
     add("--max-examples", type=_positive, metavar="N", help=number)
 
@@ -102,24 +147,75 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     # First, so that an unknown --hypothesis-profile is told here and not by an internal error of Hypothesis's plugin.
-    config.stash[_OPTIONS] = Options(config)
+    options = config.stash[_OPTIONS] = Options(config)
     config.stash[_TALLY] = Tally()
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Collector(config), "conformance-collector")
+    # The child of a worker gets ready while tests are collected.
+    if options.within is not None or hasattr(config, "workerinput"):
+        return
+    try:
+        options.child.ready()
+        (options.save_to / journal.FOLDER).mkdir(parents=True, exist_ok=True)
+    except (runner.DeviceError, ImplementationError) as error:
+        raise pytest.UsageError(str(error)) from None
+    except OSError as error:
+        raise pytest.UsageError(f"failing cases cannot be saved in {options.save_to}: {error.strerror}") from None
+    config.stash[_FOUND] = [
+        f"an earlier run of {options.implementation} was killed while it judged; saved {path}"
+        for left in journal.recover(options.save_to, options.implementation)
+        for path in corpus.keep_left(left, options.save_to)
+    ]
+    config.pluginmanager.register(_Collector(config), "conformance-collector")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _OPTIONS in config.stash and config.stash[_OPTIONS].within is None:
+        config.stash[_OPTIONS].child.close()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Every worker of pytest-xdist draws from the seed of the whole run."""
-    node.workerinput["conformance_seed"] = node.config.stash[_OPTIONS].seed
+    """Every worker of pytest-xdist draws from the seed of the whole run, and judges in a child of its own."""
+    options = node.config.stash[_OPTIONS]
+    node.workerinput["conformance_seed"] = options.seed
+    options.child.close()
 
 
-def pytest_report_header(config: pytest.Config) -> str:
+def pytest_report_header(config: pytest.Config) -> list[str]:
     options = config.stash[_OPTIONS]
-    return (
-        f"conformance: {options.implementation.name} on {_device_name(options.device)}, profile {options.profile}, "
-        f"{options.settings.max_examples} cases for each op and dtype, --hypothesis-seed {options.seed}"
-    )
+    if hasattr(config, "workerinput"):
+        return []
+    return [
+        f"conformance: {options.implementation} on {options.child.about.device_name}, profile {options.profile}, "
+        f"{options.settings.max_examples} cases for each op and dtype, --hypothesis-seed {options.seed}",
+        *config.stash[_FOUND],
+    ]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``test_<op>.py`` is what one op is asked beyond its cases: collected where that op is judged."""
+    op = _op(collection_path)
+    return True if op is not None and op not in config.stash[_OPTIONS].ops else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Those tests run in the child, as a whole; here they need no fixtures."""
+    if config.stash[_OPTIONS].within is None:
+        for item in items:
+            if isinstance(item, pytest.Function) and _op(item.path) is not None:
+                item.fixturenames = []
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    options = pyfuncitem.config.stash[_OPTIONS]
+    if options.within is not None or _op(pyfuncitem.path) is None:
+        return None
+    outcome, message = options.child.run([f"{pyfuncitem.path}::{pyfuncitem.name}", *options.arguments])
+    print(options.child.output(), end="")
+    if outcome == "skipped":
+        pytest.skip(message.removeprefix("Skipped: "))
+    if outcome != "passed":
+        pytest.fail(message, pytrace=False)
+    return True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -134,46 +230,61 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def run(pytestconfig: pytest.Config) -> Run:
+def run(pytestconfig: pytest.Config) -> Iterator[Run]:
     """What is judged, and how."""
     options = pytestconfig.stash[_OPTIONS]
-    return Run(
-        implementation=options.implementation,
-        device=options.device,
-        dtypes=options.dtypes,
-        checks=options.checks,
-        save_to=options.save_to,
-        settings=options.settings,
-        seed=options.seed,
-        timeout=options.timeout,
-        log=_stderr(pytestconfig),
-    )
+    if options.within is not None:
+        yield options.run()
+        return
+    worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "main")
+    header = journal.Header(options.implementation, worker)
+    with contextlib.closing(journal.Journal(options.save_to, header)) as written:
+        yield options.run(written)
 
 
 class _Collector:
-    """Adds up what the items report, wherever they ran."""
+    """Adds up what the items report, wherever they ran, and what workers left that were killed."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+        self.options, self.tally = config.stash[_OPTIONS], config.stash[_TALLY]
+        self.killed: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call":
             return
         for name, value in report.user_properties:
             if name == "conformance":
-                self.config.stash[_TALLY].merge(msgspec.json.decode(str(value), type=list[Record]))
+                self.tally.merge(msgspec.json.decode(str(value), type=list[Record]))
+
+    # Last: by then the workers have ended.
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        options = self.options
+        for left in journal.recover(options.save_to, options.implementation):
+            report = options.run().salvage(left)
+            self.tally.merge(report.tally.sorted())
+            self.killed.append("\n\n".join((f"worker {left.header.worker} was killed", *report.failures)))
+        if options.makes_folder:
+            # Not where something was saved.
+            with contextlib.suppress(OSError):
+                options.save_to.rmdir()
+        if self.killed and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        options, tally = self.config.stash[_OPTIONS], self.config.stash[_TALLY]
+        options, tally = self.options, self.tally
+        if self.killed:
+            terminalreporter.section("processes that were killed while they judged")
+            terminalreporter.line("\n\n".join(self.killed))
         if not tally.records:
             return
-        terminalreporter.section(f"conformance of {options.implementation.name} on {_device_name(options.device)}")
+        terminalreporter.section(f"conformance of {options.implementation} on {options.child.about.device_name}")
         for line in metrics.table(tally.by_op()):
             terminalreporter.line(line)
         if options.metrics is not None:
             about = {
-                "implementation": options.implementation.name,
-                "device": str(options.device),
+                "implementation": options.implementation,
+                "device": options.child.about.device,
                 "profile": options.profile,
                 "max_examples": options.settings.max_examples,
                 "seed": options.seed,
@@ -181,6 +292,12 @@ class _Collector:
             }
             corpus.write(options.metrics, metrics.document(tally.sorted(), about))
             terminalreporter.line(f"metrics written to {options.metrics}")
+
+
+def _op(path: Path) -> str | None:
+    """The op whose own tests a file holds."""
+    op = path.stem.removeprefix("test_")
+    return op if op in specs.registry() else None
 
 
 def _among(what: str, named: list[str] | None, valid: list[str]) -> list[str]:
@@ -207,26 +324,7 @@ def _worker_number(config: pytest.Config) -> int:
     return int(config.workerinput["workerid"].removeprefix("gw")) if hasattr(config, "workerinput") else 0
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
-def _stderr(config: pytest.Config) -> int | None:
-    """The terminal's stderr, which pytest's own faulthandler plugin keeps while output is captured."""
-    try:
-        from _pytest.faulthandler import fault_handler_stderr_fd_key
-    except ImportError:
-        return None
-    return config.stash.get(fault_handler_stderr_fd_key, None)
-
-
 def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise ValueError(text)
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not 0 <= float(text) < float("inf"):
-        raise ValueError(text)
-    return float(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -13,10 +13,13 @@ import strategies.tensors
 from conformance import cases, messages, repro
 from conformance.cases import Case
 from conformance.implementations import Implementation
+from conformance.journal import Left
 from conformance.runner import Verdict
 
 SHIPPED = Path(__file__).with_suffix("")
 """The saved cases that are part of this package."""
+LARGE = SHIPPED / "large"
+"""Those that need gigabytes: replayed where ``--max-elements`` allows them, skipped elsewhere."""
 FAILURES = Path("failures")
 """Where failing cases go, and are replayed from, unless the user names a folder."""
 
@@ -39,25 +42,41 @@ def save(
     device: torch.device,
     folder: Path,
     replayed: Path | None = None,
+    script_of: Callable[[Case, Verdict, Implementation, torch.device], str] = repro.script,
 ) -> str:
     """Save a failing case and its script, and return the message about it, which names both files.
 
     A case that was replayed from a file stays where it is; its script goes to ``folder`` all the same.
+    ``script_of``: writes the script in another process, perhaps.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    path = replayed
-    if path is None:
-        path = folder / f"{verdict.id}.json"
-        check = verdict.failure.check if verdict.failure else "none"
-        note = f"{check} failed for {implementation.name} on {device}"
-        write(path, cases.encode(with_digests(case, note)))
+    check = verdict.failure.check if verdict.failure else "none"
+    path = replayed or keep(case, f"{check} failed for {implementation.name} on {device}", folder)
     script = folder / f"repro_{verdict.id}.py"
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        write(script, repro.script(case, verdict, implementation, device).encode())
+        write(script, script_of(case, verdict, implementation, device).encode())
         missing = ""
     except repro.ReproError as error:
         missing = str(error)
     return messages.failure(case, verdict, implementation.name, device, path, script, missing)
+
+
+def keep(case: Case, note: str, folder: Path) -> Path:
+    """Save a case under its id, and return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{cases.case_id(case)}.json"
+    write(path, cases.encode(with_digests(case, note)))
+    return path
+
+
+def keep_left(left: Left, folder: Path) -> list[Path]:
+    """Save what a killed process left, and return where."""
+    name = left.header.implementation
+    return [
+        keep(case, f"{verdict.failure.check} failed for {name}", folder)
+        for case, verdict in left.failing()
+        if verdict.failure
+    ]
 
 
 def write(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ the CPU) needs neither: it is not judged.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -118,17 +119,19 @@ def _bfloat16_subnormals(case: Case) -> bool:
     return any(bool(((x != 0) & (x.abs() < torch.finfo(x.dtype).smallest_normal)).any()) for x in tensors)
 
 
-def _bfloat16_odd(case: Case) -> bool:
+def _bfloat16_tail(case: Case) -> bool:
     first = _specs(case)[case.op == "addmm"]
-    return first.dtype == "bfloat16" and first.shape[-1] % 2 == 1
+    return first.dtype == "bfloat16" and first.shape[-1] % 32 != 0
 
 
-def _half_by_0d(case: Case) -> bool:
+def _half_by_one(case: Case) -> bool:
     if len(case.args) != 2 or not _specs(case):
         return False
     first, second = case.args
     result = str(elementwise.result_of((first, second))[1]).removeprefix("torch.")
-    return result in dtype_names.HALF and any(not spec.shape and spec.dtype != result for spec in _specs(case))
+    return result in dtype_names.HALF and any(
+        math.prod(spec.shape) == 1 and spec.dtype != result for spec in _specs(case)
+    )
 
 
 def _scalar_divisor(case: Case) -> bool:
@@ -145,10 +148,10 @@ def _bool_alpha_for_another_out(call: Call) -> bool:
 
 
 def _integer_product(call: Call) -> bool:
-    """Empty operands excepted: those torch answers before it looks for a kernel of the dtype."""
+    """Empty operands excepted (but in vectors): those torch answers before it looks for a kernel of the dtype."""
     operands = [x for x in call.args if isinstance(x, torch.Tensor)]
     whole = len({x.dtype for x in operands}) == 1 and not operands[0].dtype.is_floating_point
-    return whole and len(operands) == len(call.args) and all(x.numel() for x in operands[-2:])
+    return whole and len(operands) == len(call.args) and all(x.numel() or x.ndim == 1 for x in operands[-2:])
 
 
 def _expanded_out(call: Call) -> bool:
@@ -195,10 +198,15 @@ def _half_power(case: Case) -> bool:
     return len(case.args) == 2 and _specs(case)[0].dtype in dtype_names.HALF and _number(case.args[1]) in (2, 3, -2)
 
 
-def _other_parameters(call: Call) -> bool:
+def _other_parameters(call: Call, integers: bool = False) -> bool:
     input, *rest = call.args
     parameters = [x for x in (*rest, *call.kwargs.values()) if isinstance(x, torch.Tensor)]
-    return isinstance(input, torch.Tensor) and any(x.dtype != input.dtype for x in parameters)
+    return (
+        isinstance(input, torch.Tensor)
+        and input.dtype.is_floating_point is not integers
+        and any(x.dtype != input.dtype for x in parameters)
+        and not stand_ins.norm_of_no_rows(call)
+    )
 
 
 def _random(call: Call) -> bool:
@@ -227,10 +235,28 @@ def _half_dropout_in_place(case: Case) -> bool:
 PRODUCTS = ("mm", "bmm", "addmm", "matmul")
 
 
-def _alpha_overflows(case: Case) -> bool:
+def _alpha_leaves_range(case: Case) -> bool:
     alpha = abs(_number(case.kwargs.get("alpha", 1)) or 0.0)
     tensors = [materialize(spec, operand) for operand, spec in enumerate(_specs(case))][1:]
-    return any(bool((x.double().abs() * alpha > torch.finfo(bounds.compute_dtype(x.dtype)).max).any()) for x in tensors)
+    for x in tensors:
+        if not x.dtype.is_floating_point:
+            continue
+        size, form = x.double().abs(), torch.finfo(bounds.compute_dtype(x.dtype))
+        scaled = size * alpha
+        if bool(((scaled > form.max) | ((scaled < form.smallest_normal) & (size > 0))).any()):
+            return True
+    return False
+
+
+def _nan_scores(case: Case) -> bool:
+    named = (case.kwargs.get("present_key"), case.kwargs.get("present_key_slot"))
+    given = [x for x in (*case.args[:2], *named) if isinstance(x, TensorSpec) and dtype_names.is_floating(x.dtype)]
+    return any(bool(materialize(spec).isnan().any()) for spec in given)
+
+
+def _scale_not_positive(case: Case) -> bool:
+    causal = case.kwargs.get("is_causal") is True
+    return (_number(case.kwargs.get("scale", 1)) or 0) <= 0 and (causal or _specs(case)[0].dtype in dtype_names.HALF)
 
 
 # --- the tables --------------------------------------------------------------------------------------------------
@@ -249,6 +275,13 @@ REFUSALS: tuple[Refusal, ...] = (
         error=RuntimeError,
         applies=_other_parameters,
         case=Case(op="layer_norm", args=(_tensor("float16", 3, 5), (5,), _tensor("float32", 5), _tensor("float32", 5))),
+    ),
+    Refusal(
+        "layer_norm of integers with parameters of another dtype",
+        ops=("layer_norm",),
+        error=NotImplementedError,
+        applies=functools.partial(_other_parameters, integers=True),
+        case=Case(op="layer_norm", args=(_tensor("int32", 3, 5), (5,), _tensor("float32", 5))),
     ),
     Refusal(
         "dropout of integers",
@@ -311,7 +344,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "bfloat16 subnormals in CPU products",
         "the bfloat16 dot product instructions of CPUs take subnormal operands as zero",
-        ops=PRODUCTS,
+        ops=(*PRODUCTS, "scaled_dot_product_attention"),
         checks=("values",),
         devices=("cpu",),
         applies=_bfloat16_subnormals,
@@ -324,13 +357,13 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ),
     ),
     Deviation(
-        "bfloat16 products with an odd K on the CPU",
-        "where the CPU has AMX, torch reads an element beyond each row of the first operand and multiplies it with 0, "
-        "so that a NaN or infinity there shows",
+        "bfloat16 products with a tail of K on the CPU",
+        "where the CPU has AMX and K is no multiple of 32, torch reads beyond each row of the first operand and "
+        "multiplies what is there with 0, so that a NaN or infinity shows",
         ops=PRODUCTS,
-        checks=("values", "deterministic"),
+        checks=("values", "deterministic", "guard_bands"),
         devices=("cpu",),
-        applies=_bfloat16_odd,
+        applies=_bfloat16_tail,
         case=Case(
             op="mm",
             args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129)),
@@ -338,11 +371,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "alpha in CPU products",
-        "the CPU's matrix library multiplies an operand with alpha, which may overflow where the product does not",
+        "the CPU's matrix library multiplies an operand with alpha, which may then overflow or become 0",
         ops=("addmm",),
         checks=("values",),
         devices=("cpu",),
-        applies=_alpha_overflows,
+        applies=_alpha_leaves_range,
         case=Case(
             op="addmm",
             args=(_tensor("float64", 2), _tensor("float64", 1, 1, values="near_overflow"), _tensor("float64", 1, 2)),
@@ -368,12 +401,12 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="dropout", args=(_tensor("float16", 999), 0.1875), kwargs={"inplace": True}),
     ),
     Deviation(
-        "half products with a 0-d tensor on the CPU",
-        "torch's CPU keeps the 0-d tensor at float32, as if it were a Python scalar; CUDA converts it to the half type",
+        "half products with a tensor of one element on the CPU",
+        "torch's CPU keeps the element at float32, as if it were a Python scalar; CUDA converts it to the half type",
         ops=("div", "mul"),
         checks=("values",),
         devices=("cpu",),
-        applies=_half_by_0d,
+        applies=_half_by_one,
         case=Case(op="div", args=(_tensor("float16", 999), _tensor("float32"))),
     ),
     Deviation(
@@ -429,5 +462,35 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_half_power,
         case=Case(op="pow", args=(_tensor("float16", 999), 3)),
+    ),
+    Deviation(
+        "NaN scores in CPU attention",
+        "torch's CPU takes the largest score of a row without looking at NaN, and a row of which it finds none for one "
+        "without keys, which is 0",
+        ops=("scaled_dot_product_attention",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_nan_scores,
+        case=Case(
+            op="scaled_dot_product_attention",
+            args=(
+                _tensor("float32", 1, 1, 3, 8, specials=(Special(8, "nan"),)),
+                _tensor("float32", 1, 1, 5, 8),
+                _tensor("float32", 1, 1, 5, 8),
+            ),
+        ),
+    ),
+    Deviation(
+        "a scale that is not positive in flash attention",
+        "torch multiplies the -inf of keys that a query does not see, on CUDA also that it begins with, by the scale",
+        ops=("scaled_dot_product_attention",),
+        checks=("values",),
+        devices=("cpu", "cuda"),
+        applies=_scale_not_positive,
+        case=Case(
+            op="scaled_dot_product_attention",
+            args=tuple(_tensor("float16", 1, 1, length, 8) for length in (3, 5, 5)),
+            kwargs={"is_causal": True, "scale": 0.0},
+        ),
     ),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from conformance.cases import Argument, Case, DType, NonFinite, Same, operands
+from conformance.cases import Argument, Case, DType, NonFinite, Same, Variant, View, operands
 from conformance.checks import FAILED, UNCLAIMED
 from conformance.implementations import DEFAULT
 from conformance.runner import Verdict
@@ -40,8 +40,12 @@ def call(case: Case) -> str:
                 return tensor(argument)
             case Same(operand, shift):
                 return f"operand {operand} itself" if not shift else f"operand {operand}, {-shift} elements earlier"
+            case View(operand, dim, start, length):
+                return f"operand {operand}, {start} to {start + length} of dim {dim}"
             case DType(name):
                 return f"torch.{name}"
+            case Variant(name):
+                return f"CausalVariant.{name}"
             case NonFinite(value):
                 return f"float({value!r})"
         return repr(argument)
@@ -55,6 +59,7 @@ def findings(verdict: Verdict) -> str:
     """Each check that failed, or that does not hold, with its message."""
     return "\n".join(
         f"{finding.check} {_SIGNS.get(finding.status, finding.status)}: {finding.message}"
+        + (f"\n  in {call(finding.case)}" if finding.case is not None else "")
         for finding in verdict.findings
         if finding.message
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import platform
 import sys
 from collections.abc import Iterable
@@ -11,10 +12,13 @@ from typing import Any
 import msgspec
 import torch
 
+from conformance import power
 from conformance.cases import Case, canonical, dtype_of
 from conformance.checks import DEVIATION, UNCLAIMED
 from conformance.runner import Verdict
 
+EDGES = tuple(2.0**power for power in range(-10, 1))
+"""Upper edges of the buckets in which shares of the bound are counted, after those of exactly 0; then over 1."""
 PACKAGES = ("torch", "triton", "ninetoothed", "numpy", "hypothesis", "ntops")
 
 
@@ -53,11 +57,19 @@ class Record(msgspec.Struct):
     failed: int = 0
     not_provided: int = 0
     deviated: int = 0
+    out_of_memory: int = 0
+    """Cases for which torch or the oracle needs more memory than there is."""
     refused: int = 0
     """Calls that torch refuses, of which the refusal was judged; they are among the passed or failed."""
     worst: Worst | None = None
     torch_largest: float | None = None
     """The largest share of the bound that torch itself used in any case."""
+    ulps: float | None = None
+    """The largest error in units in the last place, among those that passed."""
+    torch_ulps: float | None = None
+    """torch's own, in any case."""
+    shares: list[int] = []
+    """Cases by the largest share of the bound that they used: exactly 0, up to each of ``EDGES``, over 1."""
     failures: list[Failure] = []
     deviations: dict[str, Example] = {}
     """Known deviations of torch, by name."""
@@ -90,6 +102,8 @@ class Tally:
                 record.failures.append(Failure(verdict.id, verdict.failure.check if verdict.failure else "", case))
             case "deviation":
                 record.deviated += 1
+            case "out_of_memory":
+                record.out_of_memory += 1
             case _:
                 record.not_provided += 1
         for finding in verdict.findings:
@@ -99,6 +113,14 @@ class Tally:
                 _see(record.unclaimed, finding.check, Example(1, case))
         if verdict.torch_share is not None:
             record.torch_largest = max(record.torch_largest or 0.0, verdict.torch_share)
+        if verdict.share is not None:
+            bucket = 0 if verdict.share == 0 else 1 + bisect.bisect_left(EDGES, verdict.share)
+            _add(record.shares, [int(number == bucket) for number in range(len(EDGES) + 2)])
+        for finding in verdict.findings:
+            if finding.torch_ulps is not None:
+                record.torch_ulps = max(record.torch_ulps or 0.0, finding.torch_ulps)
+            if finding.ulps is not None and verdict.status == "passed":
+                record.ulps = max(record.ulps or 0.0, finding.ulps)
         if verdict.share is not None and verdict.status == "passed":
             _worse(record, Worst(verdict.share, verdict.torch_share or 0.0, verdict.id, case))
 
@@ -112,15 +134,17 @@ class Tally:
         """Add another tally's records to these; the two must not hold the same cases."""
         for other in records:
             mine = self._record(other.op, other.dtype)
-            for count in ("cases", "passed", "failed", "not_provided", "deviated", "refused"):
+            for count in ("cases", "passed", "failed", "not_provided", "deviated", "out_of_memory", "refused"):
                 setattr(mine, count, getattr(mine, count) + getattr(other, count))
             mine.failures.extend(other.failures)
             for name, example in other.deviations.items():
                 _see(mine.deviations, name, example)
             for name, example in other.unclaimed.items():
                 _see(mine.unclaimed, name, example)
-            if other.torch_largest is not None:
-                mine.torch_largest = max(mine.torch_largest or 0.0, other.torch_largest)
+            for largest in ("torch_largest", "ulps", "torch_ulps"):
+                if (value := getattr(other, largest)) is not None:
+                    setattr(mine, largest, max(getattr(mine, largest) or 0.0, value))
+            _add(mine.shares, other.shares)
             if other.worst is not None:
                 _worse(mine, other.worst)
 
@@ -162,6 +186,8 @@ def table(records: list[Record]) -> list[str]:
         for row in (head, *rows)
     ]
     for record in records:
+        if record.out_of_memory:
+            lines.append(f"{record.op}: {record.out_of_memory} cases were not judged: torch itself ran out of memory")
         lines += [f"{record.op}: known deviation of torch, {e.count} times: {n}" for n, e in record.deviations.items()]
         lines += [f"{record.op}: {n} is not claimed and broken in {e.count} cases" for n, e in record.unclaimed.items()]
     return lines
@@ -169,7 +195,8 @@ def table(records: list[Record]) -> list[str]:
 
 def document(records: list[Record], about: dict[str, Any]) -> bytes:
     """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records."""
-    whole = {"schema": 1, **about, **environment(), "records": records}
+    found = (power.power(record.op, record.dtype) for record in records if record.cases > record.not_provided)
+    whole = {"schema": 1, **about, **environment(), "power": [one for one in found if one], "records": records}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
@@ -186,6 +213,12 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _add(counts: list[int], more: list[int]) -> None:
+    counts.extend([0] * (len(more) - len(counts)))
+    for place, count in enumerate(more):
+        counts[place] += count
 
 
 def _share(share: float) -> str:

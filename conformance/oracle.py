@@ -57,8 +57,10 @@ def in_range(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def two_sum(a: np.ndarray, b: np.ndarray) -> Double:
     """a + b exactly, as its rounding and the rest; the rest is 0 where the sum is not finite."""
     high = a + b
-    shadow = high - a
-    low = (a - (high - shadow)) + (b - shadow)
+    # The larger one first (Dekker): no step overflows where the sum itself does not.
+    ordered = np.abs(a) >= np.abs(b)
+    large, small = np.where(ordered, a, b), np.where(ordered, b, a)
+    low = small - (high - large)
     return high, np.where(np.isfinite(high), low, 0.0)
 
 

@@ -10,13 +10,14 @@ import pprint
 import textwrap
 import zlib
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from conformance import bounds, distribution, messages, standalone
-from conformance.cases import Argument, Case, DType, NonFinite, Same, case_id, seed
+from conformance import bounds, distribution, guards, messages, standalone
+from conformance.cases import Argument, Case, DType, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import Outcome, builtin_class
 from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
@@ -28,6 +29,8 @@ MAX_BYTES = 2**26
 """Storage of all inputs together that a script can hold; a shrunk case has a few bytes."""
 MAX_PLACES = 4096
 """Elements of a result that a script judges: all, or the worst and others spread evenly."""
+ACROSS_CALLS = ("batch_invariant", "inplace", "aliasing", "special_values")
+"""Checks that may fail although each call by itself is right."""
 
 
 class ReproError(ValueError):
@@ -35,7 +38,13 @@ class ReproError(ValueError):
 
 
 def script(case: Case, verdict: Verdict, implementation: Implementation, device: torch.device) -> str:
-    """The script's text. Raises ReproError where the inputs are too large to be embedded."""
+    """The script's text. Raises ReproError where the inputs are too large to be embedded, or where the check compares
+    calls that a script of one call does not make."""
+    failure, name = verdict.failure, f"repro_{case_id(case)}.py"
+    if failure and failure.case is not None:
+        case = failure.case
+    elif failure and failure.check in ACROSS_CALLS:
+        raise ReproError(f"since {failure.check} compares this call with others, which the harness makes")
     prepared = prepare(case, device)
     size = sum(tensor.untyped_storage().nbytes() for tensor in prepared.inputs)
     if size > MAX_BYTES:
@@ -44,12 +53,13 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     if prepared.refusal is None:
         expected = prepared.spec.expected(prepared.call)
         results = [
-            _result(result, one, prepared.reference, verdict)
+            _result(result, one, prepared.reference, verdict) | ({} if prepared.spec.strides else {"strides": None})
             for result, one in zip(
                 prepared.reference.tensors(), expected if isinstance(expected, tuple) else (expected,), strict=True
             )
         ]
     failed = verdict.failure.check if verdict.failure else ""
+    copies, reference = "written" in prepared.spec.checks, prepared.reference.operands
     data = {
         "id": case_id(case),
         "op": case.op,
@@ -59,14 +69,18 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
         "operands": [_operand(tensor) for tensor in prepared.inputs],
-        "writes": sorted(prepared.spec.writes(case)),
+        "writes": [] if copies and prepared.refusal else sorted(prepared.spec.writes(case)),
+        "written": {number: _storage(reference[number]) for number in prepared.spec.writes(case)} if copies else {},
         "refusal": builtin_class(prepared.refusal).__name__ if prepared.refusal else None,
         "tuple": isinstance(prepared.reference.value, tuple),
         "results": results,
+        "failed": failed,
         "deterministic": failed == "deterministic" or "deterministic" in implementation.claims(case.op),
     }
-    random = any(result["random"] for result in results)
-    name = f"repro_{case_id(case)}.py"
+    # What the rest of the script takes from other modules, and the names under which it gets that.
+    parts: dict[str, ModuleType] = {"faults": distribution} if any(result["random"] for result in results) else {}
+    if failed in ("guard_bands", "fully_written"):
+        parts["guarded"] = guards
     # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
     about = f"{messages.call(case)}\n{messages.findings(verdict)}"
     return "\n".join(
@@ -81,7 +95,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
             "",
             *(f"# {line}".rstrip() for line in about.splitlines()),
             inspect.getsource(standalone).split('"""', 2)[2],
-            *([inspect.getsource(distribution).split('"""', 2)[2]] if random else []),
+            *(inspect.getsource(part).split('"""', 2)[2] for part in parts.values()),
             "",
             _call(case),
             "",
@@ -89,7 +103,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
             f"CASE = {pprint.pformat(data, width=120, sort_dicts=False)}",
             "",
             'if __name__ == "__main__":',
-            f"    sys.exit(main(CASE, call{', faults' if random else ''}))",
+            f"    sys.exit(main({', '.join(('CASE', 'call', *(f'{name}={name}' for name in parts)))}))",
             "",
         )
     )
@@ -108,8 +122,12 @@ def _call(case: Case) -> str:
             case Same(operand, shift):
                 it = f"operands[{operand}]"
                 return f"{it}.as_strided({it}.shape, {it}.stride(), {it}.storage_offset() - {-shift})" if shift else it
+            case View(operand, dim, start, length):
+                return f"operands[{operand}].narrow({dim}, {start}, {length})"
             case DType(name):
                 return f"torch.{name}"
+            case Variant(name):
+                return f"importlib.import_module('torch.nn.attention.bias').CausalVariant.{name}"
             case NonFinite(value):
                 return f"float({value!r})"
             case float() if not math.isfinite(argument):
@@ -125,14 +143,18 @@ def _call(case: Case) -> str:
 
 
 def _operand(tensor: torch.Tensor) -> dict[str, Any]:
-    storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
     return {
         "dtype": _Code(str(tensor.dtype)),
         "shape": list(tensor.shape),
         "strides": list(tensor.stride()),
         "offset": tensor.storage_offset(),
-        "storage": _pack(storage.numpy()),
+        "storage": _storage(tensor),
     }
+
+
+def _storage(tensor: torch.Tensor) -> str:
+    storage = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return _pack(storage.cpu().numpy())
 
 
 def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdict: Verdict) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import warnings
@@ -17,19 +18,23 @@ import strategies.tensors
 from conformance import cases, deviations, stand_ins
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, REFUSED_CHECKS, Finding, Outcome, Trial, malformed
+from conformance.checks import CHECKS, DEVIATION, FAILED, LAST_WORD, SAMPLED, Finding, Outcome, Trial, applicable
+from conformance.guards import Guard
 from conformance.implementations import TORCH, Implementation, load
-from conformance.limits import CaseTimeout
 from conformance.spec import Call, OpSpec
 
 NOT_PROVIDED = "not_provided"
+OUT_OF_MEMORY = "out_of_memory"
+CRASH, TIMEOUT = "crash", "timeout"
+"""What failures are called that no check finds: the process that judged the case died, or took too long."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """What came of one case.
 
     ``status``: "passed"; "failed"; "not_provided", the implementation lacks the op or leaves the call out by
-    declaration; "deviation", torch itself, where it is known to differ from the oracle.
+    declaration; "deviation", torch itself, where it is known to differ from the oracle; "out_of_memory", nothing was
+    judged, since torch or the oracle needs more memory than there is.
     """
 
     id: str
@@ -96,34 +101,65 @@ class Prepared(msgspec.Struct, frozen=True):
     call: Call
     refusal: type[BaseException] | None
 
-    def invoke(self, function: Callable[..., Any], watch: Watch = _unwatched, *, seeded: bool = True) -> Outcome:
+    def invoke(
+        self,
+        function: Callable[..., Any],
+        watch: Watch = _unwatched,
+        *,
+        seeded: bool = True,
+        guard: Guard | None = None,
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> Outcome:
         """Call ``function`` on operands of its own, whatever it does. A SystemExit is taken for its failure.
 
         ``watch``: what looks at every access of an interpreted kernel to memory; a fault ends the call.
         Before each call torch's generators are seeded from the case, unless not ``seeded``.
+        ``inputs``: other operands than those of the case, on the CPU.
+        ``guard``: what keeps operands and new memory apart; None leaves torch alone.
         """
-        operands = tuple(_copy(tensor, self.device) for tensor in self.inputs)
+        given = self.spec.writes(self.case)
+        operands = tuple(
+            _copy(tensor, self.device) if guard is None else guard.operand(tensor, number in given)
+            for number, tensor in enumerate(self.inputs if inputs is None else inputs)
+        )
         args, kwargs = cases.bind(self.case, operands)
-        writable = [operands[number] for number in self.spec.writes(self.case)]
+        value = error = None
         if seeded:
-            torch.manual_seed(cases.seed(self.case))
+            _seed(cases.seed(self.case), self.device)
         try:
-            # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+            # torch warns of every ``out`` that it resizes, and here that is what was asked for. The watch is the
+            # innermost: it sees what was allocated, and not how it is guarded.
             with (
                 warnings.catch_warnings(action="ignore"),
-                watch(operands, writable) as watcher,
+                guard or contextlib.nullcontext(),
+                watch(operands, [operands[number] for number in given]) as watcher,
             ):
                 value = function(*args, **kwargs)
                 if watcher is not None:
                     watcher.check_written(value)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
-            return Outcome(operands, value=value)
-        except (KeyboardInterrupt, CaseTimeout):
+        except KeyboardInterrupt:
             raise
         # What is judged is somebody else's code: anything that it raises is a finding, never a crash of the run.
-        except BaseException as error:  # noqa: BLE001
-            return Outcome(operands, error=error)
+        except BaseException as raised:  # noqa: BLE001
+            value, error = None, raised
+        if guard is None:
+            return Outcome(operands, value, error)
+        return Outcome(operands, value, error, guard.fresh, guard.trespass())
+
+    def guarded(
+        self,
+        function: Callable[..., Any],
+        watch: Watch = _unwatched,
+        *,
+        seeded: bool = True,
+        fill: int = 0,
+        around: int = 0,
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> Outcome:
+        """``invoke`` with margins around all memory. ``fill`` and ``around`` choose the poison, as of ``Guard``."""
+        return self.invoke(function, watch, seeded=seeded, guard=Guard(self.device, fill, around), inputs=inputs)
 
 
 def prepare(case: Case, device: torch.device | str) -> Prepared:
@@ -135,7 +171,7 @@ def prepare(case: Case, device: torch.device | str) -> Prepared:
     prepared = Prepared(case, spec, device, inputs, Outcome(()), Call(args, kwargs, None), None)
     on_cpu = device.type == "cpu"
     reference = prepared.invoke(stand_ins.answer(case.op, spec.reference, prepared.call) if on_cpu else spec.reference)
-    if isinstance(reference.error, torch.OutOfMemoryError):
+    if reference.error is not None and _is_out_of_memory(reference.error):
         raise reference.error
     call = Call(args, kwargs, _on_cpu(reference.value) if reference.error is None else None)
     refusal = spec.cuda_refuses(call) if on_cpu else None
@@ -149,48 +185,48 @@ def judge(
     implementation: Implementation | str,
     device: torch.device | str = "cpu",
     checks: Sequence[str] | None = None,
+    thorough: bool = True,
 ) -> Verdict:
-    """Run one case and all checks that apply, or those named.
+    """Run one case and all checks that apply, or those named; not ``thorough``, one of those that are sampled.
 
     Nothing that the implementation does ends the run: a call that raises where torch does not, or that returns what
     cannot be judged, is a failure under any choice of checks. Only KeyboardInterrupt passes through.
     """
     if isinstance(implementation, str):
         implementation = load(implementation)
-    identity = cases.case_id(case)
-    function = implementation.function(case.op)
-    if function is None:
+    if implementation.function(case.op) is None:
+        return Verdict(cases.case_id(case), case.op, NOT_PROVIDED)
+    try:
+        return judge_prepared(prepare(case, device), implementation, checks, thorough)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return Verdict(cases.case_id(case), case.op, OUT_OF_MEMORY)
+
+
+def judge_prepared(
+    prepared: Prepared, implementation: Implementation, checks: Sequence[str] | None = None, thorough: bool = True
+) -> Verdict:
+    """``judge`` of a case that is prepared already: what several implementations are judged on is made once."""
+    case, identity = prepared.case, cases.case_id(prepared.case)
+    if implementation.function(case.op) is None:
         return Verdict(identity, case.op, NOT_PROVIDED)
-    prepared = prepare(case, device)
     if changed := _changed_inputs(prepared):
         return Verdict(identity, case.op, FAILED, (Finding("inputs", FAILED, changed),))
     watched = prepared.device.type == "cpu" and "memory" in (CHECKS if checks is None else checks)
-    ours = prepared.invoke(function, _watch() if watched else _unwatched)
-    if (
-        prepared.refusal is None
-        and isinstance(ours.error, NotImplementedError)
-        and prepared.spec.left_out(prepared.call)
-    ):
+    trial = _trial(prepared, implementation, _watch() if watched else _unwatched, checks is not None or thorough)
+    if trial.left_out:
         return Verdict(identity, case.op, NOT_PROVIDED)
-    trial = Trial(
-        case=case,
-        spec=prepared.spec,
-        implementation=implementation,
-        inputs=prepared.inputs,
-        call=prepared.call,
-        reference=prepared.reference,
-        refusal=prepared.refusal,
-        ours=ours,
-        again=lambda: prepared.invoke(function),
-        following=lambda: prepared.invoke(function, seeded=False),
-        memory_fault=str(ours.error) if _is_memory_fault(ours.error) else "",
-    )
-    findings = tuple(
-        _named(CHECKS[check](trial), trial, prepared.device)
-        for check in _applicable(trial, checks or prepared.spec.checks)
-    )
+    findings = []
+    for check in applicable(trial, checks, thorough):
+        # Other calls would only go wrong in the same way.
+        if check in SAMPLED and any(finding.status == FAILED for finding in findings):
+            continue
+        findings.append(trial.excused(CHECKS[check](trial), case, check))
+        if check in LAST_WORD and findings[-1].status == FAILED:
+            break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
-    return Verdict(identity, case.op, next(iter(worst), "passed"), findings, prepared.refusal is not None)
+    return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), prepared.refusal is not None)
 
 
 def resolve_device(name: str, worker: int = 0) -> torch.device:
@@ -213,24 +249,29 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
     return torch.device("cuda", int(number) if number else worker % available)
 
 
-def _applicable(trial: Trial, checks: Sequence[str]) -> list[str]:
-    if trial.memory_fault:
-        return ["memory"]
-    if trial.refusal is not None:
-        return [check for check in CHECKS if check in checks and check in REFUSED_CHECKS] or ["errors"]
-    if trial.ours.error is not None:
-        return ["errors"]
-    if malformed(trial.ours.value, trial.reference.value):
-        return ["metadata"]
-    return [check for check in CHECKS if check in checks and check in trial.spec.checks]
+def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, thorough: bool) -> Trial:
+    function, device = implementation.function(prepared.case.op), prepared.device
+    assert function is not None
+    ours = prepared.guarded(function, watch)
 
+    def excuse(case: Case, check: str) -> str | None:
+        return deviations.named_deviation(case, check, device) if implementation.name == TORCH else None
 
-def _named(finding: Finding, trial: Trial, device: torch.device) -> Finding:
-    """A failure of torch itself that is known is a deviation."""
-    if finding.status != FAILED or trial.implementation.name != TORCH:
-        return finding
-    name = deviations.named_deviation(trial.case, finding.check, device)
-    return msgspec.structs.replace(finding, status=DEVIATION, message=name) if name else finding
+    return Trial(
+        case=prepared.case,
+        spec=prepared.spec,
+        implementation=implementation,
+        inputs=prepared.inputs,
+        call=prepared.call,
+        reference=prepared.reference,
+        refusal=prepared.refusal,
+        ours=ours,
+        attempt=functools.partial(prepared.guarded, function),
+        derive=lambda case: _trial(prepare(case, device), implementation, _unwatched, thorough),
+        excuse=excuse,
+        thorough=thorough,
+        memory_fault=str(ours.error) if _is_memory_fault(ours.error) else "",
+    )
 
 
 def _changed_inputs(prepared: Prepared) -> str:
@@ -241,6 +282,21 @@ def _changed_inputs(prepared: Prepared) -> str:
         f"operand {number} is not what it was when the case was saved: digest {now}, saved {then}"
         for number, (now, then) in enumerate(zip(found, digests, strict=True))
         if now != then
+    )
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    if device.type == "cpu":
+        # torch.manual_seed also notes the stack for each kind of device that is not there: half a millisecond a call.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Of the CPU's memory torch says so with a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     )
 
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import hypothesis
+import msgspec
 import torch
 from hypothesis import HealthCheck, Phase, Verbosity, strategies
+from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, corpus, limits, runner
+from conformance import cases, corpus, database, repro, runner
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.checks import FAILED, Finding
+from conformance.child import Child
 from conformance.implementations import Implementation
+from conformance.journal import Journal, Left
 from conformance.metrics import Tally
-from conformance.runner import Verdict
+from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, Verdict
 
 PROFILES = {
     "smoke": hypothesis.settings(max_examples=20),
@@ -30,6 +34,11 @@ PROFILES = {
 REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
 
+FATAL = {CRASH: 12, TIMEOUT: 3}
+"""Failures that cost a process, and after how many cases that end so a search is given up: a fresh process takes
+seconds, and a case that hangs all of ``--case-timeout``."""
+SHRINKING = {CRASH: 8, TIMEOUT: 1}
+"""How many such cases one round may meet: a crash is shrunk within that, a hang is not shrunk."""
 
 ROUND = 10
 """Cases that Hypothesis draws in one go. From the eleventh on it draws most of them as variations of those before, and
@@ -59,6 +68,33 @@ class Report:
     skipped: str = ""
 
 
+@dataclasses.dataclass
+class _Search:
+    """What one search has seen so far."""
+
+    report: Report = dataclasses.field(default_factory=Report)
+    seen: set[str] = dataclasses.field(default_factory=set)
+    """Ids of cases that need no judging again."""
+    failing: dict[str, tuple[Case, Verdict]] = dataclasses.field(default_factory=dict)
+    """By check, the smallest case so far."""
+    fatal: dict[str, Verdict] = dataclasses.field(default_factory=dict)
+    """By id, cases that ended the process that judged them: once is enough."""
+
+    def note(self, check: str, case: Case, verdict: Verdict) -> None:
+        """The last failure of a check is the shrunk one: Hypothesis ends with a replay of each. Not where the shrinking
+        was cut short."""
+        if check not in FATAL or check not in self.failing or _size(case) <= _size(self.failing[check][0]):
+            self.failing[check] = (case, verdict)
+
+    def given_up(self) -> str:
+        """Why no more cases are drawn, or an empty string."""
+        ends = [verdict.failure.check for verdict in self.fatal.values() if verdict.failure]
+        for check, most in FATAL.items():
+            if ends.count(check) >= most:
+                return f"{most} cases failed with {check}; the search was given up after {len(self.seen)} others"
+        return ""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """What is judged, and how."""
@@ -73,125 +109,205 @@ class Run:
     """Where failing cases go."""
     settings: hypothesis.settings
     seed: int
-    timeout: float = 0.0
-    """Seconds for one case; 0 is no limit."""
-    log: int | None = None
-    """File descriptor for the stacks of a case that hangs in native code."""
+    max_elements: int = cases.MAX_ELEMENTS
+    """Saved cases that need more elements are skipped."""
+    child: Child | None = None
+    """The process in which cases are judged. None: this one, for implementations that cannot be imported elsewhere;
+    nothing then survives a crash, and no case has a time limit."""
+    journal: Journal | None = None
+    """Where each case is noted before it is judged."""
+    database: ExampleDatabase | None = None
+    """Where failing examples are kept, and tried first."""
 
-    def judge(self, case: Case) -> Verdict:
-        """The verdict on one case; running out of time is a failure."""
-        try:
-            with limits.limit(self.timeout, self.log):
-                return runner.judge(case, self.implementation, self.device, self.checks)
-        except limits.CaseTimeout as error:
-            return Verdict(cases.case_id(case), case.op, FAILED, (Finding("timeout", FAILED, str(error)),))
+    def judge(self, case: Case, thorough: bool = True) -> Verdict:
+        """The verdict on one case; that the process which judges it dies, or takes too long, is a failure."""
+        if self.journal is not None:
+            self.journal.begin(case)
+        if self.child is None:
+            verdict = runner.judge(case, self.implementation, self.device, self.checks, thorough)
+        else:
+            verdict = self.child.judge(case, thorough)
+        if self.journal is not None:
+            self.journal.end(verdict)
+        return verdict
 
     def replay(self, path: Path) -> Report:
         """Judge one saved case."""
         report = Report()
         try:
-            case = cases.read(path)
+            case = cases.read(path, max_elements=self.max_elements)
+        except cases.TooLarge as error:
+            report.skipped = str(error)
+            return report
         except CaseError as error:
             report.failures.append(f"damaged case file: {error}")
             return report
-        verdict = self.judge(case)
-        report.tally.add(case, verdict)
-        if verdict.failure:
-            message = corpus.save(case, verdict, self.implementation, self.device, self.save_to, replayed=path)
-            report.failures.append(message)
-        elif verdict.status == runner.NOT_PROVIDED:
-            report.skipped = f"not provided by {self.implementation.name}: {case.op}"
+        try:
+            verdict = self.judge(case)
+            report.tally.add(case, verdict)
+            if verdict.failure:
+                report.failures.append(self._save(case, self._confirmed(case, verdict), path))
+            elif verdict.status == runner.NOT_PROVIDED:
+                report.skipped = f"not provided by {self.implementation.name}: {case.op}"
+            elif verdict.status == OUT_OF_MEMORY:
+                report.skipped = f"not judged: torch itself ran out of memory for this case of {case.op}"
+        finally:
+            self._done()
         return report
 
     def search(self, op: str, dtype: str, refused: bool = False) -> Report:
         """Draw legal cases of an op and dtype, or calls that torch refuses; shrink and save what fails.
 
         Failures of different checks are shrunk and saved each for itself. What was found is saved also when the search
-        is interrupted.
+        is interrupted. A case that crashes or hangs is one failure; those after it are judged in a fresh process.
         """
-        report, spec = Report(), specs.registry()[op]
+        search = _Search()
+        report = search.report
         if self.implementation.function(op) is None:
             # Once for both searches.
             if not refused:
                 report.tally.lacks(op, dtype)
             report.skipped = f"not provided by {self.implementation.name}: {op}"
             return report
-        draws = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in self.dtypes if d in spec.dtypes])
-        examples = self.settings.max_examples
-        if refused:
-            examples = -(-examples // REFUSED_SHARE)
-        seen: set[str] = set()
-        failing: dict[str, tuple[Case, Verdict]] = {}
         try:
-            for start in range(0, examples, ROUND):
-                seed = f"{self.seed}/{op}/{dtype}/{'refused' if refused else 'legal'}/{start}"
-                self._round(draws, seed, min(ROUND, examples - start), report.tally, seen, failing)
-        except _Stop:
-            pass
+            found = rounds(op, dtype, refused, self.dtypes, self.settings, self.seed)
+            for number, (draws, seed, examples) in enumerate(found):
+                settings = drawing(self.settings, examples)
+                if self.database is not None:
+                    part = database.Search(self.database, f"{op}/{dtype}/{'refused' if refused else 'legal'}")
+                    phases = (*(() if number else (Phase.reuse,)), *settings.phases)
+                    settings = hypothesis.settings(settings, database=part, phases=phases)
+                # Once more after a crash or a hang, which end a round: this time past them, all else as before.
+                while self._round(draws, seed, settings, search):
+                    pass
+                if search.given_up():
+                    break
         finally:
-            for case, verdict in failing.values():
+            for case, verdict in search.failing.values():
                 report.tally.add(case, verdict)
-                message = corpus.save(case, verdict, self.implementation, self.device, self.save_to)
-                report.failures.append(message)
+                report.failures.append(self._save(case, self._confirmed(case, verdict)))
+            if reason := search.given_up():
+                report.failures.append(f"{op} ({dtype}): {reason}")
+            self._done()
         return report
 
-    def _round(
-        self,
-        draws: SearchStrategy[Case],
-        seed: str,
-        examples: int,
-        tally: Tally,
-        seen: set[str],
-        failing: dict[str, tuple[Case, Verdict]],
-    ) -> None:
-        """Draw some cases, and shrink what fails a check that nothing in ``failing`` fails."""
-        known, shrinking = set(failing), False
+    def salvage(self, left: Left) -> Report:
+        """Count, save and report what a killed process left. Nothing of it is judged here: it might kill this one."""
+        report = Report()
+        for case, verdict in left.judged:
+            if verdict.failure:
+                # What follows are steps of the shrinking.
+                break
+            report.tally.add(case, verdict)
+        for case, verdict in left.failing():
+            report.tally.add(case, verdict)
+            report.failures.append(self._save(case, verdict))
+        return report
+
+    def output(self) -> str:
+        """What was printed while judging."""
+        return self.child.output() if self.child is not None else ""
+
+    def _save(self, case: Case, verdict: Verdict, replayed: Path | None = None) -> str:
+        """Save a failing case, and return the message about it."""
+        script_of = repro.script if self.child is None else self.child.script
+        return corpus.save(case, verdict, self.implementation, self.device, self.save_to, replayed, script_of)
+
+    def _confirmed(self, case: Case, verdict: Verdict) -> Verdict:
+        """The verdict; on a case that crashed it says if it does not do so again."""
+        if self.child is None or verdict.failure is None or verdict.failure.check != CRASH:
+            return verdict
+        self.child.close()
+        again = self.child.judge(case)
+        if again.failure and again.failure.check == CRASH:
+            return verdict
+        note = f"\n    Judged again, alone in a fresh process, it {again.status}: what ran before it may be the cause."
+        finding = msgspec.structs.replace(verdict.failure, message=verdict.failure.message + note)
+        return msgspec.structs.replace(verdict, findings=(finding,))
+
+    def _done(self) -> None:
+        if self.journal is not None:
+            self.journal.clear()
+
+    def _round(self, draws: SearchStrategy[Case], seed: str, settings: hypothesis.settings, search: _Search) -> bool:
+        """Draw some cases, and shrink what fails a check that nothing has failed so far. Whether that was the end of a
+        process, so that cases after it were not drawn."""
+        known, shrinking, ends = set(search.failing), False, 0
 
         def one(case: Case) -> None:
-            nonlocal shrinking
+            nonlocal shrinking, ends
             identity = cases.case_id(case)
-            if identity in seen:
+            if identity in search.seen:
                 return
-            verdict = self.judge(case)
-            if verdict.failure is None or verdict.failure.check in known:
-                seen.add(identity)
+            verdict = search.fatal.get(identity) or self.judge(case, thorough=shrinking)
+            check = verdict.failure.check if verdict.failure else None
+            if check in FATAL and identity not in search.fatal:
+                search.fatal[identity] = verdict
+                ends += 1
+                if search.given_up():
+                    search.note(check, case, verdict)
+                    raise _Stop
+            if check is None or check in known:
+                if check not in FATAL:
+                    search.seen.add(identity)
                 # Once something has failed, what is judged are steps of the shrinking.
-                if verdict.failure is None and not shrinking:
-                    tally.add(case, verdict)
+                if check is None and not shrinking:
+                    search.report.tally.add(case, verdict)
                 return
-            # The last failure of each check is the shrunk one: Hypothesis ends with a replay of each.
-            failing[verdict.failure.check] = (case, verdict)
+            search.note(check, case, verdict)
             shrinking = True
-            if verdict.failure.check == "timeout":
+            if check in FATAL and ends >= SHRINKING[check]:
                 raise _Stop
-            raise _failed(verdict.failure.check)
+            raise _failed(check)
 
-        test = self._settings(examples)(hypothesis.given(draws)(one))
+        # The settings last: a seed takes the database out of those before it.
+        test = settings(hypothesis.seed(seed)(hypothesis.given(draws)(one)))
         try:
-            hypothesis.seed(seed)(test)()
-        except (CaseFailed, Flaky):
+            test()
+        except (CaseFailed, Flaky, _Stop):
             pass
         except BaseExceptionGroup as group:
             # Of several failures of different checks; anything else in it is a fault of the harness.
             if rest := group.split((CaseFailed, Flaky))[1]:
                 raise rest from None
+        return bool(FATAL.keys() & (search.failing.keys() - known)) and not search.given_up()
 
-    def _settings(self, examples: int) -> hypothesis.settings:
-        return hypothesis.settings(
-            self.settings,
-            max_examples=examples,
-            # The seed makes a run repeatable, saved cases are replayed from their own files, and cases have their own
-            # time limit.
-            database=None,
-            derandomize=False,
-            deadline=None,
-            print_blob=False,
-            report_multiple_bugs=True,
-            phases=(Phase.generate, Phase.shrink),
-            verbosity=Verbosity.quiet,
-            # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature.
-            suppress_health_check=(HealthCheck.too_slow,),
-        )
+
+def rounds(
+    op: str, dtype: str, refused: bool, dtypes: Sequence[str], settings: hypothesis.settings, seed: int
+) -> Iterator[tuple[SearchStrategy[Case], str, int]]:
+    """What is drawn for one op and dtype, a round at a time: a strategy of cases, its seed, and how many examples.
+
+    ``refused``: calls that torch refuses. ``dtypes``: those that may be mixed in one call.
+    """
+    spec = specs.registry()[op]
+    draws = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in dtypes if d in spec.dtypes])
+    examples = -(-settings.max_examples // REFUSED_SHARE) if refused else settings.max_examples
+    for start in range(0, examples, ROUND):
+        yield draws, f"{seed}/{op}/{dtype}/{'refused' if refused else 'legal'}/{start}", min(ROUND, examples - start)
+
+
+def drawing(settings: hypothesis.settings, examples: int) -> hypothesis.settings:
+    """Hypothesis's settings for one round."""
+    return hypothesis.settings(
+        settings,
+        max_examples=examples,
+        # The seed makes a run repeatable, saved cases are replayed from their own files, and cases have their own
+        # time limit.
+        database=None,
+        derandomize=False,
+        deadline=None,
+        print_blob=False,
+        report_multiple_bugs=True,
+        phases=(Phase.generate, Phase.shrink),
+        verbosity=Verbosity.quiet,
+        # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature.
+        suppress_health_check=(HealthCheck.too_slow,),
+    )
+
+
+def _size(case: Case) -> tuple[int, int]:
+    return sum(math.prod(spec.shape) for spec in cases.operands(case)), len(cases.encode(case))
 
 
 def _of_dtype(

@@ -58,6 +58,22 @@ class Benchmark:
     flops: int
 
 
+OUTS = ("right", "empty", "wrong size", "dtype", "strided", "input", "overlap")
+"""What an ``out`` may be: of the right size, empty, of another size or dtype, with other strides, an operand, or a part
+of one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """A dim along which the elements of a result do not depend on each other."""
+
+    size: int
+    operands: tuple[int | None, ...]
+    """Along which dim each operand goes with it; None: as a whole with each part."""
+    result: int
+    """The dim of the result."""
+
+
 @dataclasses.dataclass(frozen=True)
 class OpSpec:
     """All that is known about an op. Nothing about an op is known anywhere else."""
@@ -80,8 +96,16 @@ class OpSpec:
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
     left_out: Callable[[Call], bool] = lambda call: False
     """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
+    strides: bool = True
+    """Whether strides of results are torch's. Not where torch's depend on the algorithm that it chooses."""
     writes: Callable[[Case], Collection[int]] = cases.written
     """The operands that the call is given to write."""
+    outs: tuple[str, ...] = ()
+    """Those of ``OUTS`` in which torch's CPU and CUDA agree; none where the op has no ``out=``."""
+    inplace: bool = False
+    """Whether it has ``inplace=``."""
+    batch: Callable[[Case], Batch | None] = lambda case: None
+    """A dim of the case of which parts can be computed alone, if there is one."""
 
 
 @cache

@@ -115,6 +115,64 @@ def _by_rounded(
     return function(input, low, high, out=out)
 
 
+def norm_of_no_rows(call: Call) -> bool:
+    """A norm of nothing: no rows, which may be empty where there are some."""
+    input, *rest = call.args
+    shape = rest[0] if rest else ()
+    return (
+        isinstance(input, torch.Tensor)
+        and isinstance(shape, tuple)
+        and math.prod(input.shape[: max(input.ndim - len(shape), 0)]) == 0
+    )
+
+
+def _any_dtypes(call: Call) -> bool:
+    """A layer_norm of nothing whose dtypes the CPU refuses."""
+    return norm_of_no_rows(call) and (not call.args[0].dtype.is_floating_point or _mixed(call))
+
+
+def _integers(call: Call) -> bool:
+    """An rms_norm of no rows of integers."""
+    return norm_of_no_rows(call) and not call.args[0].dtype.is_floating_point and not _mixed(call)
+
+
+def _mixed(call: Call) -> bool:
+    return len({x.dtype for _, x in _arguments(call) if isinstance(x, torch.Tensor)}) > 1
+
+
+def _as_floats(function: Function, input: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    def wide(x: Any) -> Any:
+        return x.float() if isinstance(x, torch.Tensor) else x
+
+    found = function(wide(input), *map(wide, args), **{name: wide(x) for name, x in kwargs.items()})
+    return found.to(input.dtype)
+
+
+def _factors_not_asked(call: Call) -> bool:
+    """Nothing to multiply: CUDA casts beta to the dtype, which integers may refuse, and does not look at alpha."""
+    if len(call.args) != 3 or not all(isinstance(x, torch.Tensor) for x in call.args):
+        return False
+    whole = not any(x.dtype.is_floating_point for x in call.args)
+    empty = not (call.args[1].numel() and call.args[2].numel())
+    factors = [x for name in ("alpha", "beta") if isinstance(x := call.kwargs.get(name), int | float)]
+    return empty and any(whole or FLOAT32_MAX < abs(x) < math.inf for x in factors)
+
+
+def _by_cast_factor(
+    function: Function,
+    input: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if not (mat1.shape[0] and mat2.shape[1]):
+        return function(input, mat1, mat2, out=out)
+    return function(input, mat1, mat2, beta=torch.scalar_tensor(beta, dtype=input.dtype).item(), out=out)
+
+
 # --- what CUDA lays out in another way ---------------------------------------------------------------------------
 
 
@@ -180,6 +238,34 @@ STAND_INS: tuple[StandIn, ...] = (
         applies=_large_bound,
         answer=_by_rounded,
         case=Case(op="clamp", args=(_tensor("float16", 5), 1e6)),
+    ),
+    StandIn(
+        "layer_norm of no rows, of any dtypes",
+        ops=("layer_norm",),
+        check="errors",
+        applies=_any_dtypes,
+        answer=_as_floats,
+        case=Case(op="layer_norm", args=(_tensor("float16", 0, 5), (5,), _tensor("float64", 5))),
+    ),
+    StandIn(
+        "rms_norm of no rows, of integers",
+        ops=("rms_norm",),
+        check="errors",
+        applies=_integers,
+        answer=_as_floats,
+        case=Case(op="rms_norm", args=(_tensor("int32", 0, 5), (5,))),
+    ),
+    StandIn(
+        "factors where there is nothing to multiply",
+        ops=("addmm",),
+        check="errors",
+        applies=_factors_not_asked,
+        answer=_by_cast_factor,
+        case=Case(
+            op="addmm",
+            args=(_tensor("int32", 2), _tensor("int32", 3, 0), _tensor("int32", 0, 2)),
+            kwargs={"beta": 2.5},
+        ),
     ),
     # The CPU promotes operands before it looks at their strides, and a promoted copy has no gaps.
     StandIn(

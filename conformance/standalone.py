@@ -100,8 +100,10 @@ def wrong_result(place, result, operands, expected):
         "strides": significant(result.stride(), result.shape),
     }
     for name, ours in metadata.items():
-        theirs = significant(expected[name], expected["shape"]) if name == "strides" else expected[name]
-        if ours != theirs:
+        theirs = expected[name]
+        if name == "strides" and theirs is not None:
+            theirs = significant(theirs, expected["shape"])
+        if ours != theirs and theirs is not None:
             yield f"metadata: {name} {ours}, torch's is {theirs}"
     if expected["same_as"] is not None and result is not operands[expected["same_as"]]:
         yield f"metadata: the result should be operand {expected['same_as']} itself"
@@ -116,6 +118,10 @@ def wrong_result(place, result, operands, expected):
 def changed(operands, before, case):
     for number, (operand, was) in enumerate(zip(operands, before, strict=True)):
         now = storage_bytes(operand)
+        if number in case["writes"] and number in case["written"]:
+            if not torch.equal(now, unpack(case["written"][number], torch.uint8)):
+                yield f"written: operand {number} does not hold what the call has to write"
+            continue
         if number in case["writes"]:
             if len(was) != len(now):
                 continue
@@ -132,9 +138,23 @@ def bits(tensor):
     return flat.view(torch.uint8)
 
 
+def alike(results, again):
+    """Whether another call gave the same bits."""
+    again = again if isinstance(again, tuple) else (again,)
+    return len(again) == len(results) and all(
+        isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(bits(a), bits(b))
+        for a, b in zip(results, again, strict=True)
+    )
+
+
+def fresh(case):
+    """The operands of one call."""
+    return [make(operand, case["device"]) for operand in case["operands"]]
+
+
 def attempt(case, call, function, seeded=True):
     """One call on fresh inputs: its operands, its results or its exception, and what changed beside them."""
-    operands = [make(operand, case["device"]) for operand in case["operands"]]
+    operands = fresh(case)
     before = [storage_bytes(operand).clone() for operand in operands]
     if seeded:
         torch.manual_seed(case["seed"])
@@ -146,7 +166,39 @@ def attempt(case, call, function, seeded=True):
     return operands, value, error, list(changed(operands, before, case))
 
 
-def problems(case, call, function, faults):
+def memory_problems(case, call, function, guarded):
+    """Messages about memory that was written, read or left alone and should not be."""
+
+    def once(guard):
+        given = enumerate(case["operands"])
+        operands = [guard.operand(make(operand, "cpu"), number in case["writes"]) for number, operand in given]
+        torch.manual_seed(case["seed"])
+        with guard:
+            value = call(function, operands)
+        return guard.trespass(), value if isinstance(value, tuple) else (value,)
+
+    try:
+        trespass, first = once(guarded(case["device"], 0, 0))
+        if trespass:
+            yield f"guard_bands: {trespass}"
+            return
+        _, second = once(guarded(case["device"], 1, 1))
+    # That is for ``problems`` to tell.
+    except (Exception, SystemExit):  # noqa: BLE001
+        return
+    for a, b in zip(first, second, strict=True):
+        differ = (bits(a) != bits(b)).any(1).nonzero()
+        if len(differ):
+            index = [int(i) for i in torch.unravel_index(differ[0, 0], a.shape)]
+            yield f"{case['failed']}: {len(differ)} elements depend on other memory than the operands', first {index}"
+
+
+def problems(case, call, function, faults, guarded):
+    if guarded:
+        found = list(memory_problems(case, call, function, guarded))
+        yield from found
+        if found:
+            return
     operands, value, error, touched = attempt(case, call, function)
     yield from touched
     if case["refusal"] is not None:
@@ -165,14 +217,14 @@ def problems(case, call, function, faults):
         return
     for place, (result, one) in enumerate(zip(results, expected, strict=True)):
         yield from wrong_result(place, result, operands, one)
-    if case["deterministic"]:
-        again = attempt(case, call, function)[1]
-        again = again if isinstance(again, tuple) else (again,)
-        if len(again) != len(results) or not all(
-            isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(bits(a), bits(b))
-            for a, b in zip(results, again, strict=True)
-        ):
-            yield "deterministic: two equal calls differ"
+    if case["deterministic"] and not alike(results, attempt(case, call, function)[1]):
+        yield "deterministic: two equal calls differ"
+    if case["failed"] == "layout_invariant":
+        copies = [operand.clone(memory_format=torch.contiguous_format) for operand in fresh(case)]
+        torch.manual_seed(case["seed"])
+        again = call(function, copies)
+        if not alike(results, again):
+            yield "layout_invariant: contiguous copies of the operands give other bits"
     if faults:
         calls = [attempt(case, call, function, seeded)[1] for seeded in (True, False)]
         if any(not isinstance(value, torch.Tensor) or value.shape != results[0].shape for value in calls):
@@ -181,8 +233,11 @@ def problems(case, call, function, faults):
             yield from wrong_masks(calls, expected[0]["random"], faults)
 
 
-def main(case, call, faults=None):
-    """Exit status: 0 all is well, 1 something is wrong, 2 it cannot be run here. ``faults`` judges random masks."""
+def main(case, call, faults=None, guarded=None):
+    """Exit status: 0 all is well, 1 something is wrong, 2 it cannot be run here.
+
+    ``faults`` judges random masks, ``guarded`` gives operands and new tensors margins and poison.
+    """
     implementation = sys.argv[1] if len(sys.argv) > 1 else case["implementation"]
     if case["device"].startswith("cuda") and not torch.cuda.is_available():
         print(f"this case was found on {case['device']}, and torch finds no GPU here")
@@ -195,7 +250,7 @@ def main(case, call, faults=None):
     torch.set_float32_matmul_precision(case["precision"])
     sys.path.append(os.getcwd())
     function = find(implementation, case["op"], case["reference"])
-    found = list(problems(case, call, function, faults))
+    found = list(problems(case, call, function, faults, guarded))
     for problem in found:
         print(problem)
     print(f"{case['id']}: {implementation} {'fails' if found else 'is right'}")

@@ -18,20 +18,22 @@ Record = Callable[[str, object], None]
 
 def test_saved(run: Run, saved: Path, record_property: Record) -> None:
     """A saved case, judged again."""
-    _report(run.replay(saved), record_property)
+    _report(run, run.replay(saved), record_property)
 
 
 def test_legal(run: Run, op: str, dtype: str, record_property: Record) -> None:
     """Calls that torch takes."""
-    _report(run.search(op, dtype), record_property)
+    _report(run, run.search(op, dtype), record_property)
 
 
 def test_refused(run: Run, op: str, dtype: str, record_property: Record) -> None:
     """Calls that torch refuses."""
-    _report(run.search(op, dtype, refused=True), record_property)
+    _report(run, run.search(op, dtype, refused=True), record_property)
 
 
-def _report(report: Report, record_property: Record) -> None:
+def _report(run: Run, report: Report, record_property: Record) -> None:
+    # pytest shows it where the item fails, or at once with -s.
+    print(run.output(), end="")
     # A property travels with the report of its item, so that nothing is lost when a worker dies later.
     record_property("conformance", msgspec.json.encode(report.tally.sorted()).decode())
     if report.failures:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -22,7 +24,19 @@ def floats(dtype: str, *, magnitude: float = 2.0**10, specials: bool = True) -> 
         magnitude = float(rounded if float(rounded) <= magnitude else np.nextafter(rounded, np.float32(0)))
     plain = st.sampled_from([value for value in _PLAIN if abs(value) <= magnitude])
     drawn = st.floats(-magnitude, magnitude, width=width, allow_subnormal=False)
-    return st.one_of(plain, drawn, st.sampled_from(_SPECIAL)) if specials else st.one_of(plain, drawn)
+    # Hypothesis prefers floats that look simple, and those every narrower type holds too.
+    full = _full(24 if width == 32 else 53, magnitude)
+    kinds = (plain, drawn, *full, *([st.sampled_from(_SPECIAL)] if specials else ()))
+    return st.one_of(kinds)
+
+
+def _full(bits: int, magnitude: float) -> list[st.SearchStrategy[float]]:
+    """Numbers that need all of so many bits, from 2^-8 up to ``magnitude``; none where that is less."""
+    top = math.frexp(magnitude)[1] - 1
+    if top < -7:
+        return []
+    odd = st.integers(2 ** (bits - 2), 2 ** (bits - 1) - 1).map(lambda n: 2 * n + 1)
+    return [st.builds(lambda n, e, s: s * math.ldexp(n, e - bits), odd, st.integers(-7, top), st.sampled_from((1, -1)))]
 
 
 def integers(dtype: str, *, magnitude: int | None = None, overflowing: bool = False) -> st.SearchStrategy[int]:

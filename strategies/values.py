@@ -168,6 +168,27 @@ def _one_hot(words: np.ndarray, chunk: _Chunk) -> Bits:
     return _number(hot.astype(np.float64), chunk.form)
 
 
+def _mask(kept: np.ndarray, form: Format) -> Bits:
+    """Of a mask: True or 0 where kept, else False or -inf."""
+    if form.kind == "bool":
+        return kept.astype(np.uint8)
+    return np.where(kept, form.carrier.type(0), form.carrier.type(form.sign_bit | form.inf_bits))
+
+
+def _masked(chunk: _Chunk) -> Bits:
+    """Three in four are kept."""
+    return _mask(chunk.words() >> np.uint64(62) != 0, chunk.form)
+
+
+def _prefix(words: np.ndarray, chunk: _Chunk) -> Bits:
+    """Of each row of the last dim so many of the first are kept, from none to all: a batch that was padded."""
+    columns = chunk.shape[-1] if chunk.shape else 1
+    row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
+    # 2^64 times the golden ratio's fraction spreads the rows (Fibonacci hashing).
+    spread = (words[0] + row * (np.uint64(0x9E3779B97F4A7C15) ^ (words[1] & np.uint64(0xFF00)))) >> np.uint64(33)
+    return _mask(column < spread % np.uint64(columns + 1), chunk.form)
+
+
 def _large_mean(chunk: _Chunk) -> Bits:
     """A mean of 2^12 for float32 (2^26 for float64, 2^mantissa for narrow types) and a deviation of 1: the mean
     of the squares less the square of the mean, in the same precision, is worthless."""
@@ -224,6 +245,7 @@ def _ramp(sign: int) -> Callable[[_Chunk], Bits]:
 _EVERY = ("float", "int", "uint", "bool")
 _NUMBERS = ("float", "int", "uint")
 _FLOAT = ("float",)
+_MASK = ("mask",)
 
 _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "normal": (_EVERY, _scaled_normal(1.0)),
@@ -241,8 +263,15 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "near_overflow": (_NUMBERS, _near_overflow),
     "subnormal": (_FLOAT, _subnormal),
     "every_exponent": (_FLOAT, _every_exponent),
+    "masked": (_MASK, _masked),
+    "prefix": (_MASK, _prefix),
 }
-_WHOLE_TENSOR = ("constant", "one_hot")  # recipes that take two words for the tensor, none per element
+MASKS = ("masked", "prefix")
+"""Attention masks, bool (True takes part) or added to scores (0 or -inf); drawn only where they are named."""
+LISTED = "listed:"
+"""``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data."""
+_LONGEST_LIST = 64
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix")  # recipes that take two words for the tensor, none per element
 
 RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""
@@ -250,21 +279,42 @@ RECIPES = tuple(_RECIPES)
 
 def recipes_of(dtype: str) -> tuple[str, ...]:
     """The recipes that make sense for a dtype, simplest first."""
-    kind = format_of(dtype).kind
-    return tuple(name for name, (kinds, _) in _RECIPES.items() if kind in kinds)
+    form = format_of(dtype)
+    mask = form.kind == "bool" or (form.kind == "float" and form.infinity)
+    return tuple(name for name, (kinds, _) in _RECIPES.items() if form.kind in kinds or (mask and "mask" in kinds))
 
 
 def check_recipe(recipe: str, dtype: str) -> None:
     """Raise ValueError unless the recipe exists and makes sense for the dtype."""
+    if recipe.startswith(LISTED):
+        _listed(recipe, dtype)
+        return
     if recipe not in _RECIPES:
         raise ValueError(f"unknown values {recipe!r}; known: {', '.join(RECIPES)}")
     if recipe not in recipes_of(dtype):
         raise ValueError(f"values {recipe!r} make no sense for {dtype}; use one of {', '.join(recipes_of(dtype))}")
 
 
+def _listed(recipe: str, dtype: str) -> list[int]:
+    """The numbers of a list. Raises ValueError where it is none, or the dtype does not hold them."""
+    form, parts = format_of(dtype), recipe.removeprefix(LISTED).split(",")
+    if form.kind not in ("int", "uint"):
+        raise ValueError(f"values {recipe!r} make no sense for {dtype}: only integers are listed")
+    if len(parts) > _LONGEST_LIST or not all(part.removeprefix("-").isdecimal() and len(part) < 20 for part in parts):
+        raise ValueError(f"values {recipe[:80]!r} are no list of at most {_LONGEST_LIST} whole numbers")
+    low, high = (-form.sign_bit, form.sign_bit - 1) if form.kind == "int" else (0, 2**form.bits - 1)
+    numbers = [int(part) for part in parts]
+    if not all(low <= number <= high for number in numbers):
+        raise ValueError(f"values {recipe!r} do not fit {dtype}")
+    return numbers
+
+
 def fill(out: Bits, recipe: str, dtype: str, shape: tuple[int, ...], seed: int, operand: int) -> None:
     """Write the elements of a tensor of ``shape``, row-major, as bits into the flat array ``out``."""
     form = format_of(dtype)
+    if recipe.startswith(LISTED):
+        out[:] = np.resize(np.array(_listed(recipe, dtype), np.int64).astype(form.carrier), out.size)
+        return
     make = _RECIPES[recipe][1]
     philox = np.random.Philox(key=np.array([seed, operand], dtype=np.uint64))
     words = (philox.random_raw(2),) if recipe in _WHOLE_TENSOR else ()
@@ -287,4 +337,5 @@ def _recipes(dtype: str, names: tuple[str, ...] | None) -> st.SearchStrategy[str
         if name not in _RECIPES:
             raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
     possible = recipes_of(dtype)
-    return st.sampled_from(tuple(name for name in possible if names is None or name in names) or possible)
+    plain = tuple(name for name in possible if name not in MASKS)
+    return st.sampled_from(tuple(name for name in possible if name in names) or plain if names is not None else plain)

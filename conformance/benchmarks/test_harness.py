@@ -42,7 +42,7 @@ def test_cases_judged(op: str, run: Run, benchmark: BenchmarkFixture, capsys: py
     cases = drawn(op)
 
     def judge() -> list[runner.Verdict]:
-        return [runner.judge(case, run.implementation, run.device) for case in cases]
+        return [run.judge(case) for case in cases]
 
     # Kernels are compiled in the warm-up round.
     verdicts = benchmark.pedantic(judge, rounds=3, warmup_rounds=1)

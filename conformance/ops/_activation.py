@@ -49,6 +49,8 @@ def spec(
         cases=legal,
         refused=all_refused,
         dtypes=DTYPES,
+        inplace=name == "silu",
+        batch=elementwise.batch,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1, element_flops=flops),
     )

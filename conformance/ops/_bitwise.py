@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import OpSpec
+from conformance.spec import OUTS, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
 
@@ -60,6 +60,8 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         cases=cases(name),
         refused=refused(name),
         dtypes=DTYPES,
+        outs=OUTS,
+        batch=elementwise.batch,
         expected=lambda call: elementwise.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 2, dtype="int32"),
     )

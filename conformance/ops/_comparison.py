@@ -10,19 +10,25 @@ from msgspec.structs import replace
 
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
 from strategies import tensors
-from strategies.specs import TensorSpec
+from strategies.specs import Special, TensorSpec
 
 
 @st.composite
 def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
-    """Two tensors many of whose elements are equal: of few values, or the same tensor."""
-    few = ("integers", "one_hot", "constant", "zeros")
+    """Two tensors many of whose elements are equal, or would be at a lower precision: of few values, of numbers that
+    lie close together, zeros of both signs, or the same tensor."""
+    few = ("integers", "one_hot", "constant", "zeros", "large_mean")
     first, second = draw(elementwise.tensor_pairs(dtypes))
     if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return first, second
     values = [draw(tensors.tensors((), spec.dtype, values=few)).values for spec in (first, second)]
+    if all(spec.dtype in dtype_names.FLOATING for spec in (first, second)) and not draw(st.integers(0, 5)):
+        # Zeros of both signs.
+        signs = (Special(0, "-0", draw(st.sampled_from((1, 2, 1 << 16)))),)
+        return replace(first, values="zeros", specials=signs), replace(second, values="zeros", specials=())
     return replace(first, values=values[0]), replace(second, values=values[1])
 
 
@@ -67,6 +73,8 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         cases=cases(name),
         refused=refused(name),
         dtypes=dtypes,
+        outs=OUTS,
+        batch=elementwise.batch,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 2, result="bool"),
     )

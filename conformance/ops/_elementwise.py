@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from conformance import bounds, oracle
 from conformance.cases import Argument, Case, Same
+from conformance.cases import operands as case_operands
+from conformance.cases import seed as case_seed
 from conformance.ops import _sizes
-from conformance.spec import Benchmark, Call, Expected
+from conformance.spec import Batch, Benchmark, Call, Expected
 from strategies import dtypes as dtype_names
 from strategies import layouts, scalars, shapes, tensors
 from strategies.shapes import Shape
@@ -29,12 +32,14 @@ Operands = tuple[Argument, Argument]
 
 
 def shapes_of_results(min_rank: int = 0, budget: int = _sizes.ELEMENTS) -> st.SearchStrategy[Shape]:
-    """Shapes within the budget; one in eight may span many blocks, unless the budget is a smaller one."""
+    """Shapes within the budget; one in five may span many blocks, unless the budget is a smaller one."""
     modest = shapes.shapes(min_rank=min_rank, max_rank=5, budget=budget)
     if budget < _sizes.ELEMENTS:
         return modest
     large = shapes.shapes(min_rank=1, max_rank=2, max_size=_sizes.MANY_ELEMENTS, budget=_sizes.MANY_ELEMENTS)
-    return st.integers(0, 7).flatmap(lambda n: large if n == 7 else modest)
+    # Half of these have elements that a 16-bit index does not reach.
+    largest = st.integers(1, _sizes.MANY_ELEMENTS).map(lambda size: (size,))
+    return st.integers(0, 15).flatmap(lambda n: largest if n == 15 else large if n > 12 else modest)
 
 
 def elements(*dtypes: str) -> int:
@@ -265,6 +270,32 @@ def _tensor(value: np.ndarray | float) -> torch.Tensor:
     return torch.from_numpy(np.array(value, dtype=np.float64))
 
 
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def chosen(seed: int, dims: Sequence[int]) -> int | None:
+    """One of the dims, by the seed of a case; None where there is none."""
+    return dims[seed // 7 % len(dims)] if dims else None
+
+
+def along(case: Case, shape: Shape, shapes: Sequence[Shape]) -> Batch | None:
+    """A dim of ``shape``, to which operands of ``shapes`` broadcast, with those that are not broadcast along it."""
+    dim = chosen(case_seed(case), [dim for dim, size in enumerate(shape) if size > 1])
+    if dim is None:
+        return None
+    places = (dim - len(shape) + len(other) for other in shapes)
+    fits = (place if place >= 0 and other[place] > 1 else None for place, other in zip(places, shapes, strict=True))
+    return Batch(shape[dim], tuple(fits), dim)
+
+
+def batch(case: Case) -> Batch | None:
+    """Any dim of the result."""
+    if isinstance(case.kwargs.get("out"), TensorSpec):
+        return None
+    shapes = [spec.shape for spec in case_operands(case)]
+    return along(case, torch.broadcast_shapes(*shapes), shapes)
+
+
 # --- benchmarks --------------------------------------------------------------------------------------------------
 
 
@@ -276,12 +307,24 @@ def benchmarks(
     dtype: str = "bfloat16",
     result: str | None = None,
     more: Sequence[Argument] = (),
+    strided: bool = False,
 ) -> tuple[Benchmark, ...]:
     """64 Mi elements, contiguous: what memory bandwidth bounds; and a small call, whose time is the host's.
 
-    ``result``: the result's dtype where it is another one. ``more``: arguments after the tensors."""
+    ``result``: the result's dtype where it is another one. ``more``: arguments after the tensors. ``strided``: also
+    with the second of two operands transposed, a row, and a column."""
     size, written = (dtype_names.format_of(name).bits // 8 for name in (dtype, result or dtype))
     found = []
+    if strided:
+        side = 8192
+        for other in (
+            TensorSpec(shape=(side, side), dtype=dtype, layout=Layout(order=(1, 0))),
+            TensorSpec(shape=(side,), dtype=dtype),
+            TensorSpec(shape=(side, 1), dtype=dtype),
+        ):
+            moved = (size + written) * side**2 + size * math.prod(other.shape)
+            case = Case(op=op, args=(TensorSpec(shape=(side, side), dtype=dtype), other, *more))
+            found.append(Benchmark(case, moved, element_flops * side**2))
     for count in (1 << 26, 1024):
         args = (*(TensorSpec(shape=(count,), dtype=dtype) for _ in range(operands)), *more)
         found.append(Benchmark(Case(op=op, args=args), (operands * size + written) * count, element_flops * count))

@@ -11,10 +11,10 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Argument, Case
+from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from conformance.spec import Benchmark
+from conformance.spec import Batch, Benchmark
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import TensorSpec
@@ -81,6 +81,16 @@ def integers(draw: st.DrawFn, op: str) -> Case:
     return Case(op=op, args=(draw(tensors.tensors((3, 5), dtype)), (5,)))
 
 
+def batch(case: Case) -> Batch | None:
+    """Any dim that is not normalized."""
+    input, shape = case.args[:2]
+    assert isinstance(input, TensorSpec)
+    assert isinstance(shape, tuple)
+    rows = input.shape[: len(input.shape) - len(shape)]
+    chosen = elementwise.chosen(seed(case), [dim for dim, size in enumerate(rows) if size > 1])
+    return None if chosen is None else Batch(rows[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
+
+
 def parameters(draw: st.DrawFn, shape: tuple[int, ...], names: Sequence[str], dtype: str) -> dict[str, Argument]:
     """Each of the affine parameters half the time."""
     return {name: draw(tensors.tensors(shape, dtype)) for name in names if draw(st.booleans())}
@@ -132,11 +142,11 @@ def exactly(
 # --- benchmarks --------------------------------------------------------------------------------------------------
 
 
-def benchmarks(op: str, names: Sequence[str], element_flops: int, dtype: str = "bfloat16") -> tuple[Benchmark, ...]:
-    """Rows of three lengths, and a single row, whose time is the host's; with all parameters of ``names``."""
-    size = dtype_names.format_of(dtype).bits // 8
+def benchmarks(op: str, names: Sequence[str], element_flops: int) -> tuple[Benchmark, ...]:
+    """The rows that every reduction is timed on, with all parameters of ``names``."""
     found = []
-    for count, columns in ((8192, 1024), (8192, 4096), (4096, 16384), (1, 4096)):
+    for count, columns, dtype in _sizes.BENCHMARK_ROWS:
+        size = dtype_names.format_of(dtype).bits // 8
         kwargs: dict[str, Argument] = {name: TensorSpec((columns,), dtype) for name in names}
         case = Case(op=op, args=(TensorSpec((count, columns), dtype), (columns,)), kwargs=kwargs)
         moved = (2 * count + len(names)) * columns * size

@@ -11,15 +11,18 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Argument, Case
+from conformance.cases import Argument, Case, operands
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from conformance.spec import Benchmark
+from conformance.spec import OUTS as every_out
+from conformance.spec import Batch, Benchmark
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
+OUTS = tuple(kind for kind in every_out if kind not in ("input", "overlap"))
+"""torch overwrites a factor that is ``out`` while it still reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +128,14 @@ def batches(draw: st.DrawFn, m: int, k: int, n: int) -> int:
     """The size of a batch of products of these sizes: mostly a few, 0 now and then, more where they are small."""
     most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
     return draw(st.sampled_from((2, 1, 3, 0, most)).filter(lambda size: size <= most))
+
+
+def batch(case: Case) -> Batch | None:
+    """A dim of the batch of matrices, with the operands that are not broadcast along it."""
+    if "out" in case.kwargs:
+        return None
+    batches = [spec.shape[:-2] for spec in operands(case)]
+    return elementwise.along(case, torch.broadcast_shapes(*batches), batches)
 
 
 @st.composite

@@ -26,3 +26,23 @@ FLOAT64_ELEMENTWISE = 3 * 1024 + 1
 """The same of an elementwise result, of which each costs less: several blocks."""
 FLOAT64_WORK = 1 << 18
 """M * N * K of a float64 product, whose terms are summed in double-double; mostly."""
+ATTENTION_WORK, FLOAT64_ATTENTION_WORK = 1 << 20, 1 << 14
+"""Products of elements of queries, keys and values of an attention; float64 is evaluated by mpmath."""
+
+# What is timed, on a GPU: large enough to pass its caches.
+BENCHMARK_ROWS = (
+    *((rows, columns, "bfloat16") for rows, columns in ((8192, 1024), (8192, 4096), (4096, 16384), (1024, 65536))),
+    *((rows, columns, "float32") for rows, columns in ((8192, 1024), (8192, 4096), (4096, 16384), (1024, 65536))),
+    (1, 4096, "bfloat16"),
+)
+"""Rows, columns and dtype of reductions; the last is a single row, whose time is the host's."""
+BENCHMARK_SQUARES = (
+    *((size, "bfloat16") for size in (1024, 2048, 4096, 8192)),
+    (4096, "float16"),
+    (4096, "float32"),
+    (64, "bfloat16"),
+)
+"""Square products; the last is a call whose time is the host's."""
+BENCHMARK_TOKENS = (1, 16, 128, 4096)
+BENCHMARK_WEIGHTS = ((4096, 4096), (4096, 11008), (8192, 8192), (8192, 28672))
+"""K and N of linear layers of models of 7 and of 70 billion parameters; M are the tokens."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance import bounds, deviations, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
 
@@ -128,7 +128,9 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         cases=cases(name, dtypes),
         refused=refused(name, dtypes),
         dtypes=dtypes,
+        outs=OUTS,
+        batch=elementwise.batch,
         expected=partial(expected, function, sign),
         cuda_refuses=partial(deviations.cuda_refuses, name),
-        benchmarks=elementwise.benchmarks(name, 2),
+        benchmarks=elementwise.benchmarks(name, 2, strided=True),
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conformance import oracle, stand_ins
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
 
@@ -120,6 +120,8 @@ def spec(name: str, function: Callable[..., torch.Tensor], formula: Formula, pre
         cases=cases(name, dtype_names.ALL, float_of, False),
         refused=refused(name, dtype_names.ALL, float_of, False),
         dtypes=dtype_names.ALL,
+        outs=OUTS,
+        batch=elementwise.batch,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1),
     )
@@ -140,6 +142,8 @@ def exact_spec(
         cases=cases(name, dtypes, lambda dtype: dtype, True),
         refused=refused(name, dtypes, lambda dtype: dtype, True),
         dtypes=dtypes,
+        outs=OUTS,
+        batch=elementwise.batch,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1, dtype=benchmark),
     )
@@ -165,6 +169,7 @@ def question_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         cases=all_cases,
         refused=all_refused,
         dtypes=dtype_names.ALL,
+        batch=elementwise.batch,
         expected=lambda call: elementwise.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 1, result="bool"),
     )

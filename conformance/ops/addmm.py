@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, deviations, oracle, stand_ins
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
@@ -66,6 +66,10 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     input, mat1, mat2 = call.args
     dtype = mat1.dtype
+    if not dtype.is_floating_point:
+        # Nothing is multiplied.
+        scale = {name: call.kwargs[name] for name in ("beta", "alpha") if name in call.kwargs}
+        return elementwise.exactly(call, stand_ins.answer("addmm", torch.addmm, call)(input, mat1, mat2, **scale))
     beta, alpha = (oracle.operand(call.kwargs.get(name, 1), dtype) for name in ("beta", "alpha"))
     found = products.product(oracle.operand(mat1, dtype), oracle.operand(mat2, dtype), dtype)
     # With beta = 0 the input is not read, NaN and all.
@@ -104,8 +108,9 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=products.DTYPES,
+    outs=products.OUTS,
     expected=expected,
-    # Of a prompt of 4096 tokens, and of one token of each of 16 sequences.
-    benchmarks=(linear(4096, 4096, 4096), linear(4096, 4096, 14336), linear(16, 4096, 4096)),
+    # Of a prompt of 4096 tokens, of one token of each of 16 sequences, and a call whose time is the host's.
+    benchmarks=(linear(4096, 4096, 4096), linear(4096, 4096, 14336), linear(16, 4096, 4096), linear(64, 64, 64)),
     cuda_refuses=partial(deviations.cuda_refuses, "addmm"),
 )

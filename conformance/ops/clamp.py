@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, shapes, tensors
 from strategies.shapes import Shape
@@ -155,6 +155,8 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=dtype_names.ALL,
+    outs=OUTS,
+    batch=elementwise.batch,
     expected=expected,
     benchmarks=elementwise.benchmarks("clamp", 1, element_flops=2, more=(-1.0, 1.0)),
 )

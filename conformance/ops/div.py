@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
 from strategies.specs import TensorSpec
@@ -163,6 +163,8 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=dtype_names.ALL,
+    outs=OUTS,
+    batch=elementwise.batch,
     expected=expected,
-    benchmarks=elementwise.benchmarks("div", 2),
+    benchmarks=elementwise.benchmarks("div", 2, strided=True),
 )

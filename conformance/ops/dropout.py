@@ -93,6 +93,7 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=DTYPES,
+    inplace=True,
     expected=expected,
     checks=("values", "metadata", "inputs_unchanged", "deterministic", "errors", "distribution"),
     # A comparison and a product; the generator is not counted.

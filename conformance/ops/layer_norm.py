@@ -48,6 +48,8 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 
 def expected(call: Call) -> Expected:
     input, shape, weight, bias, eps = _arguments(*call.args, **call.kwargs)
+    if not input.numel():
+        return elementwise.exactly(call, input)
     dtype, x = input.dtype, norms.rows(input, shape)
     w, b = norms.parameter(weight, 1.0, x.shape[1]), norms.parameter(bias, 0.0, x.shape[1])
     terms, low = max(x.shape[1], 1), None
@@ -91,6 +93,7 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=norms.DTYPES,
+    batch=norms.batch,
     expected=expected,
     # Per element: the mean, a difference, its square and their sum, the scale, weight and bias.
     benchmarks=norms.benchmarks("layer_norm", ("weight", "bias"), 7),

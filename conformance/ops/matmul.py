@@ -68,6 +68,9 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     input, other = call.args
     dtype = input.dtype
+    if not dtype.is_floating_point:
+        # Nothing is multiplied.
+        return elementwise.exactly(call, torch.matmul(input, other))
     left, right = oracle.operand(input, dtype), oracle.operand(other, dtype)
     shape = result_shape(left.shape, right.shape)
     found = products.product(np.atleast_2d(left), right[:, None] if right.ndim == 1 else right, dtype)
@@ -88,11 +91,15 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=products.DTYPES,
+    outs=tuple(kind for kind in products.OUTS if kind != "strided"),
+    batch=products.batch,
     expected=expected,
-    # A linear layer of an 8B model on a prompt and on one token of each of 16 sequences, and a head of attention.
+    # A linear layer of an 8B model on a prompt and on one token of each of 16 sequences; a call whose time is the
+    # host's; and the second product of attention.
     benchmarks=(
         linear((4, 2048), 4096, 14336),
         linear((16, 1), 4096, 4096),
+        linear((4, 16), 64, 64),
         products.benchmark(
             "matmul", (4, 32, 1024, 128), 1024, (4, 32, 1024, 1024), (4, 32, 1024, 128), dtype="bfloat16"
         ),

@@ -12,6 +12,7 @@ from conformance import bounds, deviations, oracle
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
+from conformance.ops import _sizes
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -39,14 +40,16 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     input, mat2 = call.args
     dtype = input.dtype
+    if not dtype.is_floating_point:
+        # Nothing is multiplied.
+        return elementwise.exactly(call, torch.mm(input, mat2))
     found = products.product(oracle.operand(input, dtype), oracle.operand(mat2, dtype), dtype)
     bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype)
     return elementwise.within(call, found.value, bound, dtype, low=found.low, judged=found.judged)
 
 
-def benchmark(size: int, dtype: str = "bfloat16") -> Benchmark:
-    square = (size, size)
-    return products.benchmark("mm", square, size, square, square, dtype=dtype)
+def benchmark(m: int, k: int, n: int, dtype: str = "bfloat16") -> Benchmark:
+    return products.benchmark("mm", (m, n), k, (m, k), (k, n), dtype=dtype)
 
 
 SPEC = OpSpec(
@@ -55,7 +58,11 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=products.DTYPES,
+    outs=products.OUTS,
     expected=expected,
-    benchmarks=(benchmark(1024), benchmark(4096), benchmark(8192), benchmark(4096, "float32")),
+    benchmarks=(
+        *(benchmark(size, size, size, dtype) for size, dtype in _sizes.BENCHMARK_SQUARES),
+        *(benchmark(tokens, *weight) for weight in _sizes.BENCHMARK_WEIGHTS for tokens in _sizes.BENCHMARK_TOKENS),
+    ),
     cuda_refuses=partial(deviations.cuda_refuses, "mm"),
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
 
@@ -58,6 +58,8 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=dtype_names.ALL,
+    outs=OUTS,
+    batch=elementwise.batch,
     expected=expected,
-    benchmarks=elementwise.benchmarks("mul", 2),
+    benchmarks=elementwise.benchmarks("mul", 2, strided=True),
 )

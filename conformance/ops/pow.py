@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from conformance import bounds, deviations, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
 from strategies.specs import TensorSpec
 
-EXPONENTS = (2, 3, 0.5, -0.5, -1, -2.0, 0, 1.0, 2.75, -1.5, math.inf, -math.inf, math.nan)
+EXPONENTS = (2, 3, 0.5, -0.5, -1, -2.0, 0, 1.0, 2.75, math.inf, -1.5, math.inf, -math.inf, math.nan)
 """Of floats; libraries have shortcuts for most of them."""
 
 
@@ -112,6 +112,9 @@ def expected(call: Call) -> Expected:
     dtype = torch.result_type(input, exponent)
     if not dtype.is_floating_point:
         return elementwise.exactly(call, torch.pow(input, exponent))
+    if not isinstance(input, torch.Tensor | bool) and input == 1:
+        # Whatever the dtype of out=.
+        return elementwise.exactly(call, torch.ones(exponent.shape, dtype=dtype))
     # torch, on CPU and CUDA, rounds Python numbers to a half type, other than where it multiplies or adds.
     x, y = np.broadcast_arrays(*(_rounded(operand, dtype) for operand in call.args))
     low = None
@@ -149,6 +152,8 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=dtype_names.ALL,
+    outs=OUTS,
+    batch=elementwise.batch,
     expected=expected,
     # A logarithm, a product and an exponential.
     benchmarks=elementwise.benchmarks("pow", 1, element_flops=3, more=(2.5,)),

@@ -53,6 +53,8 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=DTYPES,
+    inplace=True,
+    batch=elementwise.batch,
     expected=expected,
     benchmarks=elementwise.benchmarks("relu", 1),
 )

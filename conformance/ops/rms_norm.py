@@ -37,6 +37,8 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 
 def expected(call: Call) -> Expected:
     input, shape, weight, eps = _arguments(*call.args, **call.kwargs)
+    if not input.numel():
+        return elementwise.exactly(call, input)
     dtype, x = input.dtype, norms.rows(input, shape)
     compute = bounds.compute_dtype(dtype)
     # torch's rule since 2.4: the epsilon of the dtype in which is computed.
@@ -75,6 +77,7 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=norms.DTYPES,
+    batch=norms.batch,
     expected=expected,
     # Per element: its square and their sum, the scale and the weight.
     benchmarks=norms.benchmarks("rms_norm", ("weight",), 4),

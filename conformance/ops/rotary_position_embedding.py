@@ -13,10 +13,10 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Argument, Case
+from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from conformance.spec import Benchmark, Call, Expected, OpSpec
+from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import Layout, TensorSpec
@@ -124,6 +124,14 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     return case(draw(tensors.tensors(shape, dtype)), TensorSpec(table, dtype), TensorSpec(table, dtype))
 
 
+def batch(case: Case) -> Batch | None:
+    """Sequences or heads."""
+    input = case.args[0]
+    assert isinstance(input, TensorSpec)
+    chosen = elementwise.chosen(seed(case), [dim for dim in (0, 2) if input.shape[dim] > 1])
+    return None if chosen is None else Batch(input.shape[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
+
+
 def expected(call: Call) -> Expected:
     input, sin_table, cos_table, interleaved = _arguments(*call.args, **call.kwargs)
     dtype, length = input.dtype, input.shape[1]
@@ -184,7 +192,9 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=DTYPES,
+    inplace=True,
+    batch=batch,
     expected=expected,
-    # Queries of a prompt, and of one token of each of 16 sequences, in a model with 32 heads of 128.
-    benchmarks=(benchmark(4, 2048, 32, 128), benchmark(16, 1, 32, 128)),
+    # Queries of a prompt, of one token of each of 16 sequences, and of one token, in a model with 32 heads of 128.
+    benchmarks=(benchmark(4, 2048, 32, 128), benchmark(16, 1, 32, 128), benchmark(1, 1, 32, 128)),
 )

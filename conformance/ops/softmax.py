@@ -10,10 +10,10 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Case, DType
+from conformance.cases import Case, DType, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from conformance.spec import Benchmark, Call, Expected, OpSpec
+from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import Special, TensorSpec
@@ -79,8 +79,20 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     return Case(op="softmax", args=(input, -1), kwargs={"dtype": draw(st.sampled_from(("float32", 3)))})
 
 
+def batch(case: Case) -> Batch | None:
+    """Any other dim."""
+    input, dim = case.args
+    assert isinstance(input, TensorSpec)
+    assert isinstance(dim, int)
+    rows = [other for other, size in enumerate(input.shape) if size > 1 and other != dim % len(input.shape)]
+    chosen = elementwise.chosen(seed(case), rows)
+    return None if chosen is None else Batch(input.shape[chosen], (chosen,), chosen)
+
+
 def expected(call: Call) -> Expected:
     input, dim, dtype = _arguments(*call.args, **call.kwargs)
+    if not input.numel():
+        return elementwise.exactly(call, input.to(dtype))
     x = oracle.operand(input, dtype)
     rows = np.moveaxis(x.reshape(x.shape or (1,)), dim, -1)
     low = None
@@ -114,7 +126,7 @@ def _softmax(row: list[mpmath.mpf]) -> list[mpmath.mpf]:
     return [term / total for term in terms]
 
 
-def benchmark(rows: int, columns: int, dtype: str = "bfloat16") -> Benchmark:
+def benchmark(rows: int, columns: int, dtype: str) -> Benchmark:
     size = dtype_names.format_of(dtype).bits // 8
     case = Case(op="softmax", args=(TensorSpec(shape=(rows, columns), dtype=dtype), -1))
     # Per element a comparison, a subtraction, an exponential, an addition and a division.
@@ -127,6 +139,7 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=DTYPES,
+    batch=batch,
     expected=expected,
-    benchmarks=tuple(benchmark(*shape) for shape in ((8192, 1024), (8192, 4096), (4096, 16384))),
+    benchmarks=tuple(benchmark(*shape) for shape in _sizes.BENCHMARK_ROWS),
 )

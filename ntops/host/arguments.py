@@ -40,6 +40,9 @@ def check_tensor(value, name):
             f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out"
         )
 
+    if value.is_neg():
+        raise NotImplementedError(f"argument '{name}' is negated lazily, which kernels do not see; call resolve_neg()")
+
     if value.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
             f"argument '{name}' requires grad, and there are no backward kernels: detach it, or call under "

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from ntops.host import iteration, output
+from ntops.host import iteration, output, repetition
 from ntops.host.arguments import check_operands, check_tensor, common_device
 from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, result_dtype, scalar_type
@@ -92,7 +92,7 @@ def _broadcast_shape(tensors):
 def _result(shape, strides, tensors, dtype, device, out, exact_out):
     """The tensor that the kernel writes: ``out`` where it can, else a new one with what ``strides()`` gives."""
     if out is None:
-        return torch.empty_strided(shape, strides(), dtype=dtype, device=device)
+        return repetition.empty(shape, strides(), dtype, device)
 
     output.check_out(out, dtype, device, exact_out)
     output.check_written(out, "out")

@@ -6,6 +6,8 @@ import functools
 import torch
 import triton
 
+from ntops._runtime import INTERPRETED
+
 _HERE = contextlib.nullcontext()
 
 
@@ -21,6 +23,18 @@ def on_device(device):
 def shared_memory(index):
     """How much shared memory a program can have on the device of this index, in bytes."""
     return triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"]
+
+
+@functools.cache
+def multiprocessors(index):
+    """How many multiprocessors the device of this index has."""
+    return triton.runtime.driver.active.utils.get_device_properties(index)["multiprocessor_count"]
+
+
+@functools.cache
+def is_hopper():
+    """Whether kernels go to an H100 or H200, where configurations were measured; so it counts under the interpreter."""
+    return INTERPRETED or triton.runtime.driver.active.get_current_target().arch == 90
 
 
 def next_power_of_2(value):

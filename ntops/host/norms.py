@@ -1,11 +1,13 @@
 """What the norms share: the dims that are normalized, the affine parameters, and the launch."""
 
+import math
 import operator
 
 import torch
 
-from ntops.host import rows
+from ntops.host import repetition, rows
 from ntops.host.arguments import check_tensor, common_device
+from ntops.host.iteration import contiguous_strides
 
 
 def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
@@ -52,23 +54,43 @@ def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
     return shape
 
 
+def has_rows(input, shape):
+    """Whether there is anything to normalize over the last ``len(shape)`` dims; without, torch on CUDA asks for no
+    kernel of the dtype. Rows may be empty."""
+    return math.prod(input.shape[: input.ndim - len(shape)]) > 0
+
+
+def _walkable(tensor, first=0):
+    """The tensor, or a copy of it, such that its rows are loaded, and so added up, like those of a contiguous tensor.
+
+    Rows are the dims from ``first`` on. torch copies, too, what is not contiguous.
+    """
+    row = tensor.shape[first:]
+    contiguous = tensor.stride()[first:] == contiguous_strides(row)
+    # What is no multiple of 16 elements is never loaded 16 bytes at a time, wherever it begins.
+    vectors = math.prod(row) % 16 == 0
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in tensor.stride()[:first])
+    return tensor if contiguous and (aligned or not vectors) else tensor.clone(memory_format=torch.contiguous_format)
+
+
 def norm(premake, input, shape, parameters, eps):
     """Run a norm over the last ``len(shape)`` dims of ``input``.
 
     :param parameters: The affine parameters by name, each a tensor of ``shape`` or a number.
     :return: A contiguous tensor of the shape and dtype of ``input``.
     """
-    output = torch.empty(input.shape, dtype=input.dtype, device=input.device)
+    output = repetition.empty(input.shape, contiguous_strides(input.shape), input.dtype, input.device)
 
     if not output.numel():
         return output
 
     first = input.ndim - len(shape)
-    tensors = {"input": input} | {
-        name: value if isinstance(value, torch.Tensor) else torch.full((1,), value, device=input.device).expand(shape)
+    tensors = {"input": _walkable(input, first)} | {
+        name: _walkable(value)
+        if isinstance(value, torch.Tensor)
+        else repetition.constant(value, input.device).expand(shape)
         for name, value in parameters.items()
     }
-    # Dims that cannot be walked as one are copied; torch copies every input that is not contiguous.
     matrices = {"output": output} | tensors
     matrices = {
         name: (tensor if tensor.ndim > len(shape) else tensor.expand(input.shape)).flatten(first)

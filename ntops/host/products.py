@@ -2,17 +2,19 @@
 
 import torch
 
-from ntops.host import output
-from ntops.host.arguments import check_tensor, common_device
+from ntops.host import output, repetition
+from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import on_device, shared_memory
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
+from ntops.torch.mul import mul
 from ntops.torch.utils import Config, make
 
 
-def check_factors(**matrices):
+def check_factors(*, mixed_empty=False, **matrices):
     """Refuse tensors that have no product, by argument name; integers last, as torch does.
 
+    :param mixed_empty: Whether dtypes may differ where a tensor is empty.
     :raises TypeError: One is no tensor.
     :raises RuntimeError: Dtypes or devices differ.
     :return: The device.
@@ -22,8 +24,10 @@ def check_factors(**matrices):
 
     (first_name, first), *others = matrices.items()
 
+    mixed = mixed_empty and not all(matrix.numel() for matrix in matrices.values())
+
     for name, matrix in others:
-        if matrix.dtype is not first.dtype:
+        if matrix.dtype is not first.dtype and not mixed:
             raise RuntimeError(
                 f"arguments '{first_name}' and '{name}' must have one dtype, not {first.dtype} and {matrix.dtype}"
             )
@@ -61,7 +65,7 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
     :param vectors: The dims, from the end, that the result lacks since an operand was a vector.
     :param added: What ``addmm`` adds, of the shape of the result, or ``None``.
     :param scales: The factors of the product and of ``added``, for ``addmm``.
-    :raises NotImplementedError: The dtype is not floating-point.
+    :raises NotImplementedError: The dtype is not floating-point, and there is something to multiply.
     """
     dtype, device = input.dtype, input.device
 
@@ -69,7 +73,8 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
         output.check_out(out, dtype, device, exact_dtype=True)
         output.check_written(out, "out")
 
-    if not dtype.is_floating_point:
+    # Where there is nothing to multiply, CUDA asks for no kernel of the dtype, but for that of two vectors.
+    if not dtype.is_floating_point and (multiplies(input, mat2) or len(vectors) == 2):
         raise NotImplementedError(
             f"products of {dtype} matrices do not exist on CUDA; cast them to a floating-point type"
         )
@@ -80,9 +85,11 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
     # A kernel reads its inputs while others write: an output in the same memory waits for all of them.
     read = [tensor for tensor in (input, mat2, added) if tensor is not None]
     direct = out is not None and not any(output.shares_memory(out, tensor) for tensor in read)
-    result = out if direct else torch.empty(shape, dtype=dtype, device=device)
+    result = out if direct else repetition.empty(shape, contiguous_strides(shape), dtype, device)
 
-    if result.numel():
+    if result.numel() and not dtype.is_floating_point:
+        _without_product(result, added, scales)
+    elif result.numel():
         matrices = result
 
         for dim in vectors:
@@ -94,6 +101,20 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
         out.copy_(result)
 
     return result if out is None else out
+
+
+def multiplies(input, mat2):
+    """Whether a product has any terms: its result may be empty, or its inner size 0."""
+    return input.numel() > 0 and mat2.numel() > 0
+
+
+def _without_product(result, added, scales):
+    if added is None:
+        result.zero_()
+    else:
+        check_fits(scales[1], result.dtype, "beta")
+        # The factor takes the dtype, as torch has it: 2.5 is 2 for integers, and True for bool.
+        mul(added, torch.scalar_tensor(scales[1], dtype=result.dtype).item(), out=result)
 
 
 def config(m, n, dtype, ieee, shared_memory):

@@ -110,11 +110,12 @@ def annotated_type(annotation):
 
 def type_of(argument):
     """The type that the compiler would give an argument."""
-    return tl.str_to_ty(mangle_type(argument), None)
+    return type_named(mangle_type(argument))
 
 
+@functools.cache
 def type_named(name):
-    """The type of an annotation such as ``"i64"``."""
+    """The type of an annotation such as ``"i64"``, one object for each name, since much is kept with it."""
     return tl.str_to_ty(name, None)
 
 
@@ -217,7 +218,7 @@ class _Driver:
         return self
 
     def get_device_properties(self, device):
-        return {"max_shared_mem": 232448, "multiprocessor_count": 1, "warpSize": 32}
+        return {"max_shared_mem": 232448, "multiprocessor_count": 132, "warpSize": 32}
 
     def get_benchmarker(self):
         # An autotuned kernel takes its first configuration: timings under an interpreter say nothing.
@@ -240,7 +241,7 @@ def install():
     _let_triton_patch_the_rest()
     _patch_language()
     _patch_libdevice()
-    fast.install(divide, remainder)
+    fast.install(divide, remainder, semantic())
 
     InterpretedFunction.run = launch.run
     InterpretedFunction.__call__ = launch.call
@@ -282,7 +283,7 @@ def _let_triton_patch_the_rest():
 
 
 def _patch_language():
-    from ntops.interpreter import control, reduce
+    from ntops.interpreter import control, fast, reduce
 
     def same(self, builder):
         return self
@@ -304,6 +305,8 @@ def _patch_language():
         language.static_assert = static_assert
         language.multiple_of = language.max_contiguous = language.max_constancy = hint
 
+    # Its own shape is a tuple of Triton's, which is slow to compare.
+    tl.block_type.with_element_ty = lambda self, element: fast.block_of(element, tuple(self.shape))
     tensor = tl.tensor
     tensor.__init__ = _remembering(tensor.__init__)
     tensor.__bool__ = _truth

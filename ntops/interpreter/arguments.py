@@ -66,8 +66,10 @@ def _pointer(name, kind, value):
 
     address = np.array([value.data_ptr()], dtype=np.uint64)
     tensor = value.base if isinstance(value, _triton.TensorWrapper) else value
+    # Triton takes whatever has an address; only of a tensor is it known how far it goes.
+    origin = Argument(name, tensor) if isinstance(tensor, torch.Tensor) else None
 
-    return tl.tensor(Handle(address, dtype, (), Argument(name, tensor)), dtype)
+    return tl.tensor(Handle(address, dtype, (), origin), dtype)
 
 
 def pointers(values):
@@ -79,7 +81,7 @@ def pointers(values):
             found += pointers(value)
         elif isinstance(value, tl.tensor) and value.handle.origin is not None:
             found.append(value.handle.origin)
-        elif isinstance(value, tl.tensor_descriptor):
+        elif isinstance(value, tl.tensor_descriptor) and value.handle.base.origin is not None:
             found.append(value.handle.base.origin)
 
     return found

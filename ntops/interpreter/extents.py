@@ -1,7 +1,5 @@
 """Which addresses belong to an argument, and which element an address is."""
 
-import functools
-
 import numpy as np
 import torch
 
@@ -12,30 +10,24 @@ class Argument:
     def __init__(self, name, tensor):
         self.name = name
         self.tensor = tensor
+        # The first address, and how many bytes from there to the end of the last element.
+        self.extent = _extent(tensor)
+        self._memory = {}
 
-    @functools.cached_property
-    def storage(self):
-        """The address of the storage, which views share."""
-        return self.tensor.untyped_storage().data_ptr()
+    def memory(self, dtype):
+        """The extent as a NumPy array of ``dtype``, gaps between the elements of a view included."""
+        array = self._memory.get(dtype)
 
-    @functools.cached_property
-    def extent(self):
-        """The first address, and how many bytes from there to the end of the last element."""
-        tensor = self.tensor
+        if array is None:
+            array = self._memory[dtype] = np.asarray(_Memory(*self.extent, dtype))
 
-        if tensor.device.type == "meta" or tensor.numel() == 0:
-            return self.tensor.data_ptr(), 0
+        return array
 
-        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-        return tensor.data_ptr(), (last + 1) * tensor.element_size()
-
-    @functools.cached_property
     def members(self):
         """Which elements between the first and the last belong to the tensor; ``None`` if all do."""
         tensor = self.tensor
 
-        if _is_dense(tensor):
+        if tensor.is_contiguous() or _is_dense(tensor):
             return None
 
         length = self.extent[1] // tensor.element_size()
@@ -70,6 +62,26 @@ class Argument:
         return index, f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
+def _extent(tensor):
+    count = tensor.numel()
+
+    if tensor.device.type == "meta" or count == 0:
+        return tensor.data_ptr(), 0
+
+    if not tensor.is_contiguous():
+        count = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+    return tensor.data_ptr(), count * tensor.element_size()
+
+
+class _Memory:
+    """Memory as NumPy takes it from others."""
+
+    def __init__(self, start, length, dtype):
+        shape = (length // dtype.itemsize,)
+        self.__array_interface__ = {"data": (start, False), "shape": shape, "typestr": dtype.str, "version": 3}
+
+
 def _is_dense(tensor):
     """Whether the elements, dims of stride 0 aside, fill their extent."""
     expected = 1
@@ -101,20 +113,3 @@ def _index(tensor, distance):
             rest -= index[dim] * stride
 
     return tuple(index) if rest == 0 else None
-
-
-def outside(argument, addresses, size):
-    """Which addresses of accesses of ``size`` bytes do not lie in the argument."""
-    start, length = argument.extent
-    distance = addresses - np.uint64(start)  # What is below the start becomes huge.
-
-    if length < size:
-        return np.ones(addresses.shape, bool)
-
-    beyond = distance > np.uint64(length - size)
-
-    if argument.members is not None:
-        place = np.where(beyond, 0, distance // np.uint64(argument.tensor.element_size())).astype(np.int64)
-        beyond |= ~argument.members[place]
-
-    return beyond

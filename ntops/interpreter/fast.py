@@ -155,8 +155,39 @@ def _addition(slow, reflected):
     return method
 
 
-def install(divide, remainder):
-    """Put the short cuts in front of the operators of ``tl.tensor``; integer division is given."""
+def _broadcasting(slow):
+    """Broadcasting of two tensors."""
+
+    def broadcast(lhs, rhs):
+        joined = _joined(lhs.handle, rhs.handle)
+
+        if joined is None:
+            return slow(lhs, rhs)
+
+        shape = joined[2]
+
+        return _of_shape(lhs, shape), _of_shape(rhs, shape)
+
+    return broadcast
+
+
+def _of_shape(tensor, shape):
+    handle = tensor.handle
+
+    if handle.shape == shape:
+        return tensor
+
+    data = handle.data if handle.shape else handle.data.reshape(-1, *(1,) * len(shape))
+
+    return tl.tensor(Handle(data, handle.dtype, shape, handle.origin), block_of(tensor.dtype, shape))
+
+
+def install(divide, remainder, semantic):
+    """Put the short cuts in front of the operators of ``tl.tensor`` and of broadcasting in Triton's ``semantic``.
+
+    Integer division is given.
+    """
+    semantic.broadcast_impl_value = _broadcasting(semantic.broadcast_impl_value)
     integers = tuple(_SIGNED)
     numbers = (*integers, *_FLOATS)
     bits = (*integers, "int1")

@@ -109,7 +109,7 @@ def _run(kernel, bound, grid):
     watcher = watching.current()
 
     if watcher is not None:
-        builder.watch = LaunchWatch(watcher, kernel.name, arguments.pointers(values.values()), builder)
+        builder.watch = LaunchWatch(watcher, kernel.name, values.values(), builder)
 
     try:
         start = 0

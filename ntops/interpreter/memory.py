@@ -8,6 +8,7 @@ from ntops.interpreter import formats
 from ntops.interpreter._triton import BaseBuilder, ir, native
 from ntops.interpreter.control import NeedsSequential
 from ntops.interpreter.handles import Handle, is_fp8, numpy_dtype
+from ntops.interpreter.lanes import Access, dense
 from ntops.interpreter.tiles import Tile
 
 
@@ -16,11 +17,8 @@ def _memory_dtype(dtype):
     return np.dtype(np.uint16) if dtype.name == "bf16" else numpy_dtype(dtype)
 
 
-def _dense(array):
-    """``array`` in memory order, and its own: Triton's native loads and stores refuse a view that is read-only."""
-    flags = array.flags
-
-    return array if flags.c_contiguous and flags.writeable else array.copy(order="C")
+def _range(access):
+    return int(access.touched.min()), int(access.touched.max()) + 1
 
 
 def _overlap(ranges, others):
@@ -54,11 +52,6 @@ class Memory:
             function, *arguments = self.log.pop()
             function(*arguments)
 
-    @staticmethod
-    def raw_load(addresses, enabled, dtype):
-        """What memory holds, as ``dtype``; 0 where not ``enabled``."""
-        return native.load(addresses, enabled, np.zeros(addresses.shape, dtype), dtype)
-
     def require_sequential(self, why):
         """Give up running several programs at once, or out of their order."""
         if self.programs > 1 or self.is_split:
@@ -83,66 +76,71 @@ class Memory:
             self.require_sequential("a volatile load may wait for another program")
 
         dtype = pointer.dtype.element_ty
-        addresses, enabled = self._lanes(pointer, mask)
-        self._note_plain(addresses, enabled)
+        access = self._access(_memory_dtype(dtype), pointer, mask)
+        self._note_plain(access)
 
         if self.watch is not None:
-            self.watch.on_load(pointer.origin, addresses, enabled, _memory_dtype(dtype).itemsize)
+            self.watch.on_load(access)
 
-        data = self.raw_load(addresses, enabled, _memory_dtype(dtype))
+        data = access.spread(access.read())
         loaded = Handle(self._decoded(data, dtype), dtype, pointer.shape)
 
-        if other is None or mask is None:
+        if other is None or access.enabled is None:
             return loaded
 
         return self.create_select(mask, loaded, other)
 
     def _store(self, pointer, value, mask):
-        dtype = pointer.dtype.element_ty
-        addresses, enabled = self._lanes(pointer, mask, value)
-        data = self._encoded(value, addresses)
-        self._note_plain(addresses, enabled)
+        data = self._encoded(value)
+        access = self._access(data.dtype, pointer, mask, value)
+        values = access.chosen(data)
+        self._note_plain(access)
 
         if self.watch is not None:
-            self.watch.on_store(pointer.origin, addresses, enabled, data)
+            self.watch.on_store(access, values)
 
-        self._log(addresses, enabled, _memory_dtype(dtype))
-        native.store(addresses, data, enabled)
+        self._log(access)
+        access.write(values)
 
         if self.watch is not None:
-            self.watch.after_store(pointer.origin, addresses, enabled, data)
+            self.watch.after_store(access, values)
 
-    def _lanes(self, pointer, mask, *others, programs=None):
-        """All addresses, and which of them are touched, in memory order."""
+    def _access(self, dtype, pointer, mask, *others, programs=None):
         self.largest_block = max(self.largest_block, math.prod(pointer.shape))
         handles = [handle for handle in (pointer, mask, *others) if handle is not None]
         programs = programs or max(handle.programs for handle in handles)
-        addresses = _dense(pointer.full(programs))
+        addresses = pointer.data
+        shape = (programs, *pointer.shape)
 
-        if mask is None:
-            return addresses, np.ones(addresses.shape, bool)
+        if addresses.shape != shape:
+            addresses = np.broadcast_to(addresses, shape)
+
+        if mask is None or mask.data.all():
+            return Access(pointer.origin, addresses, None, dtype)
 
         # A scalar mask of a scalar access, or one of the block's shape.
-        return addresses, _dense(np.broadcast_to(mask.data, addresses.shape))
+        enabled = mask.data if mask.data.dtype == bool else mask.data != 0
+
+        if enabled.shape != shape:
+            enabled = np.broadcast_to(enabled, shape)
+
+        return Access(pointer.origin, addresses, enabled, dtype)
 
     @staticmethod
     def _decoded(data, dtype):
         return formats.bfloat16_from_bits(data) if dtype.name == "bf16" else data
 
     @staticmethod
-    def _encoded(value, addresses):
-        data = formats.bits_from_bfloat16(value.data) if value.dtype.name == "bf16" else value.data
+    def _encoded(value):
+        return formats.bits_from_bfloat16(value.data) if value.dtype.name == "bf16" else value.data
 
-        return _dense(np.broadcast_to(data, addresses.shape))
-
-    def _log(self, addresses, enabled, dtype):
+    def _log(self, access):
         if self.log is not None:
-            self.log.append((native.store, addresses, self.raw_load(addresses, enabled, dtype), enabled))
+            self.log.append((access.write, access.read()))
 
-    def _note_plain(self, addresses, enabled):
-        if self.tracks_accesses and self.programs > 1 and enabled.any():
-            touched = addresses[enabled]
-            self._plain_ranges.append((int(touched.min()), int(touched.max()) + 1))
+    def _note_plain(self, access):
+        if self.tracks_accesses and self.programs > 1 and access.touched.size:
+            self._plain_ranges.append(_range(access))
 
             if _overlap(self._plain_ranges[-1:], self._atomic_ranges):
                 raise NeedsSequential("it reads or writes what an atomic changed")
@@ -158,9 +156,11 @@ class Memory:
         if dtype.name == "bf16" or is_fp8(dtype):
             raise NotImplementedError(f"the interpreter does not support atomics on {dtype}")
 
-        addresses, enabled = self._lanes(pointer, mask, value, programs=self.programs)
-        data = self._encoded(value, addresses)
-        self._before_atomic(pointer, addresses, enabled, data)
+        data = self._encoded(value)
+        access = self._access(data.dtype, pointer, mask, value, programs=self.programs)
+        self._before_atomic(access)
+        addresses, enabled = access.native_lanes()
+        data = dense(np.broadcast_to(data, addresses.shape))
         old = native.atomic_rmw(
             BaseBuilder.ir_rmw_op_to_interpreter_rmw_op[operation], addresses, data, enabled, _semantics(sem)
         )
@@ -168,30 +168,31 @@ class Memory:
         return Handle(old.reshape(addresses.shape), dtype, pointer.shape)
 
     def create_atomic_cas(self, pointer, compared, value, sem, scope):
-        addresses, enabled = self._lanes(pointer, None, compared, value, programs=self.programs)
-        data = self._encoded(value, addresses)
-        self._before_atomic(pointer, addresses, enabled, data)
-        old = native.atomic_cas(addresses, self._encoded(compared, addresses), data, _semantics(sem))
+        data = self._encoded(value)
+        access = self._access(data.dtype, pointer, None, compared, value, programs=self.programs)
+        self._before_atomic(access)
+        addresses, _ = access.native_lanes()
+        expected, data = (dense(np.broadcast_to(block, addresses.shape)) for block in (self._encoded(compared), data))
+        old = native.atomic_cas(addresses, expected, data, _semantics(sem))
 
         return Handle(self._decoded(old.reshape(addresses.shape), compared.dtype), compared.dtype, pointer.shape)
 
-    def _before_atomic(self, pointer, addresses, enabled, data):
+    def _before_atomic(self, access):
         if self.watch is not None:
-            self.watch.on_atomic(pointer.origin, addresses, enabled, data.dtype.itemsize)
+            self.watch.on_atomic(access)
 
         if self.is_split or (self.programs > 1 and not self.tracks_accesses):
             raise NeedsSequential("an atomic after programs went different ways")
 
-        if self.programs > 1 and enabled.any():
-            touched = addresses[enabled]
-            here = [(int(touched.min()), int(touched.max()) + 1)]
+        if self.programs > 1 and access.touched.size:
+            here = [_range(access)]
 
             if _overlap(here, self._atomic_ranges + self._plain_ranges):
                 raise NeedsSequential("an atomic on what was accessed before")
 
             self._atomic_ranges += here
 
-        self._log(addresses, enabled, data.dtype)
+        self._log(access)
 
     def create_atomic_load(self, pointer, mask, sem, scope):
         self.require_sequential("an atomic load may wait for another program")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -56,6 +57,29 @@ class _Fresh:
     written: np.ndarray
     kernels: dict = dataclasses.field(default_factory=dict)
 
+    def mark(self, places, size, log):
+        """Elements of ``size`` bytes at ``places`` are written; ``log`` takes what undoes that."""
+        flags = self._flags(size)
+
+        if log is not None:
+            # What is undone was never stored.
+            log.append((flags.__setitem__, places, flags[places].copy()))
+
+        flags[places] = _all_bytes(size)
+
+    def is_written(self, places, size):
+        """Whether all bytes of the elements at ``places`` are."""
+        return self._flags(size)[places] == _all_bytes(size)
+
+    def _flags(self, size):
+        # One integer for the flags of all bytes of an element.
+        return self.written[: self.written.size // size * size].view(f"u{size}")
+
+
+@functools.cache
+def _all_bytes(size):
+    return np.ones(size, bool).view(f"u{size}")[0]
+
 
 class Watch:
     """What is known about memory while it is watched."""
@@ -80,19 +104,18 @@ class Watch:
 
     def filled(self, tensor):
         """A tensor that torch has written."""
-        fresh = self.fresh(tensor)
+        fresh = self.fresh(_storage(tensor))
 
         if fresh is not None:
             _bytes_of(tensor, fresh.written).fill_(True)
 
-    def fresh(self, tensor):
-        """What is known of the storage of ``tensor``, if it began empty."""
-        key = tensor.untyped_storage().data_ptr()
-        fresh = self._fresh.get(key)
+    def fresh(self, storage):
+        """What is known of the storage at an address, if it began empty."""
+        fresh = self._fresh.get(storage)
 
         if fresh is not None and fresh.reference.expired():
             # Another tensor has the memory now.
-            del self._fresh[key]
+            del self._fresh[storage]
 
             return None
 
@@ -114,13 +137,16 @@ class Watch:
             for output in outputs:
                 self.check_written(output)
         elif isinstance(outputs, torch.Tensor):
-            fresh = self.fresh(outputs)
+            fresh = self.fresh(_storage(outputs))
 
             if fresh is not None:
                 _check_written(outputs, fresh)
 
 
 def _check_written(tensor, fresh):
+    if fresh.written.all():
+        return
+
     missing = ~_bytes_of(tensor, fresh.written)[..., 0]
 
     if missing.any():
@@ -143,6 +169,10 @@ def _bytes_of(tensor, written):
     strides = [stride * size for stride in tensor.stride()]
 
     return torch.from_numpy(written).as_strided((*tensor.shape, size), (*strides, 1), tensor.storage_offset() * size)
+
+
+def _storage(tensor):
+    return tensor.untyped_storage().data_ptr()
 
 
 def _range(tensor):

@@ -4,7 +4,7 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, other, alpha, compute_dtype):
@@ -14,9 +14,12 @@ def application(output, input, other, alpha, compute_dtype):
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
     """Arrangement, application and tensors of ``add``; ``scalars`` has the type of ``alpha`` and of number operands."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", "other", "alpha", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
-        element_wise.constant("compute_dtype", compute_dtype),
+    result_dtype = output_dtype or dtype
+    compute_dtype = compute_dtype or constants.accumulated(result_dtype)
+    scalars = scalars or constants.numbers(result_dtype, "alpha")
+    tensors = element_wise.tensors(
+        ndim, "input", "other", "alpha", dtype=dtype, output_dtype=output_dtype, scalars=scalars
     )
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)

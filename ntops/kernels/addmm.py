@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed import Tensor
 
-from ntops.kernels import mm
+from ntops.kernels import constants, mm
 from ntops.kernels.mm import arrangement
 
 
@@ -45,12 +45,10 @@ def premake(
 ):
     """Arrangement, application and tensors of ``addmm``; ``scalars`` has the type of ``alpha`` and ``beta``."""
     blocks = {"block_size_m": block_size_m, "block_size_n": block_size_n, "block_size_k": block_size_k}
-    alpha, beta = (Tensor(0, dtype=(scalars or {}).get(name), name=name) for name in ("alpha", "beta"))
+    types = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
+    scalars = scalars or constants.numbers(dtype, "alpha", "beta")
+    alpha, beta = (Tensor(0, dtype=scalars.get(name), name=name) for name in ("alpha", "beta"))
     others = (Tensor(2, dtype=dtype, name="added"), alpha, beta) if with_input else (alpha,)
-    constants = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
+    variant = application if with_input else application_scaled
 
-    return (
-        functools.partial(arrangement, **blocks),
-        application if with_input else application_scaled,
-        mm.tensors(0, *others, **constants),
-    )
+    return functools.partial(arrangement, **blocks), *mm.bind(variant, 0, *others, **types)

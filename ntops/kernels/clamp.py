@@ -4,7 +4,7 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, low, high, compute_dtype):
@@ -27,22 +27,22 @@ def application_high(output, input, high, compute_dtype):
     output = ntl.cast(ntl.where((value > bound) | (bound != bound), bound, value), output.dtype)
 
 
-APPLICATIONS = {("low", "high"): application, ("low",): application_low, ("high",): application_high}
+APPLICATIONS = {None: application, "low": application_low, "high": application_high}
 
 
 def premake(
     ndim,
-    bounds=("low", "high"),
+    bound=None,
     dtype=None,
     output_dtype=None,
     compute_dtype=None,
     scalars=None,
     block_size=None,
 ):
-    """Arrangement, application and tensors of ``clamp``; ``bounds`` names those there are."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", *bounds, dtype=dtype, output_dtype=output_dtype, scalars=scalars),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
+    """Arrangement, application and tensors of ``clamp``; ``bound`` is "low" or "high" where there is no other."""
+    compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
+    bounds = (bound,) if bound else ("low", "high")
+    tensors = element_wise.tensors(ndim, "input", *bounds, dtype=dtype, output_dtype=output_dtype, scalars=scalars)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), APPLICATIONS[bounds], tensors
+    return arrangement, *constants.bind(APPLICATIONS[bound], tensors, compute_dtype=compute_dtype)

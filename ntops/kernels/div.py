@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 from ntops.kernels.functions import divide
 
 
@@ -75,10 +75,23 @@ def premake(
     block_size=None,
 ):
     """Arrangement, application and tensors of ``div``; ``integer`` when integers are divided to integers."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    if dtype:
+        output_dtype = output_dtype or (dtype if rounding_mode else constants.floating(dtype))
+        integer = not constants.is_floating(output_dtype)
+        compute_dtype = compute_dtype or _compute_dtype(output_dtype, rounding_mode)
 
-    return arrangement, APPLICATIONS[rounding_mode, integer], tensors
+    tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    application = APPLICATIONS[rounding_mode, integer]
+
+    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+
+
+def _compute_dtype(dtype, rounding_mode):
+    if dtype in ("i8", "i16", "u8"):
+        return "i32"  # in which no quotient overflows, and -1 can be told from 255
+
+    if rounding_mode == "floor" and constants.is_floating(dtype):
+        return "fp64"  # libdevice's remainder of float32 takes subnormal numbers for zeros
+
+    return constants.accumulated(dtype)

@@ -37,6 +37,6 @@ def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
     return (output, *inputs)
 
 
-def constant(name, value=None):
+def constant(name):
     """A compile-time argument of a kernel, such as the dtype in which it computes."""
-    return Tensor(0, constexpr=True, value=value, name=name)
+    return Tensor(0, constexpr=True, name=name)

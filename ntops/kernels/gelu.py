@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, compute_dtype):
@@ -19,14 +19,13 @@ def application_tanh(output, input, compute_dtype):
     output = ntl.cast(value * 0.5 * (1 + libdevice.tanh(inner)), output.dtype)
 
 
-APPLICATIONS = {"none": application, "tanh": application_tanh}
+APPLICATIONS = {None: application, "none": application, "tanh": application_tanh}
 
 
-def premake(ndim, approximate="none", dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``gelu``; ``approximate`` is "none" or "tanh"."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
+def premake(ndim, approximate=None, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
+    """Arrangement, application and tensors of ``gelu``; ``approximate`` is "none" (or ``None``) or "tanh"."""
+    compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
+    tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), APPLICATIONS[approximate], tensors
+    return arrangement, *constants.bind(APPLICATIONS[approximate], tensors, compute_dtype=compute_dtype)

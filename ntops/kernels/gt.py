@@ -4,7 +4,7 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, other, compute_dtype):
@@ -13,9 +13,8 @@ def application(output, input, other, compute_dtype):
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
     """Arrangement, application and tensors of ``gt``; ``compute_dtype`` is the dtype to which both are promoted."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
+    output_dtype = output_dtype or (dtype and "i1")
+    tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype or dtype)

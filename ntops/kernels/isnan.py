@@ -11,6 +11,7 @@ def application(output, input):
 
 def premake(ndim, dtype=None, output_dtype=None, block_size=None):
     """Arrangement, application and tensors of ``isnan``."""
+    output_dtype = output_dtype or (dtype and "i1")
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
 
     return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors

@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed import Tensor, block_size
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants
 
 
 def arrangement(output, input, mat2, *others, block_size_m=None, block_size_n=None, block_size_k=None):
@@ -66,16 +66,21 @@ def application(output, input, mat2, compute_dtype, input_precision):
     output = ntl.cast(accumulator, output.dtype)
 
 
-def tensors(batch, *others, dtype=None, compute_dtype=None, input_precision=None):
-    """The output, the factors and the constants of a product with ``batch`` batch dims."""
-    return (
+def bind(application, batch, *others, dtype=None, compute_dtype=None, input_precision=None):
+    """The application and the tensors of a product with ``batch`` batch dims; IEEE where only ``dtype`` is given."""
+    tensors = (
         Tensor(batch + 2, dtype=dtype, name="output"),
         # Where a tile passes the end of K it must add nothing.
         Tensor(batch + 2, dtype=dtype, other=0, name="input"),
         Tensor(batch + 2, dtype=dtype, other=0, name="mat2"),
         *others,
-        element_wise.constant("compute_dtype", compute_dtype),
-        element_wise.constant("input_precision", input_precision),
+    )
+
+    return constants.bind(
+        application,
+        tensors,
+        compute_dtype=compute_dtype or constants.accumulated(dtype),
+        input_precision=input_precision or (dtype and "ieee"),
     )
 
 
@@ -90,6 +95,6 @@ def premake(
 ):
     """Arrangement, application and tensors of ``mm``; ``input_precision`` is Triton's ("ieee", "tf32")."""
     blocks = {"block_size_m": block_size_m, "block_size_n": block_size_n, "block_size_k": block_size_k}
-    constants = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
+    types = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
 
-    return functools.partial(arrangement, **blocks), application, tensors(batch, **constants)
+    return functools.partial(arrangement, **blocks), *bind(application, batch, **types)

@@ -4,7 +4,7 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input):
@@ -20,5 +20,6 @@ def premake(ndim, floating=False, dtype=None, block_size=None):
     """Arrangement, application and tensors of ``neg``; ``floating`` for numbers whose zeros have signs."""
     tensors = element_wise.tensors(ndim, "input", dtype=dtype)
     arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    floating = floating or constants.is_floating(dtype)
 
     return arrangement, application_float if floating else application, tensors

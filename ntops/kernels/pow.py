@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, exponent, compute_dtype):
@@ -32,10 +32,12 @@ def application_integer(output, input, exponent, compute_dtype):
 
 def premake(ndim, integer=False, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
     """Arrangement, application and tensors of ``pow``; ``integer`` for integer powers of integers, in int64."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", "exponent", dtype=dtype, output_dtype=output_dtype, scalars=scalars),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    if dtype:
+        integer = not constants.is_floating(output_dtype or dtype)
+        compute_dtype = compute_dtype or ("i64" if integer else "fp64")
 
-    return arrangement, application_integer if integer else application, tensors
+    tensors = element_wise.tensors(ndim, "input", "exponent", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    variant = application_integer if integer else application
+
+    return arrangement, *constants.bind(variant, tensors, compute_dtype=compute_dtype)

@@ -1,6 +1,10 @@
 """The shared arrangements of kernels that reduce the last dims of their tensors."""
 
+import functools
+
 from ninetoothed import block_size
+
+from ntops.kernels import constants
 
 
 def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, looped=False):
@@ -32,3 +36,10 @@ def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, lo
         return rows
 
     return tuple(arrange(tensor) for tensor in tensors)
+
+
+def bind(application, tensors, compute_dtype, looped=False, block_rows=None, block_columns=None):
+    """Arrangement, application and tensors of a kernel that reduces the last dim and computes in ``compute_dtype``."""
+    arranged = functools.partial(arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped)
+
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)

@@ -1,11 +1,9 @@
 """``input / sqrt(mean(input^2) + eps) * weight`` over the last dim."""
 
-import functools
-
 import ninetoothed.language as ntl
 from ninetoothed import Tensor
 
-from ntops.kernels import element_wise, reduction
+from ntops.kernels import constants, reduction
 
 
 def application(output, input, weight, count, eps, compute_dtype):
@@ -45,7 +43,8 @@ def premake(
 
     ``count`` is the number of elements that are reduced.
     """
-    scalars = scalars or {}
+    compute_dtype = compute_dtype or constants.accumulated(dtype)
+    scalars = scalars or constants.numbers(dtype, "count", "eps")
     output = Tensor(ndim, dtype=dtype, name="output")
     tensors = (
         output,
@@ -53,10 +52,7 @@ def premake(
         Tensor(shape=output.shape, dtype=weight_dtype or dtype, other=0, name="weight"),
         Tensor(0, dtype=scalars.get("count"), name="count"),
         Tensor(0, dtype=scalars.get("eps"), name="eps"),
-        element_wise.constant("compute_dtype", compute_dtype),
     )
-    arrangement = functools.partial(
-        reduction.arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped
-    )
+    variant = application_looped if looped else application
 
-    return arrangement, application_looped if looped else application, tensors
+    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns)

@@ -4,7 +4,7 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import element_wise
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, compute_dtype):
@@ -17,9 +17,9 @@ def application(output, input, compute_dtype):
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
     """Arrangement, application and tensors of ``rsqrt``."""
-    tensors = (
-        *element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
+    output_dtype = output_dtype or constants.floating(dtype)
+    compute_dtype = compute_dtype or constants.accumulated(output_dtype)
+    tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
+    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)

@@ -1,11 +1,9 @@
 """``exp(input - max) / sum(exp(input - max))`` over the last dim."""
 
-import functools
-
 import ninetoothed.language as ntl
 from ninetoothed import Tensor
 
-from ntops.kernels import element_wise, reduction
+from ntops.kernels import constants, reduction
 
 
 def application(output, input, compute_dtype):
@@ -39,14 +37,10 @@ def application_looped(output, input, compute_dtype):
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, looped=False, block_rows=None, block_columns=None):
     """Arrangement, application and tensors of ``softmax``; ``looped`` where a row is longer than a tile."""
-    output = Tensor(ndim, dtype=output_dtype or dtype, name="output")
-    tensors = (
-        output,
-        Tensor(shape=output.shape, dtype=dtype, other=float("-inf"), name="input"),
-        element_wise.constant("compute_dtype", compute_dtype),
-    )
-    arrangement = functools.partial(
-        reduction.arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped
-    )
+    output_dtype = output_dtype or dtype
+    compute_dtype = compute_dtype or constants.accumulated(output_dtype)
+    output = Tensor(ndim, dtype=output_dtype, name="output")
+    tensors = (output, Tensor(shape=output.shape, dtype=dtype, other=float("-inf"), name="input"))
+    variant = application_looped if looped else application
 
-    return arrangement, application_looped if looped else application, tensors
+    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns)

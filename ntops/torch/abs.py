@@ -1,8 +1,10 @@
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.abs import premake
 
 
+@repeatable
 def abs(input, *, out=None):
     """``abs(input)``, elementwise, as :func:`torch.abs`.
 

@@ -3,9 +3,11 @@ import torch
 from ntops.host.arguments import check_fits, check_operands, check_scale
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.add import premake
 
 
+@repeatable
 def add(input, other, *, alpha=1, out=None):
     """``input + alpha * other``, elementwise, as :func:`torch.add`.
 

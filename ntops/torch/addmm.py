@@ -1,10 +1,12 @@
 import torch
 
 from ntops.host.arguments import check_fits, check_scale
-from ntops.host.products import check_dims, check_factors, check_inner, product
+from ntops.host.products import check_dims, check_factors, check_inner, multiplies, product
+from ntops.host.repetition import repeatable
 from ntops.kernels.addmm import premake
 
 
+@repeatable(state=torch.get_float32_matmul_precision)
 def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     """``beta * input + alpha * (mat1 @ mat2)``, as :func:`torch.addmm`.
 
@@ -20,14 +22,16 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     :return: A tensor, (M, N).
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands, or one that requires
-        grad.
+    :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
     check_factors(mat1=mat1, mat2=mat2, input=input)
-    beta = check_scale(int(beta) if isinstance(beta, bool) else beta, input.dtype, "beta")
-    check_fits(beta, input.dtype, "beta")
-    alpha = check_scale(int(alpha) if isinstance(alpha, bool) else alpha, input.dtype, "alpha")
-    check_fits(alpha, input.dtype, "alpha")
+    # torch on CUDA asks of a factor that it fits where there is something to multiply, once it has found a kernel.
+    asked = input.dtype if input.dtype.is_floating_point and multiplies(mat1, mat2) else torch.float64
+    beta = check_scale(int(beta) if isinstance(beta, bool) else beta, asked, "beta")
+    check_fits(beta, asked, "beta")
+    alpha = check_scale(int(alpha) if isinstance(alpha, bool) else alpha, asked, "alpha")
+    check_fits(alpha, asked, "alpha")
     check_dims(2, mat1=mat1, mat2=mat2)
     check_inner(mat1=mat1, mat2=mat2)
     shape = torch.Size((mat1.shape[0], mat2.shape[1]))

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import bitwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.bitwise_and import premake
 
 
+@repeatable
 def bitwise_and(input, other, *, out=None):
     """``input & other``, elementwise and logical on bools, as :func:`torch.bitwise_and`.
 

@@ -1,8 +1,10 @@
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.bitwise_not import premake
 
 
+@repeatable
 def bitwise_not(input, *, out=None):
     """``~input``, elementwise, as :func:`torch.bitwise_not`.
 

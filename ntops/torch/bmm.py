@@ -1,9 +1,11 @@
 import torch
 
 from ntops.host.products import check_dims, check_factors, check_inner, product
+from ntops.host.repetition import repeatable
 from ntops.kernels.bmm import premake
 
 
+@repeatable(state=torch.get_float32_matmul_precision)
 def bmm(input, mat2, *, out=None):
     """The products of a batch of matrices, as :func:`torch.bmm`; an expanded batch is not copied.
 
@@ -11,15 +13,15 @@ def bmm(input, mat2, *, out=None):
     call: "highest" is IEEE, anything else TF32.
 
     :param input: A floating-point tensor, (B, M, K).
-    :param mat2: A tensor of the same dtype, (B, K, N).
-    :param out: Where the result is written; it has the very dtype of the operands.
+    :param mat2: A tensor of the same dtype, (B, K, N); of any dtype where there is nothing to multiply.
+    :param out: Where the result is written; it has the very dtype of the result.
     :return: A tensor, (B, M, N).
     :raises TypeError: An argument is no tensor.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands, or one that requires
-        grad.
+    :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
-    check_factors(input=input, mat2=mat2)
+    check_factors(input=input, mat2=mat2, mixed_empty=True)
     check_dims(3, input=input, mat2=mat2)
     check_inner(input=input, mat2=mat2)
 
@@ -27,5 +29,9 @@ def bmm(input, mat2, *, out=None):
         raise RuntimeError(
             f"arguments 'input' and 'mat2' must have one batch size, not {input.shape[0]} and {mat2.shape[0]}"
         )
+
+    if input.dtype is not mat2.dtype:
+        # Nothing is multiplied, and the result has the second dtype, as torch's.
+        input = mat2.new_empty(input.shape)
 
     return product(premake, torch.Size((*input.shape[:2], mat2.shape[2])), input, mat2, out)

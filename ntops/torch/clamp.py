@@ -5,9 +5,11 @@ import torch
 from ntops.host.arguments import check_fits, check_operands, check_tensor
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.clamp import premake
 
 
+@repeatable
 def clamp(input, min=None, max=None, *, out=None):
     """``min(max(input, min), max)``, elementwise, as :func:`torch.clamp`; NaN of any operand stays.
 
@@ -58,7 +60,7 @@ def clamp(input, min=None, max=None, *, out=None):
         out=out,
         exact_out=numbers,
         compute_dtype=accumulate_dtype(dtype),
-        bounds=tuple(names[name] for name in bounds),
+        bound=names[next(iter(bounds))] if len(bounds) == 1 else None,
     )
 
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import unary_float
+from ntops.host.repetition import repeatable
 from ntops.kernels.cos import premake
 
 
+@repeatable
 def cos(input, *, out=None):
     """``cos(input)``, in radians, elementwise, as :func:`torch.cos`.
 

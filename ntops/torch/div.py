@@ -3,9 +3,11 @@ import torch
 from ntops.host.arguments import check_operands
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.div import premake
 
 
+@repeatable
 def div(input, other, *, rounding_mode=None, out=None):
     """``input / other``, elementwise, as :func:`torch.div`.
 

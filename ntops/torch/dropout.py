@@ -67,7 +67,7 @@ def dropout(input, p=0.5, training=True, inplace=False):
         "input": input,
         "index": output.as_strided(input.shape, contiguous_strides(input.shape)),
         "seed": seed,
-        "p": p,
+        "rate": p,
         "scale": 1 / (1 - p) if p < 1 else 0.0,
     }
     launch(premake, input.shape, operands, compute_dtype)

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import comparison
+from ntops.host.repetition import repeatable
 from ntops.kernels.eq import premake
 
 
+@repeatable
 def eq(input, other, *, out=None):
     """``input == other``, elementwise, as :func:`torch.eq`.
 

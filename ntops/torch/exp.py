@@ -1,7 +1,9 @@
 from ntops.host.elementwise import unary_float
+from ntops.host.repetition import repeatable
 from ntops.kernels.exp import premake
 
 
+@repeatable
 def exp(input, *, out=None):
     """``exp(input)``, elementwise, as :func:`torch.exp`.
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import activation
+from ntops.host.repetition import repeatable
 from ntops.kernels.gelu import premake
 
 
+@repeatable
 def gelu(input, approximate="none"):
     """``input * Phi(input)``, elementwise, as :func:`torch.nn.functional.gelu`.
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import comparison
+from ntops.host.repetition import repeatable
 from ntops.kernels.gt import premake
 
 
+@repeatable
 def gt(input, other, *, out=None):
     """``input > other``, elementwise, as :func:`torch.gt`.
 

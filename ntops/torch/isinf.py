@@ -2,9 +2,11 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.isinf import premake
 
 
+@repeatable
 def isinf(input):
     """Whether ``input`` is infinite, elementwise, as :func:`torch.isinf`; no integer is.
 

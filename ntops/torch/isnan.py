@@ -2,9 +2,11 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.isnan import premake
 
 
+@repeatable
 def isnan(input):
     """Whether ``input`` is NaN, elementwise, as :func:`torch.isnan`; no integer is.
 

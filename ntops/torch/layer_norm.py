@@ -1,8 +1,12 @@
+import torch
+
 from ntops.host.arguments import check_real
-from ntops.host.norms import norm, normalized
+from ntops.host.norms import has_rows, norm, normalized
+from ntops.host.repetition import repeatable
 from ntops.kernels.layer_norm import premake
 
 
+@repeatable
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     """``(input - mean) / sqrt(variance + eps) * weight + bias`` over the last dims, as torch's of that name.
 
@@ -17,11 +21,14 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     :return: A contiguous tensor of the shape and dtype of ``input``.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, dtypes or devices do not fit.
-    :raises NotImplementedError: An integer or bool ``input``; complex, sparse, quantized or nested operands, or one
-        that requires grad.
+    :raises NotImplementedError: An integer or bool ``input``, unless it has no rows; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
     shape = normalized(input, normalized_shape, {"weight": weight, "bias": bias})
     eps = check_real(eps, "eps")
+
+    if not has_rows(input, shape):
+        return torch.empty(input.shape, dtype=input.dtype, device=input.device)
 
     if not input.dtype.is_floating_point:
         raise NotImplementedError(

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import comparison
+from ntops.host.repetition import repeatable
 from ntops.kernels.lt import premake
 
 
+@repeatable
 def lt(input, other, *, out=None):
     """``input < other``, elementwise, as :func:`torch.lt`.
 

@@ -1,9 +1,11 @@
 import torch
 
 from ntops.host.products import check_factors, check_inner, product
+from ntops.host.repetition import repeatable
 from ntops.kernels.matmul import premake
 
 
+@repeatable(state=torch.get_float32_matmul_precision)
 def matmul(input, other, *, out=None):
     """The product of two tensors, as :func:`torch.matmul`: of vectors, matrices, or batches of them that broadcast.
 
@@ -16,8 +18,8 @@ def matmul(input, other, *, out=None):
     :return: A tensor, (*, M, N), without M for a vector ``input``, without N for a vector ``other``.
     :raises TypeError: An argument is no tensor.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands, or one that requires
-        grad.
+    :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
     check_factors(input=input, other=other)
 

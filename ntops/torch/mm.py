@@ -1,9 +1,11 @@
 import torch
 
 from ntops.host.products import check_dims, check_factors, check_inner, product
+from ntops.host.repetition import repeatable
 from ntops.kernels.mm import premake
 
 
+@repeatable(state=torch.get_float32_matmul_precision)
 def mm(input, mat2, *, out=None):
     """The product of two matrices, as :func:`torch.mm`.
 
@@ -16,8 +18,8 @@ def mm(input, mat2, *, out=None):
     :return: A tensor, (M, N).
     :raises TypeError: An argument is no tensor.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands, or one that requires
-        grad.
+    :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
     check_factors(input=input, mat2=mat2)
     check_dims(2, input=input, mat2=mat2)

@@ -1,9 +1,11 @@
 from ntops.host.arguments import check_operands
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.mul import premake
 
 
+@repeatable
 def mul(input, other, *, out=None):
     """``input * other``, elementwise, as :func:`torch.mul`.
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import comparison
+from ntops.host.repetition import repeatable
 from ntops.kernels.ne import premake
 
 
+@repeatable
 def ne(input, other, *, out=None):
     """``input != other``, elementwise, as :func:`torch.ne`.
 

@@ -2,9 +2,11 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.neg import premake
 
 
+@repeatable
 def neg(input, *, out=None):
     """``-input``, elementwise, as :func:`torch.neg`.
 

@@ -1,11 +1,15 @@
 import torch
 
-from ntops.host.arguments import check_fits, check_operands
+from ntops.host.arguments import check_fits, check_operands, check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.iteration import contiguous_strides
+from ntops.host.output import resize_out
 from ntops.host.promotion import result_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.pow import premake
 
 
+@repeatable
 def pow(input, exponent, *, out=None):
     """``input ** exponent``, elementwise, as :func:`torch.pow`.
 
@@ -34,6 +38,10 @@ def pow(input, exponent, *, out=None):
     if dtype is torch.bool and not isinstance(exponent, bool):
         raise NotImplementedError("arguments 'input' and 'exponent' are bool, of which powers are not defined")
 
+    # True is not 1 to torch here.
+    if out is not None and isinstance(input, (int, float)) and not isinstance(input, bool) and input == 1:
+        return _ones(exponent, out)
+
     operands = {"input": input, "exponent": exponent}
 
     return elementwise(
@@ -47,6 +55,17 @@ def pow(input, exponent, *, out=None):
         compute_dtype=torch.int64 if integer else torch.float64,
         integer=integer,
     )
+
+
+def _ones(exponent, out):
+    """The powers of 1 in ``out``: torch reads nothing for them, and takes any dtype and any overlap."""
+    check_tensor(out, "out")
+
+    if out.device != exponent.device:
+        raise RuntimeError(f"argument 'out' is on {out.device}, but argument 'exponent' is on {exponent.device}")
+
+    resize_out(out, exponent.shape, contiguous_strides(exponent.shape))
+    return out.fill_(1)
 
 
 def _rounded(operand, dtype):

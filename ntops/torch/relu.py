@@ -2,9 +2,11 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
+from ntops.host.repetition import repeatable
 from ntops.kernels.relu import premake
 
 
+@repeatable
 def relu(input, inplace=False):
     """``max(input, 0)``, elementwise and keeping NaN, as :func:`torch.nn.functional.relu`.
 

@@ -1,11 +1,13 @@
 import torch
 
 from ntops.host.arguments import check_real
-from ntops.host.norms import norm, normalized
+from ntops.host.norms import has_rows, norm, normalized
 from ntops.host.promotion import accumulate_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.rms_norm import premake
 
 
+@repeatable
 def rms_norm(input, normalized_shape, weight=None, eps=None):
     """``input / sqrt(mean(input^2) + eps) * weight`` over the last dims, as :func:`torch.nn.functional.rms_norm`.
 
@@ -19,11 +21,14 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     :raises TypeError: An argument has the wrong type.
     :raises ValueError: ``input`` has fewer dims than ``normalized_shape``.
     :raises RuntimeError: Shapes or devices do not fit.
-    :raises NotImplementedError: An integer or bool ``input``; complex, sparse, quantized or nested operands, or one
-        that requires grad.
+    :raises NotImplementedError: An integer or bool ``input``, unless it has no rows; complex, sparse, quantized or
+        nested operands, or one that requires grad.
     """
     shape = normalized(input, normalized_shape, {"weight": weight}, few_dims=ValueError)
     eps = None if eps is None else check_real(eps, "eps")
+
+    if not has_rows(input, shape) and (weight is None or weight.dtype is input.dtype):
+        return torch.empty(input.shape, dtype=input.dtype, device=input.device)
 
     if not input.dtype.is_floating_point:
         raise NotImplementedError(

@@ -1,13 +1,14 @@
-import torch
-
+from ntops.host import repetition
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.elementwise import launch
 from ntops.host.iteration import result_strides
 from ntops.host.output import check_written
 from ntops.host.promotion import accumulate_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.rotary_position_embedding import premake
 
 
+@repeatable
 def rotary_position_embedding(input, sin_table, cos_table, interleaved=True, inplace=False):
     """Rotate each pair of elements of a head by the angle of its position (Su et al., arXiv:2104.09864).
 
@@ -52,12 +53,12 @@ def rotary_position_embedding(input, sin_table, cos_table, interleaved=True, inp
         output = input
     else:
         strides = result_strides(input.shape, [input], has_numbers=False)
-        output = torch.empty_strided(input.shape, strides, dtype=input.dtype, device=device)
+        output = repetition.empty(input.shape, strides, input.dtype, device)
 
     if output.numel():
         operands = {
             "output": _half(output, interleaved, 0),
-            "second_output": _half(output, interleaved, 1),
+            "rotated": _half(output, interleaved, 1),
             "first": _half(input, interleaved, 0),
             "second": _half(input, interleaved, 1),
             "sin": sin_table[:length, None],

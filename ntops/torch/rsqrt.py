@@ -1,7 +1,9 @@
 from ntops.host.elementwise import unary_float
+from ntops.host.repetition import repeatable
 from ntops.kernels.rsqrt import premake
 
 
+@repeatable
 def rsqrt(input, *, out=None):
     """``1 / sqrt(input)``, elementwise, as :func:`torch.rsqrt`.
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import unary_float
+from ntops.host.repetition import repeatable
 from ntops.kernels.sigmoid import premake
 
 
+@repeatable
 def sigmoid(input, *, out=None):
     """``1 / (1 + exp(-input))``, elementwise, as :func:`torch.sigmoid`.
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import activation
+from ntops.host.repetition import repeatable
 from ntops.kernels.silu import premake
 
 
+@repeatable
 def silu(input, inplace=False):
     """``input * sigmoid(input)``, elementwise, as :func:`torch.nn.functional.silu`.
 

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import unary_float
+from ntops.host.repetition import repeatable
 from ntops.kernels.sin import premake
 
 
+@repeatable
 def sin(input, *, out=None):
     """``sin(input)``, in radians, elementwise, as :func:`torch.sin`.
 

@@ -2,11 +2,16 @@ import operator
 
 import torch
 
-from ntops.host import rows
-from ntops.host.arguments import check_tensor, common_device
+from ntops.host import repetition, rows
+from ntops.host.arguments import DTYPES, check_tensor, common_device
+from ntops.host.iteration import contiguous_strides
+from ntops.host.repetition import repeatable
 from ntops.kernels.softmax import premake
 
+FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
+
+@repeatable
 def softmax(input, dim, dtype=None):
     """``exp(input) / sum(exp(input))`` over ``dim``, as :func:`torch.nn.functional.softmax`.
 
@@ -16,8 +21,8 @@ def softmax(input, dim, dtype=None):
     :return: A contiguous tensor of the shape of ``input``.
     :raises TypeError: An argument has the wrong type.
     :raises IndexError: ``dim`` is out of range.
-    :raises NotImplementedError: A result that is no floating-point type; a complex, sparse, quantized or nested
-        ``input``, or one that requires grad.
+    :raises NotImplementedError: A result that is no floating-point type, unless it is empty; a complex, sparse,
+        quantized or nested ``input``, or one that requires grad.
     """
     check_tensor(input, "input")
     dim = _dim(dim, input.ndim)
@@ -27,7 +32,8 @@ def softmax(input, dim, dtype=None):
 
     dtype = dtype or input.dtype
 
-    if dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+    # Of no elements, torch takes any dtype.
+    if dtype not in (FLOATING if input.numel() else DTYPES):
         raise NotImplementedError(f"softmax of {dtype} is not defined; give a floating-point 'dtype' to cast to")
 
     device = common_device({"input": input})
@@ -36,7 +42,7 @@ def softmax(input, dim, dtype=None):
         # The kernel pads rows with -inf, which integers do not have.
         input = input.to(dtype)
 
-    output = torch.empty(input.shape, dtype=dtype, device=device)
+    output = repetition.empty(input.shape, contiguous_strides(input.shape), dtype, device)
 
     if output.numel():
         operands = {"output": output, "input": input}

@@ -1,7 +1,9 @@
 from ntops.host.elementwise import unary_float
+from ntops.host.repetition import repeatable
 from ntops.kernels.tanh import premake
 
 
+@repeatable
 def tanh(input, *, out=None):
     """``tanh(input)``, elementwise, as :func:`torch.tanh`.
 

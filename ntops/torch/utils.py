@@ -10,6 +10,7 @@ from ninetoothed import generation, naming
 from ninetoothed.jit import import_from_path
 
 from ntops._runtime import INTERPRETED
+from ntops.host import repetition
 
 _defaults = {"num_warps": None, "num_stages": None, "max_num_configs": None}
 _kernels = {}
@@ -55,6 +56,7 @@ def _set_default(name, value):
         raise ValueError(f"{name} must be a positive integer or None, not {value!r}")
 
     _defaults[name] = value
+    repetition.forget()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +159,26 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     if specialization.wide:
         _WideProgramId().visit(kernel)
 
+    _through_repetition(tree)
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def _through_repetition(tree):
+    """Have the generated function launch through :func:`ntops.host.repetition.launch`, so that calls can be recorded.
+
+    A grid that depends on what autotuning chooses is left alone: such a launch is not recorded.
+    """
+    launch = tree.body[-1].body[-1].value
+    grid = launch.func.slice
+
+    if any(isinstance(node, ast.Name) and node.id == "meta" for node in ast.walk(grid.body)):
+        return
+
+    options = ast.Dict([ast.Constant(keyword.arg) for keyword in launch.keywords], [k.value for k in launch.keywords])
+    launch.args = [launch.func.value, grid.body, options, *launch.args]
+    launch.func = ast.parse("repetition.launch", mode="eval").body
+    launch.keywords = []
+    tree.body.insert(0, ast.parse("from ntops.host import repetition").body[0])
 
 
 class _WideProgramId(ast.NodeTransformer):

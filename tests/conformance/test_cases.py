@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from conformance import cases, corpus
-from conformance.cases import Case, CaseError, DType, NonFinite, Same
+from conformance.cases import Case, CaseError, DType, NonFinite, Same, Variant, View
 from strategies.specs import Layout, Special, TensorSpec
 
 X = TensorSpec((3, 4), "float16", seed=3, layout=Layout(order=(1, 0)), specials=(Special(2, "nan"),))
@@ -27,6 +27,7 @@ CASE = Case(op="add", args=(X, Same(0)), kwargs={"alpha": 2.0})
         Case(op="div", args=(2**70, X), kwargs={"rounding_mode": "floor"}, note='says "why"\n'),
         Case(op="eq", args=(X, None), digests=("0",)),
         Case(op="eq", args=(X, (1, -2))),
+        Case(op="eq", args=(X, View(0, 1, 1, 3)), kwargs={"a": Variant("LOWER_RIGHT")}),
     ],
 )
 def test_what_is_written_is_read(case):
@@ -69,12 +70,25 @@ def test_operands_are_numbered_over_args_then_kwargs_by_name():
     assert cases.written(CASE) == set()
 
 
+def test_views_and_variants_are_bound():
+    args, kwargs, (x,) = cases.materialize(
+        Case(op="add", args=(X, View(0, 1, 1, 2)), kwargs={"a": Variant("LOWER_RIGHT")})
+    )
+    assert args[1].data_ptr() == x[:, 1:3].data_ptr()
+    assert (args[1].shape, args[1].stride()) == ((3, 2), x.stride())
+    assert kwargs["a"] is torch.nn.attention.bias.CausalVariant.LOWER_RIGHT
+
+
 def edited(**changes):
     return json.dumps({**json.loads(cases.encode(CASE)), **changes})
 
 
 def tensor(**changes):
     return edited(args=[{"type": "tensor", "shape": [2], "dtype": "float32", **changes}])
+
+
+def view(**changes):
+    return edited(kwargs={"x": {"type": "view", "operand": 0, "dim": 0, "start": 1, "length": 2, **changes}})
 
 
 @pytest.mark.parametrize(
@@ -97,6 +111,19 @@ def tensor(**changes):
         (edited(args=[{"type": "code", "value": "1"}]), "Invalid value 'code'"),
         (edited(args=[{"type": "same", "operand": 0}]), "same tensor as operand 0, but 0 come before"),
         (edited(args=[{"type": "same", "operand": -1}]), "same tensor as operand -1"),
+        (
+            edited(args=[{"type": "view", "operand": 0, "dim": 0, "start": 0, "length": 1}]),
+            "operand 0, but 0 come before",
+        ),
+        (view(operand=-1), "view of operand -1"),
+        (view(dim=2), "a view that operand 0 does not hold"),
+        (view(dim=-1), "a view that operand 0 does not hold"),
+        (view(start=-1), "a view that operand 0 does not hold"),
+        (view(length=-1), "a view that operand 0 does not hold"),
+        (view(start=2), "a view that operand 0 does not hold"),
+        (view(length=2**70), "a view that operand 0 does not hold|range"),
+        (view(steps=2), "unknown field `steps`"),
+        (edited(args=[{"type": "causal_variant", "name": "__class__"}]), "unknown causal variant '__class__'"),
         (edited(args=[{"type": "float", "value": "1e999"}]), "nan, inf or -inf, not '1e999'"),
         (edited(args=[{"type": "dtype", "name": "load"}]), "unknown dtype 'load'"),
         (edited(kwargs={"x=exit()": 1}), "'x=exit\\(\\)' is not a name"),

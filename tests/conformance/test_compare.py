@@ -149,10 +149,12 @@ def test_the_worst_element_is_named_in_a_failure_and_in_a_success():
     assert passing.index == (1, 2)
     assert passing.share == pytest.approx(2**-21 / (2**-22 + 1e-6))
     assert (passing.judged, passing.failed) == (12, 0)
+    assert passing.ulps == 1.0
     output[2, 1] += 0.5
     failing = compare(output, within(value, 1e-6))
     assert (failing.passed, failing.index, failing.ours, failing.oracle) == (False, (2, 1), 9.5, 9.0)
     assert failing.error == 0.5
+    assert failing.ulps == 0.5 / 2**-20
     assert failing.allowed == pytest.approx(2**-21 + 1e-6)
     assert failing.failed == 1
 
@@ -160,7 +162,7 @@ def test_the_worst_element_is_named_in_a_failure_and_in_a_success():
 def test_elements_that_are_not_judged_are_not_looked_at():
     judged = torch.tensor([True, False])
     found = compare(torch.tensor([1.0, NAN]), within(doubles(1.0, 7.0), judged=judged))
-    assert (found.passed, found.judged, found.index) == (True, 1, (0,))
+    assert (found.passed, found.judged, found.index, found.ulps) == (True, 1, (0,), 0.0)
     assert compare(torch.tensor([5.0]), within(doubles(1.0), judged=torch.tensor(False))).index is None
 
 

@@ -10,10 +10,9 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-import defects_random
 import pytest
 import torch
-from test_ops import call, drawn, failures, missing
+from op_tools import call, drawn, failures, missing
 
 from conformance import __main__ as command_line
 from conformance import cases, corpus, deviations, distribution, runner
@@ -29,6 +28,9 @@ from strategies.specs import TensorSpec
 
 SPEC = registry()["dropout"]
 INF, NAN = math.inf, math.nan
+PLANTED = "conformance.selftest.planted"
+MASKS = ("biased", "swapped", "one_row", "repeating_128", "coupled", "alternating", "frozen")
+MASKS += ("nothing_dropped", "everything_dropped")
 
 
 # --- statistics --------------------------------------------------------------------------------------------------
@@ -93,10 +95,10 @@ def statuses(verdict: runner.Verdict) -> dict[str, str]:
     return {finding.check: finding.status for finding in verdict.findings}
 
 
-@pytest.mark.parametrize("name", defects_random.DEFECTS)
+@pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("p", [0.1875, 0.75])
 def test_a_planted_mask_is_caught_though_every_value_is_right(name, p):
-    found = statuses(runner.judge(case(p=p), f"defects_random:{name}"))
+    found = statuses(runner.judge(case(p=p), f"{PLANTED}:dropout_{name}"))
     assert found.pop("distribution") == FAILED
     assert set(found.values()) == {"passed"}
 
@@ -105,13 +107,13 @@ def test_a_planted_mask_is_caught_though_every_value_is_right(name, p):
 @pytest.mark.parametrize("p", [None, 0.1875, 0.75, 2.0**-10])
 def test_a_right_mask_passes(dtype, p):
     for kwargs in ({}, {"inplace": True}):
-        assert runner.judge(case(dtype, p, **kwargs), "defects_random:right").status == "passed"
+        assert runner.judge(case(dtype, p, **kwargs), f"{PLANTED}:right").status == "passed"
 
 
 def test_a_search_finds_it_and_its_script_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = Run(
-        implementation=load("defects_random:biased"),
+        implementation=load(f"{PLANTED}:dropout_nothing_dropped"),
         device=torch.device("cpu"),
         dtypes=("float32",),
         checks=None,
@@ -120,10 +122,10 @@ def test_a_search_finds_it_and_its_script_shows_it(tmp_path, monkeypatch, capsys
         seed=0,
     )
     (message,) = run.search("dropout", "float32").failures
-    assert "distribution failed for defects_random:biased on cpu" in message
+    assert f"distribution failed for {PLANTED}:dropout_nothing_dropped on cpu" in message
     assert "are expected" in message
     (saved,), (script,) = Path("found").glob("*.json"), Path("found").glob("*.py")
-    for implementation, status in (("defects_random:biased", 1), ("defects_random:right", 0)):
+    for implementation, status in ((f"{PLANTED}:dropout_nothing_dropped", 1), (f"{PLANTED}:right", 0)):
         arguments = ["reproduce", str(saved), "--implementation", implementation, "--device", "cpu"]
         assert command_line.main(arguments) == status
         monkeypatch.setattr(sys, "argv", [str(script), implementation])
@@ -153,7 +155,7 @@ def _note(seeds, *args, **kwargs):
 
 
 def test_an_op_without_chance_has_no_distribution():
-    found = statuses(runner.judge(case(p=0.0), "defects_random:biased"))
+    found = statuses(runner.judge(case(p=0.0), f"{PLANTED}:dropout_biased"))
     assert found["distribution"] == "passed"
 
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import sys
-import time
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
-from conformance import corpus, limits, runner
+from conformance import corpus, runner
 from conformance import spec as specs
 from conformance.cases import Case, Same
-from conformance.checks import CHECKS
+from conformance.checks import ALWAYS, CHECKS, SAMPLED
 from conformance.implementations import Implementation, ImplementationError, load
 from conformance.runner import judge
 from strategies.specs import Layout, Special, TensorSpec
@@ -44,9 +42,10 @@ def failing(verdict) -> dict[str, str]:
 def test_right_implementation_passes(case):
     verdict = judge(case, implementation(add))
     assert (verdict.status, verdict.refused, failing(verdict)) == ("passed", case is REFUSED, {})
-    applicable = [check for check in CHECKS if check in specs.registry()[case.op].checks]
-    assert [finding.check for finding in verdict.findings] == (
-        ["errors", "inputs_unchanged"] if case is REFUSED else applicable
+    always = {*ALWAYS} - {*SAMPLED} | {*specs.registry()[case.op].checks}
+    applicable = [check for check in CHECKS if check in always]
+    assert [finding.check for finding in verdict.findings if finding.check not in SAMPLED] == (
+        ["guard_bands", "errors", "inputs_unchanged"] if case is REFUSED else applicable
     )
 
 
@@ -113,7 +112,8 @@ def test_metadata(change, message):
 
 def test_strides_of_dims_of_one_element_mean_nothing():
     case = Case(op="add", args=(TensorSpec((1, 4), "float32"), 1.0))
-    verdict = judge(case, implementation(lambda *a, **k: add(*a, **k).as_strided((1, 4), (77, 1))))
+    call = implementation(lambda *a, **k: add(*a, **k).as_strided((1, 4), (77, 1)))
+    verdict = judge(case, call, checks=["metadata"])
     assert verdict.status == "passed"
 
 
@@ -131,12 +131,12 @@ def test_result_has_memory_of_its_own():
 
 
 def changing(place):
-    """Changes one element of the storage of the first operand, then changes it back in the result only."""
+    """Changes one element of the storage of the first operand, counted from two before its first."""
 
     def call(input, other, *, alpha=1, out=None):
         result = add(input, other, out=out)
         flat = torch.empty(0).set_(input.untyped_storage())
-        flat[place] = 7.0
+        flat[input.storage_offset() - 2 + place] = 7.0
         return result
 
     return call
@@ -266,8 +266,8 @@ def test_devices(monkeypatch):
 def test_implementations():
     assert load("torch").function("relu") is torch.nn.functional.relu
     assert load("torch").function("nothing_of_torch") is None
-    assert load("defects:add_tail").function("add") is not None
-    assert load("defects:add_tail").claims("add") == set()
+    assert load("defects:returns_none").function("add") is not None
+    assert load("defects:returns_none").claims("add") == set()
     assert "deterministic" in load("torch").claims("mm")
     assert load("ntops.torch").claims("add") == {"deterministic", "layout_invariant", "batch_invariant"}
     for name, message in {
@@ -285,18 +285,6 @@ def test_modules_that_exit_when_imported_are_told(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImplementationError, match="failed: SystemExit: bye"):
         load("exits_at_import")
-
-
-def test_limit_ends_python_code():
-    def swallow():
-        while True:
-            with contextlib.suppress(Exception):
-                time.sleep(10)
-
-    with limits.limit(0.05), pytest.raises(limits.CaseTimeout, match=r"no result after 0\.05 s"):
-        swallow()
-    with limits.limit(0):
-        pass
 
 
 def changed(monkeypatch, **fields):

@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from conformance import cases, runner
+from conformance.checks import CHECKS
 from conformance.implementations import load
 from conformance.session import PROFILES, Run
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels cannot be watched")
 CPU = torch.device("cpu")
+PLANTED = "conformance.selftest.planted"
 
 
 def search(name: str, folder: Path):
     run = Run(
-        implementation=load(f"memory_defects:{name}"),
+        implementation=load(f"{PLANTED}:{name}"),
         device=CPU,
         dtypes=["float32"],
         checks=None,
@@ -32,35 +34,46 @@ def search(name: str, folder: Path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("outside", "past its last"),
-        ("unwritten", "was never written"),
-        ("input", "argument"),
-        ("race", "program"),
-        ("uninitialized", "written"),
+        ("reads_beyond", "past its last"),
+        ("writes_beyond", "past its last"),
+        ("leaves_last", "was never written"),
+        ("writes_input", "argument"),
+        ("programs_collide", "program"),
+        ("reads_unwritten", "written"),
     ],
 )
 def test_a_fault_is_a_failed_case(name, says, tmp_path):
-    report = search(name, tmp_path)
+    report = search(f"relu_{name}", tmp_path)
     failures = [failure for record in report.tally.sorted() for failure in record.failures]
-    assert {failure.check for failure in failures} == {"memory"}
+    # Of a call in place, too: by a name of its own.
+    assert {failure.check for failure in failures} - {"inplace"} == {"memory"}
     saved = [cases.read(path) for path in tmp_path.glob("relu-*.json")]
     assert saved
 
     for case in saved:
-        verdict = runner.judge(case, f"memory_defects:{name}", CPU)
+        verdict = runner.judge(case, f"{PLANTED}:relu_{name}", CPU)
         assert verdict.failure.check == "memory"
         assert says in verdict.failure.message
         assert "kernel" in verdict.failure.message
-        assert runner.judge(case, "memory_defects:sound", CPU).status == "passed"
+        assert runner.judge(case, f"{PLANTED}:kernels", CPU).status == "passed"
         # Small enough to read: one block and an element at most, but for programs that race, of which it takes two.
         assert math.prod(cases.operands(case)[0].shape) <= 130
 
 
 def test_a_sound_kernel_passes(tmp_path):
-    assert not [f for record in search("sound", tmp_path).tally.sorted() for f in record.failures]
+    assert not [f for record in search("kernels", tmp_path).tally.sorted() for f in record.failures]
 
 
 def test_the_check_can_be_left_out():
     case = cases.Case(op="relu", args=(cases.TensorSpec((3,), "float32"),))
-    verdict = runner.judge(case, "memory_defects:unwritten", CPU, ["metadata"])
+    verdict = runner.judge(case, f"{PLANTED}:relu_leaves_last", CPU, ["metadata"])
     assert [finding.check for finding in verdict.findings] == ["metadata"]
+
+
+@pytest.mark.parametrize(("name", "check"), [("writes_beyond", "guard_bands"), ("leaves_last", "fully_written")])
+def test_a_kernel_that_is_not_watched_is_guarded(name, check):
+    """As one that is compiled: the same is found by what it leaves in memory."""
+    case = cases.Case(op="relu", args=(cases.TensorSpec((67,), "float32"),))
+    for checks in ([check], [name for name in CHECKS if name != "memory"]):
+        assert runner.judge(case, f"{PLANTED}:relu_{name}", CPU, checks).failure.check == check
+        assert runner.judge(case, f"{PLANTED}:kernels", CPU, checks).status == "passed"

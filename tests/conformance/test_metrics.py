@@ -44,6 +44,18 @@ def test_counts():
     assert [failure.check for failure in add.failures] == ["values"]
     assert add.deviations["why"].count == 1
     assert eq.unclaimed["deterministic"].count == 2
+    # Of edges from 2^-10 to 1: three cases up to 0.5, one up to 1, one over it.
+    assert add.shares == [0] * 10 + [3, 1, 1]
+
+
+def test_the_largest_errors_in_ulp_are_kept():
+    tally = Tally()
+    for seed, (status, ours, theirs) in enumerate((("passed", 0.5, 2.0), ("passed", 1.5, 1.0), ("failed", 9.0, 0.0))):
+        case = Case(op="add", args=(TensorSpec((3,), "float32", seed=seed),))
+        finding = Finding("values", status, share=0.5, torch_share=0.5, ulps=ours, torch_ulps=theirs)
+        tally.add(case, Verdict(cases.case_id(case), "add", status, (finding,)))
+    (record,) = tally.sorted()
+    assert (record.ulps, record.torch_ulps) == (1.5, 2.0), "ours of the cases that passed"
 
 
 def test_merging_loses_nothing():

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from test_ops import by_torch, call, drawn, failures, features, missing, stepped
+from op_tools import by_torch, call, drawn, failures, features, missing, stepped
 
 from conformance import cases
 from conformance.cases import Case, NonFinite, Same
@@ -182,10 +182,9 @@ def test_the_interesting_ranges_are_reached(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_benchmarks(op):
-    small, large = sorted(registry()[op].benchmarks, key=lambda benchmark: benchmark.bytes)
-    assert small.case.args[0].shape == (1024,)
-    assert large.case.args[0].shape == (1 << 26,)
-    for benchmark in (small, large):
+    contiguous = [benchmark for benchmark in registry()[op].benchmarks if len(benchmark.case.args[0].shape) == 1]
+    assert {(1024,), (1 << 26,)} <= {benchmark.case.args[0].shape for benchmark in contiguous}
+    for benchmark in contiguous:
         size = sum(math.prod(x.shape) * dtype_names.to_torch(x.dtype).itemsize for x in cases.operands(benchmark.case))
         written = (
             1 if op in (*COMPARISONS, "isnan", "isinf") else dtype_names.to_torch(benchmark.case.args[0].dtype).itemsize

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from test_ops import by_torch, call, drawn, failures, missing
+from op_tools import by_torch, call, drawn, failures, missing
 
 from conformance import cases, runner
 from conformance.cases import Case

@@ -93,7 +93,7 @@ def test_torch_is_right(case, tmp_path, monkeypatch, capsys):
 
 def test_large_results_are_judged_at_the_worst_element(tmp_path, monkeypatch):
     case = Case(op="relu", args=(TensorSpec((100_003,), "float32", specials=(Special(77_777, "nan"),)),))
-    text = made(case, "defects:relu_nan")
+    text = made(case, "conformance.selftest.planted:relu_nan")
     assert status(text, tmp_path, monkeypatch) == 1
     assert status(text, tmp_path, monkeypatch, "torch") == 0
 

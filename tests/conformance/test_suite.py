@@ -42,6 +42,7 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     # Runs on the CPU set it; here it is forgotten afterwards.
     monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
     monkeypatch.setattr(corpus, "SHIPPED", pytester.path / "none")
+    monkeypatch.setattr(corpus, "LARGE", pytester.path / "none")
 
     def run(*arguments, implementation="torch"):
         return pytester.runpytest_inprocess(
@@ -56,13 +57,14 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     [
         (["--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
         (["--dtype", "float"], "unknown dtype 'float'; valid are float32, float16, "),
-        (["--check", "value"], "unknown check 'value'; valid are memory, errors, metadata, values, "),
+        (["--check", "value"], "unknown check 'value'; valid are memory, guard_bands, fully_written, errors, "),
         (["--hypothesis-profile", "fast"], "unknown profile 'fast'; valid are smoke, ci, deep"),
         (["--implementation", "no_such"], "'no_such' failed: ModuleNotFoundError*Valid are ntops.torch, torch, any"),
         (["--implementation", "defects:no_such"], "defects has no 'no_such'"),
         (["--device", "tpu"], "unknown device 'tpu'; valid are auto, cpu, cuda"),
         (["--op", "mm", "--dtype", "int8"], "takes the dtypes that were asked for: mm takes float32"),
         (["--corpus", "no_such"], "--corpus no_such: not a folder"),
+        (["--database", "no_such"], "database 'no_such': not a folder"),
         (["--metrics", "no_such/metrics.json"], "there is no folder no_such"),
         (["--max-examples", "0"], "--max-examples: invalid"),
         (["--case-timeout", "-1"], "--case-timeout: invalid"),
@@ -76,7 +78,7 @@ def test_usage_errors(suite, arguments, message):
 
 
 def test_cuda_without_a_gpu_is_a_usage_error(suite, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     result = suite("--device", "cuda")
     assert result.ret == USAGE
     result.stderr.fnmatch_lines(["*torch finds no CUDA GPU on this machine; valid here are auto and cpu*"])
@@ -123,16 +125,17 @@ def test_a_seed_repeats_a_run(suite, pytester):
 
 
 def test_failing_run_then_replay(suite, pytester):
-    arguments = [*QUICK[:4], "--max-examples", "60", "--device", "cpu"]
-    result = suite(*arguments, "--metrics", "m.json", implementation="defects:relu_nan")
+    values = ("--check", "values")
+    arguments = [*QUICK[:4], "--max-examples", "60", "--device", "cpu", *values]
+    result = suite(*arguments, "--metrics", "m.json", implementation="defects:nan_lost")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     (path,) = (pytester.path / "failures").glob("*.json")
     result.stdout.fnmatch_lines(
         [
-            f"relu (float32): values failed for defects:relu_nan on cpu, case {path.stem}",
+            f"relu (float32): values failed for defects:nan_lost on cpu, case {path.stem}",
             "values failed: 1 of 1 elements are wrong; the worst is*",
             f"saved failures/{path.name} and failures/repro_{path.stem}.py",
-            f"    python -m conformance reproduce failures/{path.name} --implementation defects:relu_nan",
+            f"    python -m conformance reproduce failures/{path.name} --implementation defects:nan_lost",
             f"    python failures/repro_{path.stem}.py",
         ]
     )
@@ -144,10 +147,10 @@ def test_failing_run_then_replay(suite, pytester):
     # The saved case comes first in the next run, from where failing cases are saved or from the folder that is named.
     before = path.read_bytes()
     for where in ([], ["--corpus", "failures"]):
-        result = suite(*QUICK, *where, "-v", implementation="defects:relu_nan")
+        result = suite(*QUICK, *values, *where, "-v", implementation="defects:nan_lost")
         assert re.search(r"test_\w+\[.*?\]", result.stdout.str()).group() == f"test_saved[{path.stem}]"
         assert path.read_bytes() == before
-        result = suite(*QUICK, *where)
+        result = suite(*QUICK, *values, *where)
         result.assert_outcomes(passed=3)
     assert suite("--op", "eq", *QUICK[2:]).parseoutcomes().get("passed") == 2, "a case of another op is left out"
 
@@ -158,6 +161,13 @@ def test_damaged_saved_case_is_a_failure(suite, pytester):
     result = suite(*QUICK, "--corpus", "saved")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["damaged case file: saved/broken.json: not a case: *"])
+
+
+def test_a_case_that_is_saved_twice_is_replayed_once(suite, pytester):
+    folder = pytester.mkdir("saved")
+    for name in ("one", "two"):
+        corpus.write(folder / f"{name}.json", cases.encode(Case(op="relu", args=(TensorSpec((3,), "float32"),))))
+    suite(*QUICK, "--corpus", "saved").assert_outcomes(passed=3)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +190,7 @@ def test_a_case_that_hangs_fails_at_its_limit(suite):
     result = suite(*arguments, implementation="defects:hangs")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["add (int8): timeout failed for defects:hangs on cpu, case *"])
-    result.stdout.fnmatch_lines(["timeout failed: no result after 0.2 s"])
+    result.stdout.fnmatch_lines(["timeout failed: no result after 0.2 s; it printed last:", "*line * in _hangs"])
 
 
 def test_what_is_lacking_is_not_provided_and_not_passed(suite):
@@ -189,27 +199,39 @@ def test_what_is_lacking_is_not_provided_and_not_passed(suite):
     result.stdout.re_match_lines([r"relu +1 +0 +0 +0 +1 +0 "])
 
 
+def test_a_saved_case_beyond_the_limit_is_skipped_with_what_would_run_it(suite, pytester):
+    case = Case(op="relu", args=(TensorSpec((101,), "float32"),))
+    corpus.write(pytester.path / f"{cases.case_id(case)}.json", cases.encode(case))
+    arguments = (*QUICK, "--corpus", ".", "-k", "test_saved", "-rs")
+    result = suite(*arguments, "--max-elements", "100")
+    result.assert_outcomes(skipped=1, deselected=2)
+    result.stdout.fnmatch_lines(["*would hold 101 elements; the limit is 100 (--max-elements raises it)*"])
+    suite(*arguments, "--max-elements", "101").assert_outcomes(passed=1, deselected=2)
+
+
 def test_one_check(suite):
     arguments = ("--op", "add", "--dtype", "float32", "--max-examples", "20")
-    assert suite(*arguments, "--check", "values", implementation="defects:add_scratch").ret == pytest.ExitCode.OK
-    assert suite(*arguments, "--check", "inputs_unchanged", implementation="defects:add_scratch").ret == 1
+    assert (
+        suite(*arguments, "--check", "values", implementation="conformance.selftest.planted:add_scratch").ret
+        == pytest.ExitCode.OK
+    )
+    assert (
+        suite(*arguments, "--check", "inputs_unchanged", implementation="conformance.selftest.planted:add_scratch").ret
+        == 1
+    )
 
 
-def test_faults_of_the_harness_are_not_failures_of_the_implementation(suite, pytester, monkeypatch):
-    def broken(*arguments):
-        raise ZeroDivisionError("in the oracle")
-
-    monkeypatch.setitem(runner.CHECKS, "values", broken)
-    result = suite(*QUICK)
+def test_faults_of_the_harness_are_not_failures_of_the_implementation(suite, pytester):
+    result = suite(*QUICK, implementation="broken_harness")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*ZeroDivisionError: in the oracle*"])
     assert not (pytester.path / "failures").exists()
 
 
 def test_workers_lose_nothing(tmp_path):
-    """Two workers of pytest-xdist count the same as one process."""
+    """Four workers of pytest-xdist count the same as one process."""
     found = []
-    for workers in ("0", "2"):
+    for workers in ("0", "4"):
         file = tmp_path / f"metrics{workers}.json"
         arguments = ("--op", "relu", "--op", "eq", "--dtype", "float16", "--dtype", "int8", "--max-examples", "15")
         command = [
@@ -221,7 +243,7 @@ def test_workers_lose_nothing(tmp_path):
             workers,
             *arguments,
             "--implementation",
-            "defects:eq_nan",
+            "conformance.selftest.planted:eq_nan_equals_nan",
         ]
         command += ["-p", "no:cacheprovider", "--metrics", str(file), "--hypothesis-seed", "1", "--device", "cpu"]
         path = f"{ROOT}{os.pathsep}{Path(__file__).parent}"
@@ -229,7 +251,9 @@ def test_workers_lose_nothing(tmp_path):
             command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
         )
         assert done.returncode in (0, 1), done.stdout + done.stderr
-        table = done.stdout.partition("conformance of defects:eq_nan on cpu")[2].splitlines()[1:4]
+        table = done.stdout.partition("conformance of conformance.selftest.planted:eq_nan_equals_nan on cpu")[
+            2
+        ].splitlines()[1:4]
         found.append((json.loads(file.read_text())["records"], table))
         for name in (tmp_path / "failures").glob("*"):
             name.unlink()
@@ -256,9 +280,9 @@ def test_commands(tmp_path, monkeypatch, capsys):
 
     assert command_line.main(["reproduce", "failures/case.json", "--implementation", "torch"]) == 0
     assert f"{cases.case_id(case)}: passed for torch on" in capsys.readouterr().out
-    assert (
-        command_line.main(["reproduce", "failures/case.json", "--implementation", "defects:relu_inplace_copies"]) == 0
-    )
+    # All checks are made, that of the call in place as well.
+    planted = "conformance.selftest.planted:relu_inplace_copies"
+    assert command_line.main(["reproduce", "failures/case.json", "--implementation", planted]) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,5 +6,5 @@ from pathlib import Path
 from ntops import interpreter
 
 interpreter.install()
-# kernels.py is shared with a process that must not import ntops, so it is no part of a package.
+# The package kernels is shared with a process that must not import ntops, so it is no part of another.
 sys.path.insert(0, str(Path(__file__).parent))

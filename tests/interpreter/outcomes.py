@@ -1,4 +1,4 @@
-"""Runs the launches of ``kernels.py`` and saves what comes out: ``python outcomes.py HOW COUNT OUT.pt``.
+"""Runs the launches of ``kernels`` and saves what comes out: ``python outcomes.py HOW COUNT OUT.pt``.
 
 HOW is ``stock`` (Triton's own interpreter), ``ntops`` (ours) or ``cuda`` (compiled); each takes a process of its own.
 """

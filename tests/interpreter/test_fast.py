@@ -1,5 +1,6 @@
 """The short cuts give what Triton's own rules give: the same types, shapes, values and refusals."""
 
+import functools
 import itertools
 import operator
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import triton.language as tl
 
-from ntops.interpreter import fast
+from ntops.interpreter import _triton, fast
 from ntops.interpreter.handles import Handle, numpy_dtype
 
 OPERATORS = ["add", "sub", "mul", "floordiv", "mod", "and_", "or_", "lt", "le", "gt", "ge", "eq", "ne"]
@@ -117,3 +118,22 @@ def test_a_conjunction_with_true_is_the_mask_itself():
 
     assert (True & mask) is mask
     assert (mask | False) is mask
+
+
+def test_broadcasting():
+    rng = np.random.default_rng(0)
+
+    for shapes in itertools.product([*SHAPES, ((8,), (1, 8))], repeat=2):
+        lhs, rhs = (tensor(tl.int32, *shape, rng) for shape in shapes)
+        rules = _triton.semantic()
+        quick, slow = (
+            outcome(lambda broadcast=broadcast, a=lhs, b=rhs: broadcast(a, b))
+            for broadcast in (rules.broadcast_impl_value, functools.partial(type(rules).broadcast_impl_value, rules))
+        )
+
+        if isinstance(slow, type):
+            assert quick is slow
+            continue
+
+        assert list(map(describe, quick)) == list(map(describe, slow))
+        assert all(part.handle.data.ndim == len(part.handle.shape) + 1 for part in quick)

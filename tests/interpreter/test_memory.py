@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ntops import interpreter
-from ntops.interpreter import MemoryFault
+from ntops.interpreter import MemoryFault, launch
 
 
 @triton.jit
@@ -85,6 +85,7 @@ def test_a_masked_lane_may_point_anywhere():
     copied = run_copy(torch.randn(4, 7), out=torch.zeros(5, 7), n=28)
 
     assert copied[4].eq(0).all()
+    assert run_copy(torch.empty(0), out=torch.zeros(5, 7), n=0).eq(0).all()
 
 
 def test_a_store_past_the_end():
@@ -193,12 +194,22 @@ def test_a_collision_with_an_earlier_store():
     assert "stores there" in str(fault_of("race", run, 1))
 
 
-def test_a_collision_with_a_store_of_programs_that_ran_before():
-    def run():
-        with interpreter.watch():
-            late_collision[(600,)](torch.zeros(600, dtype=torch.int32), 600, STEP=299)
+@triton.jit
+def wrap(out, SIZE: tl.constexpr):
+    p = tl.program_id(0)
+    tl.store(out + p % SIZE, p)
 
-    fault_of("race", run)
+
+def test_a_collision_with_a_store_of_programs_that_ran_before():
+    # More programs than ever run together.
+    def run(size, programs=launch.CHUNK + 500):
+        with interpreter.watch():
+            wrap[(programs,)](torch.zeros(programs, dtype=torch.int32), SIZE=size)
+
+    run(launch.CHUNK + 500)
+    fault = fault_of("race", run, launch.CHUNK + 100)
+    assert fault.program == (launch.CHUNK + 100, 0, 0)
+    assert "another value than program (0, 0, 0) stores there" in str(fault)
 
 
 @triton.jit

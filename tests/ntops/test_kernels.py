@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import ntops
+from ntops.host import repetition
 from ntops.torch import utils
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -13,6 +14,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def fresh_cache(monkeypatch):
     kernels = {}
     monkeypatch.setattr(utils, "_kernels", kernels)
+    # What earlier tests called would not ask for a kernel.
+    repetition.forget()
     return kernels
 
 

@@ -121,13 +121,42 @@ def test_threads_make_and_run_kernels_at_once(monkeypatch):
             assert results == [[2.0 * number], [float(number) ** 2], [0.0], [True]]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_work_goes_to_the_device_of_its_operands():
-    x = torch.ones(100, device="cuda:1")
-    assert torch.cuda.current_device() == 0
-    assert ntops.torch.add(x, 1).device == x.device
-    assert ntops.torch.add(x, 1).eq(2).all()
-    assert torch.cuda.current_device() == 0
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@two_gpus
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("op", ["add", "softmax", "mm", "rms_norm", "dropout"])
+def test_work_goes_to_the_device_of_its_operands(op, current):
+    arguments = {"add": (1,), "softmax": (-1,), "rms_norm": ((64,),), "dropout": (0.5,)}
+    functional = torch.nn.functional
+
+    # There and back, since what a first call chose for one device must not serve the other.
+    for device in ("cuda:1", "cuda:0", "cuda:1", "cuda:0"):
+        x = torch.rand(64, 64, device=device)
+
+        with torch.cuda.device(current):
+            result = getattr(ntops.torch, op)(x, *arguments.get(op, (x,)))
+            assert torch.cuda.current_device() == current
+
+        assert result.device == x.device
+
+        if op == "dropout":
+            assert ((result == 0) | (result == 2 * x)).all()
+        else:
+            reference = getattr(torch, op, None) or getattr(functional, op)
+            torch.testing.assert_close(result, reference(x, *arguments.get(op, (x,))))
+
+
+@two_gpus
+def test_operands_on_two_devices_are_refused():
+    x = torch.ones(5, device="cuda:0")
+
+    with pytest.raises(RuntimeError, match="argument 'other' is on cuda:1, but another argument is on cuda:0"):
+        ntops.torch.add(x, x.to("cuda:1"))
+
+    # A number on the CPU goes anywhere.
+    assert ntops.torch.add(x.to("cuda:1"), torch.tensor(2.0)).device.index == 1
 
 
 def test_names_of_kernels_hold():

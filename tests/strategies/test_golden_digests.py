@@ -33,8 +33,10 @@ LAYOUTS = (
 def specs() -> list[tuple[TensorSpec, int]]:
     """Every recipe of every dtype, with layouts, seeds, operand numbers and specials in turn; sizes at the ends."""
     found = []
-    for name in dtypes.NAMES:
-        for recipe in values.recipes_of(name):
+    # Masks come last, since what comes before them is older.
+    ordered = ([r for r in values.RECIPES if r not in values.MASKS], values.MASKS)
+    for name, recipe in ((name, recipe) for recipes in ordered for name in dtypes.NAMES for recipe in recipes):
+        if recipe in values.recipes_of(name):
             turn = len(found)
             specials = values.specials_of(name)
             planted = (Special(turn, specials[turn % len(specials)]), Special(-1, specials[0])) if turn % 3 == 0 else ()
@@ -45,6 +47,7 @@ def specs() -> list[tuple[TensorSpec, int]]:
         (TensorSpec((3, 0), "float16"), 0),
         (TensorSpec((2 * values.CHUNK + 1,), "float32"), 0),
         (TensorSpec((3, 5, 7, 11), "float16", "ascending", 2**64 - 1, Layout(order=(0, 2, 3, 1))), 2**32),
+        (TensorSpec((7,), "int32", "listed:3,0,-5", layout=Layout(steps=(2,))), 1),
     ]
     return found
 

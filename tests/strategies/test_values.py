@@ -245,12 +245,34 @@ def test_specials_are_those_values(name):
 
 @pytest.mark.parametrize("name", dtypes.NAMES)
 def test_each_recipe_is_drawn(examples, name):
-    assert set(examples(values.recipes(name), 200)) == set(values.recipes_of(name))
+    assert set(examples(values.recipes(name), 200)) == set(values.recipes_of(name)) - set(values.MASKS)
+
+
+@pytest.mark.parametrize("name", [*dtypes.FLOATING, "bool"])
+def test_masks_keep_some_and_are_drawn_where_they_are_named(examples, name):
+    kept = {recipe: elements(name, recipe) == (1 if name == "bool" else 0) for recipe in values.MASKS}
+    left_out = 0 if name == "bool" else -math.inf
+    assert all((elements(name, recipe)[~kept[recipe]] == left_out).all() for recipe in values.MASKS)
+    assert 0.73 < kept["masked"].mean() < 0.77
+    lengths = kept["prefix"].sum(1)
+    assert (kept["prefix"] == (np.arange(129) < lengths[:, None])).all()
+    assert len(set(lengths)) > 40
+    # From none to all.
+    short = elements(name, "prefix", (64, 3)) == (1 if name == "bool" else 0)
+    assert set(short.sum(1)) == {0, 1, 2, 3}
+    assert set(examples(values.recipes(name, values.MASKS), 50)) == set(values.MASKS)
+
+
+def test_listed_elements():
+    assert materialize(TensorSpec((2, 4), "int32", "listed:3,0,-5")).tolist() == [[3, 0, -5, 3], [0, -5, 3, 0]]
+    assert materialize(TensorSpec((0,), "uint8", "listed:255")).tolist() == []
 
 
 def test_recipes_that_make_no_sense_for_a_dtype_are_not_drawn(examples):
     assert set(examples(values.recipes("int8", ["subnormal", "uniform"]), 50)) == {"uniform"}
-    assert set(examples(values.recipes("bool", ["subnormal"]), 50)) == set(values.recipes_of("bool"))
+    assert set(examples(values.recipes("bool", ["subnormal"]), 50)) == set(values.recipes_of("bool")) - set(
+        values.MASKS
+    )
     with pytest.raises(ValueError, match="unknown values 'nromal'; known: normal"):
         values.recipes("float32", ["nromal"])
 

@@ -1,0 +1,225 @@
+"""How fast operators are, beside torch and torch.compile: one row for each benchmark of each OpSpec.
+
+``pytest conformance/benchmarks/test_ops.py --benchmark-only --benchmark-json FILE`` (``nox -s bench -- ops``). On CUDA
+the figure is device time by events, for small calls the host's time; without a GPU host time of the small rows only,
+which says nothing about a GPU. All functions of a row are timed in turn on the same inputs (``ntops.timing``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from conformance import cases, runner
+from conformance import spec as specs
+from conformance.benchmarks import _rows
+from conformance.benchmarks.conftest import COMPILED
+from conformance.implementations import TORCH, TORCH_SPACES, Implementation, ImplementationError, load
+from conformance.spec import Benchmark, OpSpec
+from ntops import timing
+
+
+class Replay:
+    """A clock that goes forward by what was measured: pytest-benchmark keeps the figures of another clock."""
+
+    def __init__(self) -> None:
+        self.now, self.pending = 0.0, iter(())
+
+    def __call__(self) -> float:
+        return self.now
+
+    def step(self) -> None:
+        self.now += next(self.pending)
+
+
+CLOCK = Replay()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    option = metafunc.config.getoption
+    known = specs.registry()
+    found = {
+        _rows.identity(row): (spec, row)
+        for name, spec in sorted(known.items())
+        if name in (option("--op") or known)
+        for row in spec.benchmarks
+        if cases.dtype_of(row.case) in (option("--dtype") or [cases.dtype_of(row.case)])
+    }
+    metafunc.parametrize(("spec", "row"), found.values(), ids=found)
+
+
+@pytest.fixture(scope="session")
+def device(pytestconfig: pytest.Config) -> torch.device:
+    return runner.resolve_device(pytestconfig.getoption("--device"))
+
+
+@pytest.fixture(scope="session")
+def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[str, Implementation | None]:
+    """What is timed, ours first; None stands for torch.compile of the reference."""
+    peers = pytestconfig.getoption("--peer") or ([TORCH, COMPILED] if device.type == "cuda" else [TORCH])
+    names = dict.fromkeys([pytestconfig.getoption("--implementation"), *peers])
+    try:
+        return {name: None if name == COMPILED else load(name) for name in names}
+    except ImplementationError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+@pytest.fixture(scope="session")
+def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, float]:
+    """What this chip reaches, measured here and now: bytes/s of a copy of 1 GiB moved, FLOP/s of products of 8192."""
+    if device.type != "cuda" or pytestconfig.getoption("--benchmark-disable"):
+        return {}
+    source, target = (torch.empty(1 << 28, dtype=torch.bfloat16, device=device) for _ in range(2))
+
+    def refresh(args: Any, kwargs: Any) -> None:
+        for tensor in args:
+            tensor.normal_()
+
+    def accept(*ignored: Any) -> None:
+        pass
+
+    times = timing.interleaved({"copy": target.copy_}, [((source,), {})], refresh, accept, seconds=0.05)
+    found = {"copy": 2 * source.nbytes / times["copy"].median}
+    del source, target, times
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        operands = [torch.empty(8192, 8192, dtype=dtype, device=device) for _ in range(2)]
+        with _tf32():
+            times = timing.interleaved({"mm": torch.mm}, [(operands, {})], refresh, accept, seconds=0.05)
+        found[str(dtype).removeprefix("torch.")] = 2 * 8192**3 / times["mm"].median
+    return found
+
+
+class _tf32:
+    """Float32 products take TF32, as large models have them; torch's default is IEEE."""
+
+    def __enter__(self) -> None:
+        self.before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+
+    def __exit__(self, *ignored: object) -> None:
+        torch.set_float32_matmul_precision(self.before)
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[None]:
+    """What one row allocated is given back before the next."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def of_torch(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """torch's own function for this call, which a reference that is composed of others is not."""
+    for space in reversed(TORCH_SPACES):
+        function = getattr(space, spec.name, None)
+        if function is not None:
+            with contextlib.suppress(TypeError):
+                function(*args, **kwargs)
+                return function
+    return spec.reference
+
+
+def functions(
+    spec: OpSpec, named: dict[str, Implementation | None], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Callable[..., Any]]:
+    """The op of each of these; what lacks it is left out."""
+    found: dict[str, Callable[..., Any]] = {}
+    theirs = of_torch(spec, args, kwargs)
+    for name, implementation in named.items():
+        if implementation is None:
+            found[name] = torch.compile(theirs, fullgraph=True, dynamic=False)
+        elif name == TORCH:
+            found[name] = theirs
+        elif (function := implementation.function(spec.name)) is not None:
+            found[name] = function
+    return found
+
+
+def floor(row: Benchmark, ceilings: dict[str, float]) -> float | None:
+    """Seconds that the row takes at least at this chip's measured rates: the slower of moving and computing."""
+    if not ceilings:
+        return None
+    rate = ceilings.get(cases.dtype_of(row.case))
+    return max(row.bytes / ceilings["copy"], row.flops / rate if rate else 0.0)
+
+
+@pytest.mark.benchmark(timer=CLOCK, group="ops")
+def test_ops(
+    spec: OpSpec,
+    row: Benchmark,
+    device: torch.device,
+    implementations: dict[str, Implementation | None],
+    ceilings: dict[str, float],
+    about: dict[str, Any],
+    rows: list[dict[str, Any]],
+    benchmark: BenchmarkFixture,
+    pytestconfig: pytest.Config,
+) -> None:
+    """Time of one call; in the extra info that of the peers, the ratios with their intervals, and the roofline."""
+    ours = about["implementation"]
+    if device.type == "cpu" and not _rows.fits_interpreter(row):
+        pytest.skip("takes too long under the interpreter")
+    inputs, refresh = _rows.make(row, device)
+    found = functions(spec, implementations, *inputs[0])
+    if ours not in found:
+        pytest.skip(f"not provided by {ours}: {spec.name}")
+    check = functools.partial(_rows.check, spec)
+    with torch.no_grad(), _tf32(), warnings.catch_warnings(action="ignore"):
+        if not benchmark.enabled:  # Compiles all, and looks at what it computes.
+            args, kwargs = inputs[0]
+            benchmark.pedantic(
+                lambda: [check(name, call(*args, **kwargs), args, kwargs) for name, call in found.items()]
+            )
+            return
+        limits = (20, 200) if device.type == "cuda" else (5, 50)
+        seconds = pytestconfig.getoption("--seconds")
+        device_times = times = timing.interleaved(found, inputs, refresh, check, seconds=seconds, rounds=limits)
+        if device.type == "cuda" and _rows.is_small(row):
+            times = timing.host(found, inputs)
+
+    CLOCK.pending = iter(times[ours].seconds)
+    benchmark.pedantic(CLOCK.step, rounds=len(times[ours].seconds))
+    least = floor(row, ceilings)
+    peers = {name: _peer(times[ours], times[name], device_times[name]) for name in found if name != ours}
+    info = {
+        **about,
+        "op": spec.name,
+        "dtype": cases.dtype_of(row.case),
+        "label": _rows.label(row.case),
+        "bytes": row.bytes,
+        "flops": row.flops,
+        "clock": "host" if times is not device_times or device.type == "cpu" else times[ours].clock,
+        "median": times[ours].median,
+        "interval": timing.median_interval(times[ours].seconds),
+        "device_median": device_times[ours].median if device.type == "cuda" else None,
+        "note": times[ours].note,
+        "floor": least,
+        "share": least / times[ours].median if least and times is device_times else None,
+        "ceilings": ceilings,
+        "peers": peers,
+        "best_peer": min(peers, key=lambda name: peers[name]["median"], default=None),
+    }
+    benchmark.extra_info |= info
+    rows.append(info)
+
+
+def _peer(ours: timing.Times, other: timing.Times, on_device: timing.Times) -> dict[str, Any]:
+    """Its median, how many times as fast ours is (median of the pairs, and the interval of it), and its rounds."""
+    pairs = min(len(ours.seconds), len(other.seconds))
+    return {
+        "median": other.median,
+        "device_median": on_device.median,
+        "ratio": timing.ratio(ours.seconds[:pairs], other.seconds[:pairs]),
+        "seconds": [float(f"{seconds:.5g}") for seconds in other.seconds],
+        "note": other.note,
+    }

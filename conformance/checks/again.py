@@ -1,0 +1,60 @@
+"""Checks that compare a call with the same call made again, in memory that holds something else."""
+
+from __future__ import annotations
+
+from conformance.checks.result import worst
+from conformance.checks.trial import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, malformed
+from conformance.compare import compare, kept
+from conformance.distribution import faults
+
+
+def guard_bands(trial: Trial) -> Finding:
+    """Nothing is written around any operand or allocated tensor, and no result depends on what lies there."""
+    if trial.ours.trespass:
+        return Finding("guard_bands", FAILED, trial.ours.trespass)
+    check, message = trial.change if trial.ours.error is None else ("", "")
+    return Finding("guard_bands", FAILED, message) if check == "guard_bands" else Finding("guard_bands", PASSED)
+
+
+def fully_written(trial: Trial) -> Finding:
+    """Every element of a result was written, and none depends on what was in memory before."""
+    check, message = trial.change
+    return Finding("fully_written", FAILED, message) if check == "fully_written" else Finding("fully_written", PASSED)
+
+
+def deterministic(trial: Trial) -> Finding:
+    """The same call twice gives the same bits; a failure only where the implementation claims it."""
+    check, message = trial.change
+    if check != "deterministic":
+        return Finding("deterministic", PASSED)
+    return Finding("deterministic", broken(trial, "deterministic"), message)
+
+
+def distribution(trial: Trial) -> Finding:
+    """What a random op keeps: as many elements as it should, independently of their neighbours in any dim and of the
+    call before, and scaled exactly."""
+    expected = trial.expected[0]
+    if expected.instead is None:
+        return Finding("distribution", PASSED)
+    masks = []
+    # Of calls that follow each other: a generator that does not move on repeats itself. Seeded anew, so that what
+    # other checks have drawn does not matter.
+    for seeded in (True, False):
+        outcome = trial.attempt(seeded=seeded)
+        if outcome.error is not None:
+            return Finding("distribution", FAILED, f"a repeated call raised {describe(outcome.error)}")
+        if wrong := malformed(outcome.value, trial.reference.value):
+            return Finding("distribution", FAILED, f"a repeated call {wrong}")
+        comparison = compare(outcome.value, expected)
+        if not comparison.passed:
+            message = f"neither dropped nor scaled exactly: {worst(comparison, trial.reference.value)}"
+            return Finding("distribution", FAILED, message, index=comparison.index)
+        mask, seen = kept(outcome.value, expected)
+        masks.append(mask)
+    found = list(faults(masks, seen, expected.chance))
+    return Finding("distribution", FAILED if found else PASSED, "\n  ".join(found[:5]))
+
+
+def broken(trial: Trial, claim: str) -> str:
+    """The status of a finding that one of ``implementations.CLAIMS`` does not hold."""
+    return FAILED if claim in trial.implementation.claims(trial.case.op) else UNCLAIMED

@@ -1,0 +1,240 @@
+"""Checks of other calls that follow from a case: with ``out=``, in place, of operands that share memory, of special
+values. torch's answer to the same call is the reference, a refusal too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from conformance import cases
+from conformance.cases import Argument, Case, Same, View
+from conformance.checks.invariance import entangled
+from conformance.checks.result import errors, inputs_unchanged, judged, metadata
+from conformance.checks.trial import FAILED, PASSED, Finding, Trial, difference, malformed
+from conformance.spec import Batch
+from strategies import dtypes as dtype_names
+from strategies import values as value_names
+from strategies.specs import Layout, Special, TensorSpec
+
+Variants = dict[str, Case]
+"""Calls that follow from a case, by what is special about each."""
+
+EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048)
+"""Where blocks of kernels end."""
+
+
+def out_argument(trial: Trial) -> Finding:
+    """``out=`` of any size, dtype and strides, or of an input's memory, as torch takes or refuses it."""
+    return _first(trial, "out_argument", _outs(trial.case, trial.reference.value, trial.spec.outs))
+
+
+def inplace(trial: Trial) -> Finding:
+    """In place the operand is returned, and holds what is right; not always the same bits, as a zero's sign."""
+    return _judge(trial, "inplace", "in place", trial.derive(_changed(trial.case, inplace=True)))
+
+
+def aliasing(trial: Trial) -> Finding:
+    """Operands may share memory with each other; a result shares none with that of another call."""
+    given = [operand.untyped_storage().data_ptr() for operand in trial.ours.operands]
+    earlier = {result.untyped_storage().data_ptr() for result in trial.ours.tensors() if result.numel()} - {*given}
+    later = trial.second.tensors() if trial.second.error is None else ()
+    if any(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in earlier for x in later):
+        return Finding("aliasing", FAILED, "the second of two calls returned the memory that the first had returned")
+    # What lies one element before an operand is NaN, which torch's CPU does not hand on in all of its fused operators.
+    return _first(trial, "aliasing", _aliases(trial.case, apart=bool(trial.spec.outs)))
+
+
+def special_values(trial: Trial) -> Finding:
+    """NaN, infinities, zeros and limits at the first and the last element and at the edges of blocks give what they
+    should, and change nothing in other parts of the batch."""
+    planted = _planted(trial.case, trial.spec.batch(trial.case))
+    assert planted is not None
+    derived, part, batch = trial.derive(planted[0]), planted[1], trial.spec.batch(trial.case)
+    finding = _judge(trial, "special_values", "with other special values", derived)
+    if finding.status != PASSED or part is None or batch is None or trial.change[0] or derived.refusal is not None:
+        return finding
+    for start, length in ((0, part), (part + 1, batch.size - part - 1)):
+        outcomes = (outcome.part(batch.result, start, length) for outcome in (trial.ours, derived.ours))
+        what = f"without and with special values in [{part}] of dim {batch.result}, [{start}, {start + length})"
+        if message := difference(*outcomes, what):
+            return trial.excused(Finding("special_values", FAILED, message), derived.case, "values")
+    return finding
+
+
+def has_out(trial: Trial) -> bool:
+    """Whether the op has ``out=``, and the call does not."""
+    return bool(_outs(trial.case, trial.reference.value, trial.spec.outs))
+
+
+def has_inplace(trial: Trial) -> bool:
+    """Whether the op has ``inplace=``, and the call is not in place."""
+    return trial.spec.inplace and trial.case.kwargs.get("inplace") is not True
+
+
+def not_in_place(trial: Trial) -> bool:
+    """Whether the result should have memory of its own."""
+    return not trial.spec.writes(trial.case)
+
+
+def has_numbers(trial: Trial) -> bool:
+    """Whether there is an operand in which special values may be planted."""
+    return _planted(trial.case, trial.spec.batch(trial.case)) is not None
+
+
+# --- judging a call that follows from a case ---------------------------------------------------------------------
+
+
+def _first(trial: Trial, name: str, variants: Variants) -> Finding:
+    """The first variant that fails; of a trial that is not thorough, one variant, chosen by its id."""
+    chosen: Iterable[tuple[str, Case]] = variants.items()
+    if not trial.thorough and variants:
+        chosen = [list(variants.items())[cases.seed(trial.case) // 11 % len(variants)]]
+    found = (_judge(trial, name, what, trial.derive(case)) for what, case in chosen)
+    kept = [finding for finding in found if finding.status != PASSED]
+    return next((f for f in kept if f.status == FAILED), kept[0] if kept else Finding(name, PASSED))
+
+
+def _judge(trial: Trial, name: str, what: str, derived: Trial) -> Finding:
+    """The checks of a result, made on another call."""
+    # Other values may be refused for what they are, a zero by which integers are divided.
+    if derived.left_out or (derived.refusal is not None and name in ("aliasing", "special_values")):
+        return Finding(name, PASSED)
+    if derived.ours.trespass:
+        return Finding(name, FAILED, f"{what}: {derived.ours.trespass}", case=derived.case)
+    for check in _checks(derived):
+        finding = check(derived)
+        if finding.status == FAILED:
+            message = f"{what}: {finding.check}: {finding.message}"
+            found = Finding(name, FAILED, message, index=finding.index, case=derived.case)
+            return trial.excused(found, derived.case, finding.check)
+    return Finding(name, PASSED)
+
+
+def _checks(trial: Trial) -> tuple[Callable[[Trial], Finding], ...]:
+    if trial.refusal is not None:
+        return errors, inputs_unchanged
+    if trial.ours.error is not None:
+        return (errors,)
+    if malformed(trial.ours.value, trial.reference.value):
+        return (metadata,)
+    return metadata, lambda trial: judged(trial, trial.ours), inputs_unchanged
+
+
+# --- the calls ---------------------------------------------------------------------------------------------------
+
+
+def _outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
+    if "out" in case.kwargs or not isinstance(result, torch.Tensor) or entangled(case):
+        return {}
+    shape, dtype = tuple(result.shape), dtype_names.from_torch(result.dtype)
+    found: dict[str, Argument] = {}
+    for kind in kinds:
+        match kind:
+            case "right":
+                found["out= of the right size"] = TensorSpec(shape, dtype)
+            case "empty":
+                found["an empty out="] = TensorSpec((0,), dtype)
+            case "wrong size":
+                found["out= of another size"] = TensorSpec((3,) if shape != (3,) else (2, 5), dtype)
+            case "dtype":
+                others = [name for name in dtype_names.ALL if name != dtype]
+                other = others[cases.seed(case) % len(others)]
+                found[f"out= of {other}"] = TensorSpec(shape, other)
+            case "strided" if shape:
+                order, steps = tuple(reversed(range(len(shape)))), (*(1 for _ in shape[1:]), 2)
+                found["out= with strides"] = TensorSpec(shape, dtype, layout=Layout(order, steps))
+            case "input" | "overlap":
+                found |= dict(_operands_as_out(case, shape, dtype, kind))
+    variants = {what: _changed(case, out=out) for what, out in found.items()}
+    for what, changed in variants.items():
+        if what.startswith("out= of a part"):
+            variants[what] = _shifted(changed)
+    return variants
+
+
+def _operands_as_out(case: Case, shape: tuple[int, ...], dtype: str, kind: str) -> Iterator[tuple[str, Argument]]:
+    for number, spec in enumerate(cases.operands(case)):
+        if (spec.shape, spec.dtype) == (shape, dtype) and not spec.layout.expanded:
+            if kind == "input":
+                yield f"operand {number} for out=", Same(number)
+            elif max(shape, default=1) > 1:
+                yield f"out= of a part of operand {number}", Same(number, shift=-1)
+
+
+def _shifted(case: Case) -> Case:
+    """The operand of which ``out`` is a part, contiguous, so that torch can tell."""
+    out = case.kwargs["out"]
+    assert isinstance(out, Same)
+    return _with_operand(case, out.operand, lambda spec: replace(spec, layout=Layout(offset=1)))
+
+
+def _aliases(case: Case, apart: bool) -> Variants:
+    """Two inputs of one shape and dtype that are one tensor, or (``apart``) overlap."""
+    if any(isinstance(x, Same | View) for x in (*case.args, *case.kwargs.values())):
+        return {}
+    specs = [spec for spec in case.args if isinstance(spec, TensorSpec)]
+    found: Variants = {}
+    for number, spec in enumerate(specs):
+        for first in range(number):
+            earlier = specs[first]
+            if (earlier.shape, earlier.dtype) != (spec.shape, spec.dtype):
+                continue
+            place = next(place for place, argument in enumerate(case.args) if argument is spec)
+            args = list(case.args)
+            args[place] = Same(first)
+            names = f"operands {first} and {number}"
+            found[f"{names} the same tensor"] = replace(case, args=tuple(args), digests=())
+            if apart:
+                args[place] = Same(first, shift=-1)
+                moved = replace(case, args=tuple(args), digests=())
+                found[f"{names} one element apart"] = _with_operand(
+                    moved, first, lambda spec: replace(spec, layout=Layout(offset=1))
+                )
+    return found
+
+
+def _planted(case: Case, batch: Batch | None) -> tuple[Case, int | None] | None:
+    """The case with special values in one operand, and in which part of the batch they are, where there is one."""
+    seed, out = cases.seed(case), case.kwargs.get("out")
+    if entangled(case):
+        return None
+    fitting = [
+        (number, spec)
+        for number, spec in enumerate(cases.operands(case))
+        if spec is not out and 0 not in spec.shape and dtype_names.is_floating(spec.dtype)
+    ]
+    if not fitting:
+        return None
+    number, spec = fitting[seed % len(fitting)]
+    places = torch.arange(int(torch.Size(spec.shape).numel())).view(spec.shape)
+    part = None
+    dim = batch.operands[number] if batch is not None else None
+    if batch is not None and dim is not None and dim not in spec.layout.expanded:
+        part = seed // 5 % batch.size
+        places = places.narrow(dim, part, 1)
+    flat = places.flatten().tolist()
+    edges = [edge + side for edge in EDGES for side in (-1, 0) if edge + side < len(flat)]
+    chosen = dict.fromkeys((0, len(flat) - 1, *(edges[seed // 3 % len(edges) :][:1] if edges else ())))
+    names = list(value_names.specials_of(spec.dtype))
+    specials = tuple(Special(flat[place], names[(seed + n) % len(names)]) for n, place in enumerate(chosen))
+    return _with_operand(case, number, lambda spec: replace(spec, specials=(*spec.specials, *specials))), part
+
+
+def _changed(case: Case, **kwargs: Argument) -> Case:
+    return replace(case, kwargs={**case.kwargs, **kwargs}, digests=())
+
+
+def _with_operand(case: Case, number: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
+    """The case with another spec of an operand."""
+    remaining = iter(range(len(cases.operands(case))))
+
+    def one(argument: Argument) -> Argument:
+        return change(argument) if isinstance(argument, TensorSpec) and next(remaining) == number else argument
+
+    args = tuple(map(one, case.args))
+    return msgspec.structs.replace(
+        case, args=args, kwargs={name: one(case.kwargs[name]) for name in sorted(case.kwargs)}, digests=()
+    )

@@ -1,0 +1,190 @@
+"""Checks of what one call did: its result, or its refusal, and what it left of its operands."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from conformance.cases import Same
+from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, builtin_class, describe, malformed
+from conformance.compare import Comparison, compare
+from conformance.guards import bits, memory_of
+
+
+def memory(trial: Trial) -> Finding:
+    """No access outside an argument, no element unwritten, read before it is written or written twice, no store to an
+    input: what the interpreter saw while it ran the call. On a GPU, and without Triton, it sees nothing."""
+    return Finding("memory", FAILED if trial.memory_fault else PASSED, trial.memory_fault)
+
+
+def errors(trial: Trial) -> Finding:
+    """What torch refuses is refused with the same built-in exception class, and what it takes is taken."""
+    error, refusal = trial.ours.error, trial.refusal
+    if error is None and refusal is None:
+        return Finding("errors", PASSED)
+    if refusal is None:
+        return Finding("errors", FAILED, f"torch takes this call; raised {describe(error)}")
+    theirs = trial.reference.error
+    theirs = describe(theirs) if theirs is not None else f"{refusal.__name__} (on CUDA; the CPU takes the call)"
+    if error is None:
+        return Finding("errors", FAILED, f"took a call that torch refuses with {theirs}")
+    if builtin_class(type(error)) is not builtin_class(refusal):
+        return Finding("errors", FAILED, f"raised {describe(error)}\n  torch raises {theirs}")
+    return Finding("errors", PASSED)
+
+
+def metadata(trial: Trial) -> Finding:
+    """Shape, dtype, device and strides of the results are torch's; so is whether a result is one of the operands."""
+    wrong = malformed(trial.ours.value, trial.reference.value)
+    if wrong:
+        return Finding("metadata", FAILED, wrong)
+    problems = []
+    for place, (ours, theirs) in enumerate(zip(trial.ours.tensors(), trial.reference.tensors(), strict=True)):
+        which = f"result {place}: " if isinstance(trial.ours.value, tuple) else ""
+        for name, get in _METADATA.items():
+            if get(ours) != get(theirs) and (name != "strides" or trial.spec.strides):
+                problems.append(f"{which}{name} {get(ours)}, torch's is {get(theirs)}")
+        problems += [f"{which}{problem}" for problem in _identity(trial, ours, theirs)]
+    return Finding("metadata", FAILED if problems else PASSED, "\n  ".join(problems))
+
+
+def values(trial: Trial) -> Finding:
+    """Every element is within the bound of the oracle."""
+    if wrong := malformed(trial.ours.value, trial.reference.value):
+        return Finding("values", FAILED, wrong)
+    finding = judged(trial, trial.ours)
+    if (
+        finding.status == PASSED
+        and trial.change[0] == "deterministic"
+        and not malformed(trial.second.value, trial.reference.value)
+    ):
+        # A second call that gave something else has to be right as well.
+        second = judged(trial, trial.second)
+        if second.status == FAILED:
+            return msgspec.structs.replace(second, message=f"the second of two equal calls: {second.message}")
+    return finding
+
+
+def judged(trial: Trial, outcome: Outcome) -> Finding:
+    """The results of a call that is well formed, against the oracle."""
+    message, index, found = "", None, []
+    for place, (ours, theirs, expected) in enumerate(
+        zip(outcome.tensors(), trial.reference.tensors(), trial.expected, strict=True)
+    ):
+        comparison, torchs = compare(ours, expected), compare(theirs, expected)
+        if ours.dtype != theirs.dtype:
+            comparison = Comparison(False, math.inf, reason=f"dtype {ours.dtype} instead of {theirs.dtype}")
+        found.append((comparison.share, torchs.share, comparison.ulps, torchs.ulps))
+        if not comparison.passed and not message:
+            message = (f"result {place}: " if place else "") + worst(comparison, theirs)
+            index = comparison.index
+    largest = (min(max(column), sys.float_info.max) for column in zip(*found, strict=True))
+    share, torch_share, ulps, torch_ulps = largest
+    return Finding("values", FAILED if message else PASSED, message, share, torch_share, ulps, torch_ulps, index)
+
+
+def inputs_unchanged(trial: Trial) -> Finding:
+    """Bit for bit, nothing changed but what the call is given to write: in no operand, nor beside it in its storage."""
+    given = trial.spec.writes(trial.case)
+    if trial.refusal is not None and "written" in trial.spec.checks:
+        given = ()
+    out = trial.case.kwargs.get("out")
+    shift = out.shift if isinstance(out, Same) and trial.refusal is None else 0
+    for number, (before, after) in enumerate(zip(trial.inputs, trial.ours.operands, strict=True)):
+        was, now = memory_of(before), _storage(after, before)
+        if number in given:
+            # Resized: torch may have moved the storage, and what lies outside is nobody's.
+            if before.shape != after.shape or was.numel() != now.numel():
+                continue
+            was, now = was.clone(), now.clone()
+            for storage in (was, now):
+                _elements(storage, before).zero_()
+                _elements(storage, before, shift).zero_()
+        elif (before.shape, before.stride()) != (after.shape, after.stride()) or was.numel() != now.numel():
+            message = f"operand {number} became a tensor of shape {list(after.shape)}, strides {after.stride()}"
+            return Finding("inputs_unchanged", FAILED, message)
+        if not torch.equal(was, now):
+            element = int((was != now).nonzero()[0]) // before.itemsize
+            what = "which the call was given to write, outside its view" if number in given else "an input"
+            message = f"operand {number} ({what}) was changed at element {element} of its storage"
+            return Finding("inputs_unchanged", FAILED, message)
+    return Finding("inputs_unchanged", PASSED)
+
+
+def written(trial: Trial) -> Finding:
+    """What the call copies into operands, a KV cache, is there bit for bit, and the rest of them is as it was."""
+    for number in sorted(trial.spec.writes(trial.case)):
+        ours, theirs = trial.ours.operands[number], trial.reference.operands[number]
+        differs = (bits(ours) != bits(theirs)).any(1).nonzero()
+        if len(differs):
+            index = tuple(int(i) for i in torch.unravel_index(differs[0, 0], ours.shape))
+            message = (
+                f"operand {number}, which the call writes, is wrong in {len(differs)} elements; the first is "
+                f"{list(index)}: {ours[index].item()}, should be {theirs[index].item()}"
+            )
+            return Finding("written", FAILED, message)
+    return Finding("written", PASSED)
+
+
+def _identity(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> list[str]:
+    """``out`` and in-place calls return the very operand; others return memory of their own."""
+    expected = [i for i, operand in enumerate(trial.reference.operands) if theirs is operand]
+    if expected:
+        same = any(ours is trial.ours.operands[i] for i in expected)
+        return [] if same else [f"not the tensor that was given: torch returns operand {expected[0]} itself"]
+    if _shares(theirs, trial.reference.operands) is None and (shared := _shares(ours, trial.ours.operands)) is not None:
+        return [f"shares memory with operand {shared}; torch's does not"]
+    return []
+
+
+def _shares(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> int | None:
+    place = result.untyped_storage().data_ptr()
+    if not place or not result.numel():
+        return None
+    return next((i for i, operand in enumerate(operands) if operand.untyped_storage().data_ptr() == place), None)
+
+
+def _significant_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    """Strides, but None where they mean nothing: in dims of one element, and in a tensor without elements."""
+    return tuple(
+        stride if size > 1 and tensor.numel() else None
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+_METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": lambda tensor: list(tensor.shape),
+    "dtype": lambda tensor: tensor.dtype,
+    "device": lambda tensor: str(tensor.device),
+    "strides": _significant_strides,
+}
+
+
+def _storage(tensor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """The storage of an operand after a call, on the CPU; the margins that it may have are left out."""
+    whole, margin = memory_of(tensor).cpu(), (tensor.storage_offset() - given.storage_offset()) * given.itemsize
+    return whole[margin : len(whole) - margin]
+
+
+def _elements(storage: torch.Tensor, like: torch.Tensor, shift: int = 0) -> torch.Tensor:
+    """The view of ``storage`` (bytes) with the shape and strides of ``like``, ``shift`` elements beyond its place."""
+    return storage.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset() + shift)
+
+
+def worst(comparison: Comparison, theirs: torch.Tensor) -> str:
+    """The worst element of a result, beside torch's and the oracle's."""
+    if comparison.reason or comparison.index is None:
+        return comparison.reason
+    times = f"{comparison.share:.4g} times the bound" if math.isfinite(comparison.share) else "nothing is allowed here"
+    return (
+        f"{comparison.failed} of {comparison.judged} elements are wrong; the worst is {list(comparison.index)}\n"
+        f"    ours    {comparison.ours!r}\n"
+        f"    torch   {theirs[comparison.index].item()!r}\n"
+        f"    oracle  {comparison.oracle!r}\n"
+        f"    error   {comparison.error:.6g}, bound {comparison.allowed:.6g}: {times}"
+    )

@@ -1,0 +1,204 @@
+"""One call that was made, all that a check may want to know about it, and what a check finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+
+from conformance.cases import Case
+from conformance.guards import bits, unwritten
+from conformance.implementations import Implementation
+from conformance.spec import Call, Expected, OpSpec
+
+PASSED, FAILED, DEVIATION, UNCLAIMED = "passed", "failed", "deviation", "unclaimed"
+REPEATS = (1, 0, 0, 1, 1, 0, 1, 0)
+"""The order in which the second (1) and the first (0) of two calls that differ are made again: only if each gives every
+time what it gave, it is put down to what lies in memory, and not to chance or to every other call."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What one check found.
+
+    ``status``: "passed"; "failed"; "deviation", a failure of torch itself that is known by the name that the message
+    gives; "unclaimed", a property that does not hold and was not claimed.
+    """
+
+    check: str
+    status: str
+    message: str = ""
+    share: float | None = None
+    """The largest share of the bound used, where values were judged; where it is infinite (something is wrong where
+    nothing is allowed) the largest float64, since JSON has no infinity."""
+    torch_share: float | None = None
+    """torch's own, by the same measure."""
+    ulps: float | None = None
+    """The largest error in units in the last place, where values were judged; infinite ones as above."""
+    torch_ulps: float | None = None
+    index: tuple[int, ...] | None = None
+    """The worst element, where values were judged and are wrong."""
+    case: Case | None = None
+    """The call that went wrong, where it is another one that follows from the case."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What one call did: a value or an exception, and its operands as they are afterwards."""
+
+    operands: tuple[torch.Tensor, ...]
+    value: Any = None
+    error: BaseException | None = None
+    fresh: bool = False
+    """Whether it allocated memory that torch does not fill."""
+    trespass: str = ""
+    """What was written to a margin."""
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The results as tensors; only for an outcome that is well formed."""
+        return self.value if isinstance(self.value, tuple) else (self.value,)
+
+    def part(self, dim: int, start: int, length: int) -> Outcome:
+        """The same with a part of each result."""
+        parts = tuple(result.narrow(dim, start, length) for result in self.tensors())
+        return dataclasses.replace(self, value=parts if isinstance(self.value, tuple) else parts[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One call of one implementation, and all that a check may want to know about it."""
+
+    case: Case
+    spec: OpSpec
+    implementation: Implementation
+    inputs: tuple[torch.Tensor, ...]
+    """The operands as they were given, on the CPU, each in its own storage."""
+    call: Call
+    reference: Outcome
+    """torch's answer on the judged device."""
+    refusal: type[BaseException] | None
+    """The exception that torch on CUDA raises, where it refuses the call."""
+    ours: Outcome
+    attempt: Callable[..., Outcome]
+    """Makes the same call once more: ``runner.Prepared.guarded`` of the function, with its keywords."""
+    derive: Callable[[Case], Trial]
+    """A trial of another call of the op."""
+    excuse: Callable[[Case, str], str | None]
+    """The name of the deviation of torch itself that a failure of a check for a case can be."""
+    thorough: bool = True
+    """Whether every form of the call is tried, and not one."""
+    memory_fault: str = ""
+    """What the interpreter saw a kernel do to memory that it must not."""
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the implementation leaves the call out by declaration."""
+        declared = isinstance(self.ours.error, NotImplementedError) and self.refusal is None
+        return declared and self.spec.left_out(self.call)
+
+    def excused(self, finding: Finding, case: Case, check: str) -> Finding:
+        """The finding; a failure of torch itself that is known is a deviation."""
+        name = self.excuse(case, check) if finding.status == FAILED else None
+        return msgspec.structs.replace(finding, status=DEVIATION, message=name) if name else finding
+
+    @functools.cached_property
+    def expected(self) -> tuple[Expected, ...]:
+        """The oracle's answer, one for each result."""
+        expected = self.spec.expected(self.call)
+        return expected if isinstance(expected, tuple) else (expected,)
+
+    @functools.cached_property
+    def second(self) -> Outcome:
+        """The same call once more, with other poison in new memory and around operands."""
+        return self.attempt(fill=1, around=1)
+
+    @functools.cached_property
+    def change(self) -> tuple[str, str]:
+        """Whether the second call gave something else than the first: the check that this breaks, and a message."""
+        message = difference(self.ours, self.second)
+        if not message:
+            return "", ""
+        if missing := self._unwritten():
+            return "fully_written", missing
+        if not self._steady():
+            return "deterministic", message
+        if difference(self.ours, self.attempt(fill=0, around=1)):
+            return "guard_bands", f"the result depends on what lies outside of an operand: {message}"
+        return "fully_written", f"the result depends on what was in memory that the call did not fill: {message}"
+
+    def _steady(self) -> bool:
+        calls = (self.ours, self.second)
+        return not any(difference(calls[which], self.attempt(fill=which, around=which)) for which in REPEATS)
+
+    def _unwritten(self) -> str:
+        if not self.ours.fresh or self.second.error is not None or malformed(self.second.value, self.ours.value):
+            return ""
+        for place, (first, second) in enumerate(zip(self.ours.tensors(), self.second.tensors(), strict=True)):
+            if (first.shape, first.dtype) == (second.shape, second.dtype):
+                missing = unwritten(first, second).nonzero()
+                if len(missing):
+                    which = f"result {place}: " if isinstance(self.ours.value, tuple) else ""
+                    index = [int(i) for i in missing[0]]
+                    return f"{which}{len(missing)} of {first.numel()} elements were never written, the first is {index}"
+        return ""
+
+
+def difference(first: Outcome, second: Outcome, what: str = "two equal calls") -> str:
+    """How the results of two calls, the first of which returned, differ in shape, dtype or bits; empty: not at all."""
+    if second.error is not None:
+        return f"{what} differ: the second raised {describe(second.error)}"
+    if wrong := malformed(second.value, first.value):
+        return f"{what} differ: the second {wrong}"
+    for ours, again in zip(first.tensors(), second.tensors(), strict=True):
+        if (ours.shape, ours.dtype) != (again.shape, again.dtype):
+            return f"{what} differ: the second returned shape {list(again.shape)}, dtype {again.dtype}"
+        if place := different(ours, again):
+            return f"{what} differ {place}"
+    return ""
+
+
+def different(first: torch.Tensor, second: torch.Tensor) -> str:
+    """Where two tensors of one shape and dtype do not have the same bits, any NaN being as good as another."""
+    differs = (bits(first) != bits(second)).any(1)
+    if first.dtype.is_floating_point:
+        # By way of float32, since not all dtypes have isnan.
+        nan = (tensor.detach().cpu().float().isnan().reshape(-1) for tensor in (first, second))
+        differs &= ~(next(nan) & next(nan))
+    places = differs.nonzero()
+    if not len(places):
+        return ""
+    index = tuple(int(i) for i in torch.unravel_index(places[0, 0], first.shape))
+    return f"at {list(index)}: {first[index].item()} and then {second[index].item()} ({len(places)} elements differ)"
+
+
+def malformed(ours: Any, theirs: Any) -> str:
+    """What is wrong with a result that is not a tensor, or not as many tensors as torch's; empty where it is right."""
+    if isinstance(theirs, tuple):
+        if not isinstance(ours, tuple):
+            return f"returned {_kind(ours)} instead of a tuple of {len(theirs)} tensors"
+        if len(ours) != len(theirs):
+            return f"returned {len(ours)} results instead of {len(theirs)}"
+    elif isinstance(ours, tuple | list):
+        return f"returned {len(ours)} results in a {type(ours).__name__} instead of one tensor"
+    results = ours if isinstance(ours, tuple) else (ours,)
+    return next((f"returned {_kind(r)} instead of a tensor" for r in results if not isinstance(r, torch.Tensor)), "")
+
+
+def builtin_class(kind: type[BaseException]) -> type[BaseException]:
+    """The built-in exception class that an ``except`` clause written against torch would name: what is compared, so
+    that a library may raise subclasses of its own. NotImplementedError is not RuntimeError here."""
+    builtin = (base for base in kind.__mro__ if base.__module__ == "builtins" and issubclass(base, BaseException))
+    return next(builtin)
+
+
+def describe(error: BaseException | None) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -1,0 +1,255 @@
+"""``scaled_dot_product_attention``: torch's signature, and after it a causal variant and a KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import partial
+
+import msgspec
+from hypothesis import strategies as st
+
+from conformance import deviations
+from conformance.cases import Argument, Case, Variant, View
+from conformance.ops import _attention as attention
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _sizes
+from conformance.spec import Benchmark, Call, OpSpec
+from strategies import attention as calls
+from strategies import dtypes as dtype_names
+from strategies.attention import Attention, Positions, Views
+from strategies.specs import Layout, TensorSpec
+
+OP = "scaled_dot_product_attention"
+DTYPES = dtype_names.FLOATING
+
+
+def case_of(call: Attention) -> Case:
+    """The case that a drawn structure stands for: what is the default is left out."""
+    variant = call.variant and Variant(call.variant)
+    return elementwise.case(
+        OP,
+        (call.query, call.key, call.value),
+        attn_mask=call.mask,
+        is_causal=call.causal or None,
+        causal_variant=variant,
+        scale=call.scale,
+        enable_gqa=call.grouped or None,
+        **_cache(call),
+    )
+
+
+def _cache(call: Attention) -> dict[str, Argument]:
+    match call.cache:
+        case Views(key, value, start, elsewhere):
+            dim, length = len(key.shape) - 2, key.shape[-2]
+            slots = elsewhere or (View(1, dim, start, length), View(2, dim, start, length))
+        case Positions(key, value, slot, both):
+            slots = (slot, slot if both else None)
+        case None:
+            return {}
+    return {"present_key": key, "present_value": value, "present_key_slot": slots[0], "present_value_slot": slots[1]}
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    names = [name for name in dtypes if name in DTYPES]
+    if draw(st.integers(0, 19)) == 19:
+        return draw(left_out_cases(draw(dtype_names.dtypes(names))))
+    work = {"work": _sizes.ATTENTION_WORK, "float64_work": _sizes.FLOAT64_ATTENTION_WORK}
+    return case_of(draw(calls.attentions(names, **work)))
+
+
+def left_out_cases(dtype: str) -> st.SearchStrategy[Case]:
+    """Calls that torch takes, and others may leave out."""
+    shapes = (
+        ((3, 8), (5, 8), (5, 8)),
+        ((2, 1, 2, 3, 8), (2, 1, 2, 5, 8), (2, 1, 2, 5, 8)),
+        ((1, 2, 3, 257), (1, 2, 5, 257), (1, 2, 5, 8)),
+        ((1, 2, 3, 8), (1, 2, 5, 8), (1, 2, 5, 300)),
+        ((2, 4, 3, 8), (1, 4, 5, 8), (1, 4, 5, 8)),
+        ((2, 4, 3, 8), (2, 1, 5, 8), (2, 1, 5, 8)),
+    )
+    return st.sampled_from(shapes).map(
+        lambda found: Case(op=OP, args=tuple(TensorSpec(shape, dtype) for shape in found))
+    )
+
+
+# --- refused calls -----------------------------------------------------------------------------------------------
+
+QUERY, KEY, VALUE = (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)
+CACHE_KEY, CACHE_VALUE = (2, 2, 9, 8), (2, 2, 9, 6)
+_WRONG_SHAPES = (
+    ((2, 4, 3, 7), KEY, VALUE),
+    (QUERY, KEY, (2, 2, 6, 6)),
+    (QUERY, (3, 2, 5, 8), (3, 2, 5, 6)),
+    (QUERY, (2, 3, 5, 8), (2, 3, 5, 6)),
+    (QUERY, (2, 8, 5, 8), (2, 8, 5, 6)),
+    ((8,), (8,), (8,)),
+)
+_WRONG_MASKS = ((3, 4), (2, 5), (3, 3, 5), (2, 2, 3, 5), (3, 1, 1, 5), (1, 2, 4, 3, 5), (1, 1, 0))
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    names = [name for name in dtypes if name in DTYPES]
+    dtype = draw(dtype_names.dtypes(names))
+    if draw(st.booleans()):
+        return draw(_refused_caches(dtype))
+    kwargs: dict[str, Argument] = {"enable_gqa": True}
+    operands = [TensorSpec(shape, dtype) for shape in (QUERY, KEY, VALUE)]
+    number = draw(st.integers(0, 2))
+    kinds = ["type", "mask type", "flag", "number", "variant", "dtype", "integers", "mask dtype", "shapes", "heads"]
+    match draw(st.sampled_from([*kinds, "mask", "mask and causal", "dropout"])):
+        case "type":
+            wrong = draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES)))
+            return Case(op=OP, args=(*operands[:number], wrong, *operands[number + 1 :]))
+        case "mask type":
+            kwargs["attn_mask"] = draw(st.sampled_from((1.0, "x", True)))
+        case "flag":
+            kwargs[draw(st.sampled_from(("is_causal", "enable_gqa")))] = draw(st.sampled_from((1, None, "x")))
+        case "number":
+            kwargs[draw(st.sampled_from(("scale", "dropout_p")))] = "x"
+        case "variant":
+            kwargs |= {"is_causal": True, "causal_variant": draw(st.sampled_from(("UPPER_LEFT", 1, True)))}
+        case "dtype":
+            other = draw(dtype_names.dtypes([name for name in DTYPES if name != dtype]))
+            operands[number] = msgspec.structs.replace(operands[number], dtype=other)
+        case "integers":
+            whole = draw(dtype_names.dtypes((*dtype_names.INTEGRAL, "bool")))
+            operands = [msgspec.structs.replace(spec, dtype=whole) for spec in operands]
+        case "mask dtype":
+            kept = ("bool", "float32", dtype)
+            other = draw(dtype_names.dtypes([name for name in dtype_names.ALL if name not in kept]))
+            kwargs["attn_mask"] = TensorSpec((3, 5), other)
+        case "shapes":
+            operands = [TensorSpec(shape, dtype) for shape in draw(st.sampled_from(_WRONG_SHAPES))]
+        case "heads":
+            kwargs["enable_gqa"] = False
+        case "mask":
+            name = draw(st.sampled_from(("bool", dtype)))
+            kwargs["attn_mask"] = TensorSpec(draw(st.sampled_from(_WRONG_MASKS)), name)
+        case "mask and causal":
+            name = draw(st.sampled_from(("bool", dtype)))
+            kwargs |= {"attn_mask": TensorSpec((3, 5), name), "is_causal": True}
+        case "dropout":
+            kwargs["dropout_p"] = draw(st.sampled_from((0.5, 1, 1.0, 0.001, -0.5, 1.5)))
+    return Case(op=OP, args=tuple(operands), kwargs=kwargs)
+
+
+@st.composite
+def _refused_caches(draw: st.DrawFn, dtype: str) -> Case:
+    """Nothing of a cache may be written by a call that is refused."""
+    query, key, value = (TensorSpec(shape, dtype) for shape in (QUERY, KEY, VALUE))
+    caches: dict[str, TensorSpec] = {
+        "present_key": TensorSpec(CACHE_KEY, dtype),
+        "present_value": TensorSpec(CACHE_VALUE, dtype),
+    }
+    positions: dict[str, Argument] = {**caches, "present_key_slot": 2}
+    rows: dict[str, TensorSpec] = {
+        "present_key": TensorSpec((2, 2, 2, 8), dtype),
+        "present_value": TensorSpec((2, 2, 2, 6), dtype),
+    }
+    slots = {"present_key_slot": View(1, 2, 3, 2), "present_value_slot": View(2, 2, 3, 2)}
+    views: dict[str, Argument] = {**rows, **slots}
+    which = draw(st.sampled_from(("present_key", "present_value")))
+    slot = f"{which}_slot"
+    kinds = ("missing", "capacity", "unequal", "shape", "dtype", "expanded", "slot type", "dropout", "positions")
+    wrong: dict[str, Argument]
+    match draw(st.sampled_from((*kinds, "view shape", "view dtype", "view expanded", "one view", "mask"))):
+        case "missing":
+            left = draw(st.sampled_from(("present_key", "present_value", "present_key_slot")))
+            wrong = {name: given for name, given in positions.items() if name != left}
+        case "capacity":
+            wrong = positions | {"present_key_slot": draw(st.sampled_from((5, -1, 9, -5, 2**40)))}
+        case "unequal":
+            wrong = positions | {
+                "present_value_slot": draw(st.sampled_from((3, 1, TensorSpec((2,), "int64", "zeros"))))
+            }
+        case "shape":
+            full = caches[which].shape
+            shapes = ((1, *full[1:]), (2, 4, *full[2:]), (*full[:3], 5), full[1:], (*full[:2], 4, full[3]))
+            wrong = positions | {which: TensorSpec(draw(st.sampled_from(shapes)), dtype)}
+        case "dtype":
+            other = draw(dtype_names.dtypes([name for name in DTYPES if name != dtype]))
+            wrong = positions | {which: msgspec.structs.replace(caches[which], dtype=other)}
+        case "expanded":
+            layout = Layout(expanded=(draw(st.integers(0, 3)),))
+            wrong = positions | {which: msgspec.structs.replace(caches[which], layout=layout)}
+        case "slot type":
+            wrong = positions | {slot: draw(st.sampled_from((True, "x", 2.0, (1, 2))))}
+        case "dropout":
+            wrong = draw(st.sampled_from((positions, views))) | {"dropout_p": 0.5}
+        case "positions":
+            shape = draw(st.sampled_from(((3,), (), (2, 1), (1,))))
+            wrong = positions | {"present_key_slot": TensorSpec(shape, "int64", "zeros")}
+        case "view shape":
+            wrong = views | {slot: TensorSpec(draw(st.sampled_from(((2, 2, 3, 8), (2, 1, 2, 8), (2, 2, 2, 5)))), dtype)}
+        case "view dtype":
+            other = draw(dtype_names.dtypes([name for name in DTYPES if name != dtype]))
+            wrong = views | {which: msgspec.structs.replace(rows[which], dtype=other)}
+        case "view expanded":
+            layout = Layout(expanded=(draw(st.integers(0, 3)),))
+            wrong = views | {slot: msgspec.structs.replace(rows[which], layout=layout)}
+        case "one view":
+            wrong = views | {slot: None}
+        case "mask":
+            wrong = positions | {"attn_mask": TensorSpec(draw(st.sampled_from(((3, 5), (3, 9), (3, 8)))), "bool")}
+    return Case(op=OP, args=(query, key, value), kwargs={"enable_gqa": True, **wrong})
+
+
+# --- the rest ----------------------------------------------------------------------------------------------------
+
+
+def writes(case: Case) -> Collection[int]:
+    """The operands that hold a cache: those that the slots are views of, or the present ones where they are numbers."""
+    numbers, found, names = {}, 0, sorted(case.kwargs)
+    for name, argument in (*enumerate(case.args), *((name, case.kwargs[name]) for name in names)):
+        if isinstance(argument, TensorSpec):
+            numbers[name], found = found, found + 1
+        elif isinstance(argument, View):
+            numbers[name] = argument.operand
+    slot = case.kwargs.get("present_key_slot")
+    whole = isinstance(slot, int) or (isinstance(slot, TensorSpec) and not dtype_names.is_floating(slot.dtype))
+    wanted = ("present_key", "present_value") if whole else ("present_key_slot", "present_value_slot")
+    return {numbers[name] for name in wanted if name in numbers} if slot is not None else set()
+
+
+def left_out(call: Call) -> bool:
+    return attention.left_out(attention.Arguments(*call.args, **call.kwargs))
+
+
+def benchmark(
+    batch: int, heads: int, kv_heads: int, queries: int, keys: int, dim: int = 128, *, causal: bool = False
+) -> Benchmark:
+    """bfloat16. Of a causal one half the products are needed."""
+    shapes = [(batch, heads, queries, dim), *2 * [(batch, kv_heads, keys, dim)]]
+    query, key, value = (TensorSpec(shape, "bfloat16") for shape in shapes)
+    found = Attention(query=query, key=key, value=value, causal=causal, grouped=heads != kv_heads)
+    moved = 2 * batch * dim * (2 * heads * queries + 2 * kv_heads * keys)
+    return Benchmark(case_of(found), moved, 4 * batch * heads * queries * keys * dim // (2 if causal else 1))
+
+
+SPEC = OpSpec(
+    name=OP,
+    reference=attention.composed,
+    cases=cases,
+    refused=refused,
+    dtypes=DTYPES,
+    expected=attention.expected,
+    checks=("memory", "values", "metadata", "inputs_unchanged", "written", "deterministic", "errors"),
+    # Prompts of models with 32 heads of 128 and of 64, a long one, and one token of each of some sequences.
+    benchmarks=(
+        benchmark(4, 32, 32, 4096, 4096),
+        benchmark(4, 32, 32, 4096, 4096, causal=True),
+        benchmark(4, 32, 8, 4096, 4096, causal=True),
+        *(benchmark(4, 32, 32, 4096, 4096, 64, causal=causal) for causal in (False, True)),
+        benchmark(1, 8, 8, 16384, 16384, causal=True),
+        *(benchmark(count, 32, 8, 1, keys) for count, keys in ((16, 8192), (1, 8192), (1, 65536), (64, 1024))),
+        # A call whose time is the host's.
+        benchmark(1, 8, 8, 16, 16, 64),
+    ),
+    cuda_refuses=partial(deviations.cuda_refuses, OP),
+    left_out=left_out,
+    strides=False,
+    writes=writes,
+)

@@ -1,0 +1,141 @@
+"""What the judge cannot miss: on normal(0, 1) data, how many elements zeros would pass on, and how little one element
+has to be off to be caught. A property of oracle and bound, whatever is judged."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import msgspec
+import numpy as np
+import torch
+
+from conformance import bounds, cases
+from conformance import spec as specs
+from conformance.cases import Argument, Case
+from conformance.compare import compare
+from conformance.spec import Call, Expected
+from strategies import dtypes as dtype_names
+from strategies.specs import TensorSpec
+
+TERMS = 4096
+"""Terms of a sum, or elements of a tensor where nothing is summed."""
+FLOAT64_TERMS = 512
+"""The same of float64, whose oracles are slow."""
+ROWS = 12
+PROBED = 64
+"""Elements that are put off, one at a time."""
+LARGE = 0.5
+"""Of an element that is smaller than this share of the largest one nothing is asked: sums cancel, and their bound
+knows only the size of their terms."""
+
+
+class Power(msgspec.Struct, frozen=True):
+    """Of one op and dtype, with sums of ``terms`` terms."""
+
+    op: str
+    dtype: str
+    terms: int
+    zeros: float
+    """The share of elements, those whose right value is not 0, on which an output of zeros passes."""
+    ulps: float
+    """The smallest number of ulps of the output dtype by which the median element may not be off."""
+    relative: float
+    """The same as a share of its value."""
+
+
+@functools.cache
+def power(op: str, dtype: str) -> Power | None:
+    """What is caught of an op and floating-point dtype; None where its results are not numbers of that dtype."""
+    case = normal(op, dtype)
+    if case is None:
+        return None
+    args, kwargs, _ = cases.materialize(case)
+    with np.errstate(all="ignore"):
+        found = specs.registry()[op].expected(Call(args, kwargs, None))
+    expected = found[0] if isinstance(found, tuple) else found
+    if not expected.value.dtype.is_floating_point or expected.instead is not None:
+        return None
+    output = expected.value.to(dtype_names.to_torch(dtype))
+    value = expected.value.double()
+    some = (value != 0) & value.isfinite()
+    zeros = torch.where(some, torch.zeros_like(output), output)
+    passed = 1 - compare(zeros, expected).failed / max(int(some.sum()), 1)
+    large = (some & (value.abs() >= LARGE * value[some].abs().max())).flatten().nonzero().flatten()
+    places = large[torch.linspace(0, len(large) - 1, min(PROBED, len(large))).long()]
+    steps = sorted(_steps(output, expected, int(place)) for place in places)
+    median = steps[len(steps) // 2]
+    return Power(op, dtype, case_terms(case), round(max(passed, 0.0), 6), *median)
+
+
+def normal(op: str, dtype: str) -> Case | None:
+    """A call on normal(0, 1) data, positive for what is defined there alone; None for dtypes that the op lacks."""
+    if op not in specs.registry() or dtype not in dtype_names.FLOATING or dtype not in specs.registry()[op].dtypes:
+        return None
+    terms = FLOAT64_TERMS if dtype == "float64" else TERMS
+
+    def tensor(*shape: int, values: str = "normal", seed: int = 0) -> TensorSpec:
+        return TensorSpec(shape, dtype, values, seed)
+
+    args: tuple[Argument, ...]
+    match op:
+        case "mm" | "matmul":
+            args = (tensor(ROWS, terms), tensor(terms, ROWS))
+        case "bmm":
+            args = (tensor(2, ROWS, terms), tensor(2, terms, ROWS))
+        case "addmm":
+            args = (tensor(ROWS), tensor(ROWS, terms), tensor(terms, ROWS))
+        case "softmax":
+            args = (tensor(2, terms), -1)
+        case "layer_norm" | "rms_norm":
+            args = (tensor(2, terms), (terms,))
+        case "rotary_position_embedding":
+            args = (tensor(1, 8, 2, terms // 16), *(tensor(8, terms // 32, values="uniform", seed=n) for n in (1, 2)))
+        case "scaled_dot_product_attention":
+            args = tuple(tensor(1, 2, rows, 64) for rows in (ROWS, terms // 4, terms // 4))
+        case "add" | "sub" | "mul" | "div":
+            args = (tensor(terms), tensor(terms, seed=1))
+        case "pow":
+            args = (tensor(terms, values="positive"), tensor(terms))
+        case "rsqrt":
+            args = (tensor(terms, values="positive"),)
+        case "clamp":
+            args = (tensor(terms), -1.0, 1.0)
+        case "dropout" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "isnan" | "isinf":
+            return None
+        case _:
+            args = (tensor(terms),)
+    return Case(op=op, args=args)
+
+
+def case_terms(case: Case) -> int:
+    """The last dim of the first operand that counts: what is summed, or how many elements there are."""
+    operands = cases.operands(case)
+    return max(size for spec in operands[-2:] for size in spec.shape)
+
+
+def _steps(output: torch.Tensor, expected: Expected, place: int) -> tuple[float, float]:
+    """The smallest change of one element that is caught, up or down alike: in ulps, and relative."""
+    index = tuple(int(i) for i in np.unravel_index(place, output.shape))
+    value = float(expected.value[index])
+    ulp = float(bounds.ulp(np.array(value), output.dtype))
+    single = _element(expected, index)
+    for ulps in _GRID:
+        changed = [torch.tensor(value + sign * ulps * ulp, dtype=torch.float64).to(output.dtype) for sign in (1, -1)]
+        if not any(compare(one, single).passed for one in changed):
+            return ulps, ulps * ulp / abs(value)
+    return math.inf, math.inf
+
+
+_GRID = tuple(float(n) for n in (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, *(2**k for k in range(6, 53))))
+
+
+def _element(expected: Expected, index: tuple[int, ...]) -> Expected:
+    """The oracle's answer to one element."""
+
+    def one(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor.broadcast_to(expected.value.shape)[index].clone()
+
+    value = one(expected.value)
+    assert value is not None
+    return Expected(value, one(expected.bound), one(expected.judged), one(expected.low), expected.signed_zero)

@@ -1,0 +1,81 @@
+"""Planted defects: implementations of one op each, right but for one mistake of a kind that real libraries make.
+
+A module of this package enters its defects with ``defect`` (one function, one or several ops) or ``plant``; ``bank()``
+finds them all. Each is built on ``sound.right(op)``, which does the call as torch on CUDA does it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+import conformance.selftest
+from conformance.implementations import CLAIMS, Implementation
+
+Function = Callable[..., Any]
+Wrong = Callable[..., Any]
+"""Called as ``wrong(right, *args, **kwargs)``: ``right`` is the op's right function, the rest the call's arguments."""
+
+NAME = "conformance.selftest.planted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Defect:
+    """One wrong implementation of one op, and the check that has to catch it."""
+
+    name: str
+    """``<op>_<what is wrong>``; ``--implementation conformance.selftest.planted:<name>`` judges it."""
+    op: str
+    kind: str
+    """What sort of mistake it is, for tables."""
+    check: str
+    function: Function
+    """With the op's torch signature."""
+    about: str
+    """What is wrong, in a few words."""
+
+    @property
+    def implementation(self) -> Implementation:
+        """What the harness judges. It claims to be deterministic, and the property that it breaks if that is one."""
+        claims = {self.op: ("deterministic", *({self.check} & (set(CLAIMS) - {"deterministic"})))}
+        provider = SimpleNamespace(**{self.op: self.function}, conformance_claims=claims)
+        return Implementation(f"{NAME}:{self.name}", provider, claims)
+
+
+_DEFECTS: dict[str, Defect] = {}
+
+
+def plant(op: str, name: str, kind: str, check: str, wrong: Wrong, about: str = "") -> None:
+    """Enter one defect. Raises ValueError where the name is taken."""
+    from conformance.selftest import sound
+
+    full = f"{op}_{name}"
+    if full in _DEFECTS:
+        raise ValueError(f"there are two defects {full!r}")
+    about = about or " ".join((wrong.__doc__ or name.replace("_", " ")).split())
+    _DEFECTS[full] = Defect(full, op, kind, check, partial(wrong, sound.right(op)), about)
+
+
+def defect(ops: str | Iterable[str], kind: str, check: str = "values", name: str = "") -> Callable[[Any], Any]:
+    """Enter the decorated function as a defect of each of ``ops``, under its own name or ``name``."""
+
+    def enter(wrong: Any) -> Any:
+        for op in ops.split() if isinstance(ops, str) else ops:
+            plant(op, name or wrong.__name__, kind, check, wrong)
+        return wrong
+
+    return enter
+
+
+@cache
+def bank() -> dict[str, Defect]:
+    """Every planted defect, by name, in the order of ops."""
+    for module in pkgutil.iter_modules(conformance.selftest.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"{conformance.selftest.__name__}.{module.name}")
+    return {name: _DEFECTS[name] for name in sorted(_DEFECTS)}

@@ -1,0 +1,84 @@
+"""What goes wrong in other forms of a call: in place, into an operand, of operands that share memory, beside a NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.selftest import families as of
+from conformance.selftest.bank import defect, plant
+
+Right = Callable[..., Any]
+
+
+@defect("silu rotary_position_embedding", "in place", "inplace")
+def rounds_in_place(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place float32 is rounded otherwise in the last bit."""
+    result = right(input, *args, **kwargs)
+    if kwargs.get("inplace") is not True or result.dtype != torch.float32:
+        return result
+    plain = result.isfinite() & (result.abs() > 1e-30)
+    return result.copy_(torch.where(plain, torch.nextafter(result, torch.zeros(())), result))
+
+
+@defect("relu dropout", "in place", "inplace")
+def refuses_in_place(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place is refused."""
+    result = right(input, *args, **kwargs)
+    if kwargs.get("inplace") is True:
+        raise NotImplementedError("not in place")
+    return result
+
+
+@defect("add exp bitwise_and ge neg", "out", "out_argument")
+def operand_for_out(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """An operand is refused for out=."""
+    result = right(*args, out=out, **kwargs)
+    if any(out is x for x in args if isinstance(x, torch.Tensor)):
+        raise RuntimeError("out must not be an operand")
+    return result
+
+
+@defect("mul tanh mm clamp", "out", "out_argument")
+def strided_out(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """An out= that is not contiguous is replaced by one that is."""
+    result = right(*args, out=out, **kwargs)
+    return result if out is None or out.is_contiguous() else result.contiguous()
+
+
+@defect("mul sub eq", "alias", "aliasing")
+def assumes_apart(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
+    """Operands that begin in one storage are taken for the same, wherever they are in it."""
+    result = right(input, other, **kwargs)
+    tensors = [x for x in (input, other) if isinstance(x, torch.Tensor)]
+    same = len({x.untyped_storage().data_ptr() for x in tensors}) == 1 < len(tensors)
+    if same and kwargs.get("out") is None and input.storage_offset() != other.storage_offset() and input.numel():
+        return result.copy_(right(input, input.clone()))
+    return result
+
+
+def _one_buffer() -> Right:
+    buffers: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def wrong(right: Right, *args: Any, **kwargs: Any) -> Any:
+        result = right(*args, **kwargs)
+        if of.written(args, kwargs) or not result.numel() or any(result is x for x in args):
+            return result
+        return buffers.setdefault((*result.shape, *result.stride(), result.dtype), result.clone()).copy_(result)
+
+    return wrong
+
+
+for _op in ("cos", "softmax", "mm", "rms_norm"):
+    plant(_op, "one_buffer", "alias", "aliasing", _one_buffer(), "every call of a shape returns the same memory")
+
+
+@defect("softmax layer_norm rms_norm", "specials", "special_values")
+def nan_disturbs(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """A NaN anywhere changes the last bit of other rows."""
+    result = right(input, *args, **kwargs)
+    if result.ndim > 1 and bool(input.isnan().any()):
+        result.copy_(torch.nextafter(result, torch.zeros((), dtype=result.dtype)))
+    return result

@@ -1,0 +1,34 @@
+"""What ought not to matter and does: how operands lie in memory, and what else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.selftest import families as of
+from conformance.selftest.bank import defect
+
+
+def _an_ulp_off(result: torch.Tensor) -> torch.Tensor:
+    """float32 results other in their last bit, which is as right as before."""
+    plain = result.isfinite() & (result.abs() > torch.finfo(result.dtype).smallest_normal)
+    return result.copy_(torch.where(plain, (result.view(torch.int32) ^ 1).view(result.dtype), result))
+
+
+@defect(("exp", "sigmoid", "gelu", "softmax", "rms_norm", "mm", "matmul"), "invariance", "layout_invariant")
+def other_path_for_strides(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Operands that are not contiguous go another way, which rounds otherwise."""
+    result = right(*args, **kwargs)
+    odd = any(isinstance(x, torch.Tensor) and not x.is_contiguous() for x in args)
+    fits = odd and result.dtype == torch.float32 and not of.written(args, kwargs) and result.is_contiguous()
+    return _an_ulp_off(result) if fits else result
+
+
+@defect(("tanh", "silu", "softmax", "layer_norm", "bmm", "rms_norm"), "invariance", "batch_invariant")
+def other_block_for_odd(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """For an odd number of rows another block size is taken, which rounds otherwise."""
+    result = right(*args, **kwargs)
+    fits = result.dtype == torch.float32 and result.ndim and not of.written(args, kwargs) and result.is_contiguous()
+    return _an_ulp_off(result) if fits and len(result) % 2 else result

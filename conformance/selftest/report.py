@@ -1,0 +1,74 @@
+"""What a self-test found, as lines of text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from conformance import messages
+from conformance.selftest.search import Control, Result
+
+
+def is_clean(results: Sequence[Result], controls: Sequence[Control]) -> bool:
+    """Whether every defect was caught and no right implementation alarmed."""
+    return all(result.killed for result in results) and not any(control.alarms for control in controls)
+
+
+def tables(results: Sequence[Result], controls: Sequence[Control]) -> list[str]:
+    """Defects by op and by check, the right implementations, and each survivor and false alarm by name."""
+    head = ("planted", "caught", "rate", "median", "most", "longest")
+    lines = [
+        *_table(("op", *head), _rows(results, lambda result: result.op)),
+        "",
+        *_table(("check", *head), _rows(results, lambda result: result.check)),
+        "",
+        *_table(("kind", *head), _rows(results, lambda result: result.kind)),
+    ]
+    if controls:
+        names = sorted({control.name for control in controls})
+        rows = [[control for control in controls if control.name == name] for name in names]
+        columns = [
+            (name, len(row), sum(c.cases for c in row), sum(c.deviations for c in row), sum(c.alarms for c in row))
+            for name, row in zip(names, rows, strict=True)
+        ]
+        lines += ["", *_table(("control", "ops", "cases", "known deviations", "false alarms"), columns)]
+    for result in results:
+        if not result.killed:
+            seen = f"; it failed {', '.join(result.otherwise)}" if result.otherwise else ""
+            what = f"{result.check} does not see {result.about!r} in {result.examples} cases{seen}"
+            lines += ["", f"SURVIVED {result.name}: {what}"]
+    for control in controls:
+        if control.case is not None:
+            case = messages.call(control.case)
+            lines += ["", f"FALSE ALARM {control.name}, {control.alarms} times: {case}\n  {control.message}"]
+    caught, alarms = sum(result.killed for result in results), sum(control.alarms for control in controls)
+    judged = sum(control.cases for control in controls)
+    lines += ["", f"{caught} of {len(results)} defects caught, {alarms} false alarms in {judged} cases"]
+    return lines
+
+
+def _rows(results: Sequence[Result], key: Callable[[Result], str]) -> list[tuple[object, ...]]:
+    """By ``key``: how many there are and were caught, and the cases that it took: median, most, and of which."""
+    rows: list[tuple[object, ...]] = []
+    for name in [*sorted({key(result) for result in results}), "all"]:
+        group = [result for result in results if name in ("all", key(result))]
+        caught = [result for result in group if result.killed]
+        longest = max(caught, key=lambda result: result.examples, default=None)
+        took = [result.examples for result in caught] or [0]
+        rate = f"{100 * len(caught) / len(group):.4g}%" if group else "-"
+        where = longest.name if longest else "-"
+        rows.append((name, len(group), len(caught), rate, f"{statistics.median(took):g}", max(took), where))
+    return rows
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    cells = [tuple(map(str, row)) for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    last = len(head) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 or (column == last and head[-1] == "longest") else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,212 @@
+"""The search of the suite, for many implementations of one op at once: each is judged on the very cases, in one order.
+
+Which cases the suite draws does not depend on what is judged until something fails, so they are drawn, and prepared,
+once for all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import hypothesis
+import msgspec
+import torch
+from hypothesis.strategies import SearchStrategy
+
+from conformance import cases, runner, session
+from conformance import spec as specs
+from conformance.cases import Case
+from conformance.checks import CHECKS, DEVIATION, FAILED, UNCLAIMED
+from conformance.implementations import Implementation
+from conformance.runner import Prepared, Verdict
+from conformance.selftest import bank, sound
+from conformance.selftest.bank import Defect
+from conformance.selftest.controls import controls
+
+CPU = torch.device("cpu")
+UNWATCHED = tuple(check for check in CHECKS if check != "memory")
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What came of one planted defect."""
+
+    name: str
+    op: str
+    kind: str
+    check: str
+    """The check that has to catch it."""
+    about: str
+    examples: int
+    """How many cases it took; of a survivor, how many there were."""
+    case: Case | None = None
+    """The case that caught it; None: it survived."""
+    first: str = ""
+    """What the failure is called: the first check that failed in that case."""
+    otherwise: tuple[str, ...] = ()
+    """Other checks that it failed, in that case or before."""
+
+    @property
+    def killed(self) -> bool:
+        return self.case is not None
+
+
+def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterator[Case]:
+    """The cases that the suite judges of an op, all its dtypes, legal and refused; none twice.
+
+    The suite goes through one dtype after the other; here each has a round in turn, so that what shows with the last
+    dtype alone need not wait for all the others. The cases are the same.
+    """
+    dtypes = specs.registry()[op].dtypes
+    searches = [
+        session.rounds(op, dtype, refused, dtypes, settings, seed) for dtype in dtypes for refused in (False, True)
+    ]
+    seen: set[str] = set()
+    for turn in itertools.zip_longest(*searches):
+        for draws, round_seed, examples in filter(None, turn):
+            for case in drawn(draws, round_seed, session.drawing(settings, examples)):
+                identity = cases.case_id(case)
+                if identity not in seen:
+                    seen.add(identity)
+                    yield case
+
+
+def drawn(draws: SearchStrategy[Case], seed: Any, settings: hypothesis.settings) -> list[Case]:
+    """What Hypothesis draws in one round where nothing fails."""
+    found: list[Case] = []
+
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    hypothesis.seed(seed)(settings(hypothesis.given(draws)(collect)))()
+    return found
+
+
+def prepare(case: Case, device: torch.device = CPU) -> Prepared:
+    """As the runner does, with an oracle that is asked once."""
+    prepared = runner.prepare(case, device)
+    spec = dataclasses.replace(prepared.spec, expected=_once(prepared.spec.expected))
+    return msgspec.structs.replace(prepared, spec=spec)
+
+
+def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    answers: list[Any] = []
+
+    def answer(call: Any) -> Any:
+        if not answers:
+            answers.append(function(call))
+        return answers[0]
+
+    return answer
+
+
+@cache
+def right(op: str) -> Implementation:
+    """The right implementation that an op's defects are built on."""
+    return Implementation("conformance.selftest.sound", SimpleNamespace(**{op: sound.right(op)}), {op: ()})
+
+
+def failed(verdict: Verdict) -> set[str]:
+    """The checks that failed, or that found a property broken that nobody claims."""
+    return {finding.check for finding in verdict.findings if finding.status in (FAILED, UNCLAIMED)}
+
+
+class Control(msgspec.Struct):
+    """What came of one right implementation of one op."""
+
+    name: str
+    op: str
+    cases: int = 0
+    deviations: int = 0
+    """Cases in which torch itself is excused."""
+    alarms: int = 0
+    case: Case | None = None
+    """The first case that failed; None: no false alarm."""
+    message: str = ""
+
+
+def study(
+    op: str,
+    defects: Sequence[Defect],
+    implementations: Sequence[Implementation],
+    settings: hypothesis.settings,
+    *,
+    controlled: int = 0,
+    seed: int = 0,
+) -> tuple[list[Result], list[Control]]:
+    """Judge every defect of an op on the suite's cases until the check that has to catch it does, and the right
+    implementations on the first ``controlled`` of them.
+
+    A case in which ``sound.right`` fails a check too is no catch for that check.
+    """
+    alive, results = {defect.name: defect for defect in defects}, []
+    others: dict[str, set[str]] = {name: set() for name in alive}
+    tallies = [Control(implementation.name, op) for implementation in implementations]
+    count = 0
+    with warnings.catch_warnings(action="ignore"):
+        for case in suite_cases(op, settings, seed):
+            if not alive and count >= controlled:
+                break
+            count += 1
+            prepared = prepare(case)
+            if count <= controlled:
+                for tally, implementation in zip(tallies, implementations, strict=True):
+                    _control(tally, prepared, implementation)
+            wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if alive else set()
+            for defect in list(alive.values()):
+                verdict = runner.judge_prepared(prepared, defect.implementation, thorough=False)
+                if verdict.failure and verdict.failure.check == "memory" != defect.check:
+                    # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
+                    others[defect.name].add("memory")
+                    verdict = runner.judge_prepared(prepared, defect.implementation, UNWATCHED)
+                found = failed(verdict) - wrong
+                others[defect.name] |= found - {defect.check}
+                if defect.check in found and verdict.failure:
+                    del alive[defect.name]
+                    case, first = cases.canonical(case), verdict.failure.check
+                    results.append(_result(defect, count, others[defect.name], case, first))
+    results += [_result(defect, count, others[defect.name]) for defect in alive.values()]
+    return results, tallies
+
+
+def study_op(op: str, names: Sequence[str], controlled: int, seed: int = 0) -> tuple[list[Result], list[Control]]:
+    """``study`` of an op's defects of these names in the ci profile, and of its controls, in whatever process."""
+    torch.set_num_threads(1)
+    defects = [bank.bank()[name] for name in names]
+    implementations = controls(op) if controlled else ()
+    ci, dtypes = session.PROFILES["ci"], len(specs.registry()[op].dtypes)
+    if controlled <= ci.max_examples * dtypes:
+        return study(op, defects, implementations, ci, controlled=controlled, seed=seed)
+    # The profile has fewer cases than are to be controlled; defects get no more than those.
+    more = hypothesis.settings(ci, max_examples=-(-controlled // dtypes))
+    return study(op, defects, (), ci, seed=seed)[0], study(
+        op, (), implementations, more, controlled=controlled, seed=seed
+    )[1]
+
+
+def _result(defect: Defect, examples: int, others: set[str], case: Case | None = None, first: str = "") -> Result:
+    known = tuple(sorted(others))
+    return Result(defect.name, defect.op, defect.kind, defect.check, defect.about, examples, case, first, known)
+
+
+def _control(tally: Control, prepared: Prepared, implementation: Implementation) -> None:
+    verdict = runner.judge_prepared(prepared, implementation, thorough=False)
+    tally.cases += 1
+    tally.deviations += verdict.status == DEVIATION
+    if verdict.failure:
+        tally.alarms += 1
+        tally.case = tally.case or cases.canonical(prepared.case)
+        tally.message = tally.message or f"{verdict.failure.check}: {verdict.failure.message}"
+
+
+def by_op(defects: Iterable[Defect]) -> dict[str, list[Defect]]:
+    """The defects of each op."""
+    found: dict[str, list[Defect]] = {}
+    for defect in defects:
+        found.setdefault(defect.op, []).append(defect)
+    return found

@@ -1,0 +1,322 @@
+"""Attention: its configuration and the launch of its kernels."""
+
+import dataclasses
+import math
+
+import torch
+
+from ntops.host import repetition
+from ntops.host.iteration import ordered_dims
+from ntops.host.launch import is_hopper, multiprocessors, next_power_of_2, on_device, shared_memory
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.kernels import attention as kernels
+from ntops.torch.utils import get_default_num_stages, get_default_num_warps
+
+_LOG2E = 1 / math.log(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How attention is run: block sizes, the parts that keys are split into, and the compiler's options."""
+
+    block_m: int
+    block_n: int
+    splits: int = 1
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+def config(
+    rows,
+    groups,
+    keys,
+    head_dim,
+    value_dim,
+    dtype,
+    ieee,
+    causal,
+    mask_bytes,
+    aligned,
+    shared_memory,
+    multiprocessors,
+    hopper=True,
+):
+    """The configuration of a call. Figures are TFLOP/s of 4 x 32 x 4096 x 128 (or 64) bf16 on an H200, Triton 3.6.
+
+    :param rows: Queries of all the heads that read one key/value head.
+    :param groups: Key/value heads of all sequences.
+    :param keys: Keys, or the capacity of the cache if they are fewer than that.
+    :param head_dim: Of queries and keys.
+    :param value_dim: Of values.
+    :param dtype: Of the operands.
+    :param ieee: Whether float32 is multiplied as it is, not as TF32.
+    :param causal: Whether queries see no later keys.
+    :param mask_bytes: The size of an element of the mask, 0 without one.
+    :param aligned: Whether rows of queries, keys and values are loaded in whole vectors.
+    :param shared_memory: What a program can have on the device, in bytes.
+    :param multiprocessors: How many the device has.
+    :param hopper: Whether it is what the figures are of.
+    """
+    block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
+    largest = max(block_e, block_ev)
+
+    if on_plain_cores(dtype, ieee):
+        block_m, block_n, num_warps, num_stages = (32, 32, 4, 1) if block_ev <= 128 else (32, 16, 4, 1)
+    elif dtype is torch.float32:
+        block_m, block_n, num_warps, num_stages = (64, 64, 8, 2) if largest <= 128 else (32, 32, 4, 2)
+    elif largest <= 64:
+        # 386 full and 343 causal; with 128 queries 368 and 345.
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 3
+    elif largest > 128:
+        block_m, block_n, num_warps, num_stages = 128, 32, 8, 3
+    elif mask_bytes:
+        # With a mask 272 to 314; half the queries or the keys leave less than 250.
+        block_m, block_n, num_warps, num_stages = 128, 64, 8, 3
+    elif causal:
+        # 410 causal, 391 full.
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 3
+    else:
+        # 420 full, 389 causal. Compiled for sm_80 and sm_100, 128 keys spill.
+        block_m, block_n, num_warps, num_stages = 128, 128 if hopper else 64, 8, 3
+
+    if rows <= 64:
+        block_m = min(block_m, max(next_power_of_2(rows), 16))
+        num_warps = 4
+
+        if dtype.itemsize == 2 and rows <= 16 and not mask_bytes:
+            # Decoding: 4.40 TB/s of 16 x 8192 keys, with 64 of them at a time 4.20 (a copy moves 4.12).
+            block_n = 128
+
+    if not aligned:
+        # Each element that is loaded has an address in registers.
+        block_m, block_n = min(block_m, 32), min(block_n, 32 if block_ev <= 128 else 16)
+        num_warps, num_stages = 4, min(num_stages, 2)
+
+    def fits():
+        # The tile of queries; and for each stage those of keys, values and mask.
+        stage = dtype.itemsize * block_n * (block_e + block_ev) + mask_bytes * block_m * block_n
+        return dtype.itemsize * block_m * block_e + num_stages * stage <= shared_memory
+
+    while num_stages > 1 and not fits():
+        num_stages -= 1
+
+    while block_n > 16 and not fits():
+        block_n //= 2
+
+    while block_m > 16 and not fits():
+        block_m //= 2
+
+    return Config(block_m, block_n, _splits(rows, groups, keys, block_m, multiprocessors), num_warps, num_stages)
+
+
+def _splits(rows, groups, keys, block_m, multiprocessors):
+    """The parts of the keys: as many as give every multiprocessor one, but each of 128 keys or more.
+
+    Of one sequence of 8192 keys and 8 heads 16 parts were read at 1.93 TB/s and 33 at 1.38 on an H200, before
+    ``combine`` took all parts at once; since then 16 are at 2.67.
+    """
+    programs = groups * -(-rows // block_m)
+
+    return max(min(multiprocessors // programs, keys // 128), 1)
+
+
+def on_plain_cores(dtype, ieee):
+    """Whether products run on the plain cores, out of registers, not on the matrix units."""
+    return dtype is torch.float64 or (dtype is torch.float32 and ieee)
+
+
+def in_pieces(head_dim, dtype, ieee, aligned):
+    """Whether the head dim is walked in pieces: where products or addresses take too many registers."""
+    return on_plain_cores(dtype, ieee) or (not aligned and head_dim > 64)
+
+
+def block_dims(head_dim, value_dim, dtype, ieee, aligned):
+    """The head dims as blocks, padded to powers of two; of the first, a piece."""
+    block_e, block_ev = (max(next_power_of_2(dim), 16) for dim in (head_dim, value_dim))
+
+    if in_pieces(head_dim, dtype, ieee, aligned):
+        block_e = min(block_e, 32)
+
+    if not on_plain_cores(dtype, ieee):
+        # Triton 3.6 has the matrix units read outside of shared memory where tiles of values are swizzled over fewer
+        # bytes (a row of a tile, 128 at most) than those of keys, unless both are pipelined.
+        block_e = max(block_e, 64 // dtype.itemsize)
+        block_ev = max(block_ev, min(block_e, 128 // dtype.itemsize))
+
+    return block_e, block_ev
+
+
+def new_output(query, value_dim):
+    """An output for the query, with its dims in the same order in memory."""
+    shape = (*query.shape[:-1], value_dim)
+    strides = [0] * len(shape)
+    step = 1
+    order = ordered_dims(query.shape, [query.stride()])
+
+    # The head dim stays innermost, so that rows are written whole.
+    for dim in (len(shape) - 1, *(dim for dim in order if dim != len(shape) - 1)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+
+    return repetition.empty(shape, strides, query.dtype, query.device)
+
+
+def _strides(tensor):
+    """Strides; 0 along a dim of one element, which is not walked."""
+    return [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def _distinct(tensor):
+    """One element along each dim that repeats it."""
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0):
+    """Run attention.
+
+    :param output: (B, Hq, L, Ev), not empty; where it is written.
+    :param query: (B, Hq, L, E).
+    :param key: (B, Hkv, S, E).
+    :param value: (B, Hkv, S, Ev).
+    :param mask: (B, Hq, L, S'), bool or floating; or ``None``. Where ``slots`` are given, keys past S' take no part.
+    :param lower_right: Whether the last query sees the last key, else the first query the first key; ``None``: each
+        query sees every key.
+    :param scale: Of the scores.
+    :param slots: Where the sequences of a cache differ in length, an integer tensor (B,): sequence b has
+        ``slots[b] + new_rows`` keys.
+    """
+    batch, query_heads, queries, head_dim = query.shape
+    heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
+    group = query_heads // heads
+    dtype = query.dtype
+    compute_dtype = accumulate_dtype(dtype)
+    ieee = torch.get_float32_matmul_precision() == "highest"
+    index = query.device.index or 0
+
+    if mask is not None:
+        keys = min(keys, mask.shape[-1])
+
+    is_float_mask = mask is not None and mask.dtype.is_floating_point
+    # The kernel takes a positive scale only, so that the largest product is the largest score.
+    magnitude, sign = (abs(scale), math.copysign(1, scale)) if scale else (1.0, 0.0)
+    tensors = (query, key, value, output)
+    strides = [_strides(tensor) for tensor in tensors]
+    unit_strides = all(tensor.stride(3) == 1 or tensor.shape[3] == 1 for tensor in tensors)
+
+    if unit_strides:
+        strides = [[*own[:3], 1] for own in strides]
+
+    aligned = (
+        unit_strides
+        and all(stride % 16 == 0 for own in strides for stride in own[:3])
+        and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+    )
+    chosen = config(
+        group * queries,
+        batch * heads,
+        keys,
+        head_dim,
+        value_dim,
+        dtype,
+        ieee,
+        lower_right is not None,
+        0 if mask is None else mask.element_size(),
+        aligned,
+        shared_memory(index),
+        multiprocessors(index),
+        is_hopper(),
+    )
+    block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
+    row_tiles = -(-group * queries // chosen.block_m)
+    is_split = chosen.splits > 1
+    partial = maxima = normalizers = output
+    rows = batch * query_heads * queries
+
+    if is_split:
+        parts = chosen.splits * rows
+        memory = repetition.empty((parts * (value_dim + 2),), (1,), compute_dtype, query.device)
+        partial, maxima, normalizers = memory.split((parts * value_dim, parts, parts))
+
+    kernel = kernels.attend_aligned if aligned else kernels.attend
+
+    if mask is not None and not is_float_mask:
+        # Where Triton (3.6, 3.7) has 8-bit loads feed a float64 product, it fails to compile.
+        mask = _distinct(mask).to(torch.int32).expand(mask.shape) if dtype is torch.float64 else mask.view(torch.uint8)
+
+    extents = [chosen.block_n * row + max(block_e, block_ev) * dim for _, _, row, dim in strides[1:3]]
+    mask_strides = [0] * 4 if mask is None else _strides(mask)
+    mask_unit = 16 if mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3]) else 1
+    is_wide = max(*extents, chosen.block_n * mask_strides[3]) >= 2**31
+    kind = kernels.NO_MASK if mask is None else kernels.FLOAT_MASK if is_float_mask else kernels.BOOL_MASK
+
+    with on_device(query.device):
+        repetition.launch(
+            kernel,
+            (batch * heads * row_tiles, chosen.splits),
+            {
+                "num_warps": get_default_num_warps() or chosen.num_warps,
+                "num_stages": get_default_num_stages() or chosen.num_stages,
+            },
+            output,
+            partial,
+            maxima,
+            normalizers,
+            query,
+            key,
+            value,
+            query if mask is None else mask,
+            query if slots is None else slots,
+            *(stride for own in strides for stride in own),
+            *(stride // mask_unit for stride in mask_strides[:3]),
+            mask_strides[3],
+            heads,
+            group,
+            queries,
+            keys,
+            head_dim,
+            value_dim,
+            new_rows,
+            row_tiles,
+            magnitude if is_float_mask else magnitude * _LOG2E,
+            sign,
+            TRITON_DTYPES[compute_dtype],
+            "ieee" if ieee else "tf32",
+            kind.value,
+            lower_right is not None,
+            bool(lower_right),
+            slots is not None,
+            is_split,
+            sign > 0,
+            in_pieces(head_dim, dtype, ieee, aligned),
+            is_wide,
+            unit_strides,
+            mask_strides[3] == 1,
+            mask_unit,
+            head_dim % block_e == 0,
+            value_dim == block_ev,
+            chosen.block_m,
+            chosen.block_n,
+            block_e,
+            block_ev,
+        )
+
+        if is_split:
+            repetition.launch(
+                kernels.combine,
+                (rows,),
+                {},
+                output,
+                partial,
+                maxima,
+                normalizers,
+                *output.stride(),
+                rows,
+                query_heads,
+                queries,
+                value_dim,
+                chosen.splits,
+                _LOG2E if is_float_mask else 1.0,
+                TRITON_DTYPES[compute_dtype],
+                16,
+                block_ev,
+            )

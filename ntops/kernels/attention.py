@@ -1,0 +1,438 @@
+"""Attention over keys in any number, without the matrix of scores in memory (Dao, arXiv:2307.08691), in Triton.
+
+NineToothed's form of it is ``scaled_dot_product_attention.premake``. These are Triton's: NineToothed bounds loads by
+the sizes of tensors, not by the length of each sequence of a KV cache. They also split keys over programs, end at the
+diagonal and mask no block that needs no mask. On an H200 (Triton 3.6, 4 x 32 x 4096 x 128 bf16) they reach 420 TFLOP/s
+and 409 causal, NineToothed's form 354 and 159.
+
+A program takes ``BLOCK_M`` rows. The rows of a key/value head are the queries of all the heads that read it, one head
+after the other, so that the few queries of a decoding step share what is loaded.
+"""
+
+import triton
+import triton.language as tl
+
+# Kinds of masks.
+NO_MASK = tl.constexpr(0)
+BOOL_MASK = tl.constexpr(1)
+FLOAT_MASK = tl.constexpr(2)
+
+
+@triton.jit
+def _load(pointers, rows, columns, CHECK_ROWS: tl.constexpr, CHECK_COLUMNS: tl.constexpr):
+    """A tile, with zeros where ``rows`` or ``columns`` are false; what need not be checked is not."""
+    if CHECK_ROWS and CHECK_COLUMNS:
+        tile = tl.load(pointers, mask=rows[:, None] & columns[None, :], other=0)
+    elif CHECK_ROWS:
+        tile = tl.load(pointers, mask=rows[:, None], other=0)
+    elif CHECK_COLUMNS:
+        tile = tl.load(pointers, mask=columns[None, :], other=0)
+    else:
+        tile = tl.load(pointers)
+
+    return tile
+
+
+@triton.jit
+def _walk(
+    accumulator,
+    normalizer,
+    maximum,
+    query,
+    key,
+    value,
+    mask,
+    start,
+    stop,
+    length,
+    last_key,
+    rows,
+    stride_qe,
+    stride_ks,
+    stride_ke,
+    stride_vs,
+    stride_ve,
+    stride_ms,
+    scale,
+    sign,
+    E,
+    EV,
+    EDGE: tl.constexpr,
+    MASK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    POSITIVE: tl.constexpr,
+    PIECES: tl.constexpr,
+    WIDE: tl.constexpr,
+    FULL_E: tl.constexpr,
+    FULL_EV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_EV: tl.constexpr,
+):
+    """Take in the keys [start, stop); in the blocks of an ``EDGE``, those up to ``length`` and ``last_key`` alone.
+
+    Scores are in units of log2, so that a power of two is their exponential. With a float mask they are in natural
+    units: the least finite number, which many masks are made of, has no logarithm to base 2 that is finite.
+
+    :param WIDE: Whether offsets within a block of keys, values or mask need 64 bits.
+    :param query: The queries, (BLOCK_M, BLOCK_E), or where PIECES, pointers to the first ones of the head dim.
+    :param mask: Its first key, as a pointer for each row, (BLOCK_M, 1).
+    """
+    dtype = accumulator.dtype
+    # A Python number would be rounded to float32.
+    unit = tl.full((), 1.4426950408889634 if MASK == FLOAT_MASK else 1.0, dtype)
+    index = tl.int64 if WIDE else tl.int32
+    columns = tl.arange(0, BLOCK_N)
+    offset = columns.to(index)
+    dims = tl.arange(0, BLOCK_E)
+    value_dims = tl.arange(0, BLOCK_EV)
+    key_offsets = offset[:, None] * stride_ks + dims.to(index)[None, :] * stride_ke
+    value_offsets = offset[:, None] * stride_vs + value_dims.to(index)[None, :] * stride_ve
+
+    for first in range(start, stop, BLOCK_N):
+        first_key = tl.multiple_of(first.to(tl.int64), BLOCK_N)
+        taken = first + columns < length
+        block = key + first_key * stride_ks
+
+        if PIECES:
+            scores = tl.zeros((rows.shape[0], BLOCK_N), dtype)
+
+            for dim in range(0, E, BLOCK_E):
+                inside = dim + dims < E
+                piece = dim.to(tl.int64)
+                queries = _load(query + piece * stride_qe, rows, inside, True, not FULL_E)
+                keys = _load(block + piece * stride_ke + key_offsets, taken, inside, EDGE, not FULL_E)
+                scores = tl.dot(queries, tl.trans(keys), acc=scores, input_precision=PRECISION, out_dtype=dtype)
+        else:
+            keys = _load(block + key_offsets, taken, dims < E, EDGE, not FULL_E)
+            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION, out_dtype=dtype)
+
+        if not POSITIVE:
+            scores = scores * sign
+
+        if MASK == NO_MASK:
+            if EDGE:
+                kept = taken[None, :]
+
+                if CAUSAL:
+                    kept = kept & ((first + columns)[None, :] <= last_key[:, None])
+
+                scores = tl.where(kept, scores, float("-inf"))
+
+            largest = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        else:
+            bias = _load(mask + (first_key * stride_ms + (offset * stride_ms)[None, :]), rows, taken, True, EDGE)
+
+            if MASK == FLOAT_MASK:
+                scores = scores * scale + bias.to(dtype)
+                kept = taken[None, :]
+            else:
+                # Outside of the tile it is 0.
+                kept = bias != 0
+
+            if EDGE or MASK == BOOL_MASK:
+                scores = tl.where(kept, scores, float("-inf"))
+
+            largest = tl.max(scores, 1)
+            largest = tl.maximum(maximum, largest if MASK == FLOAT_MASK else largest * scale)
+
+        # Where nothing took part yet, the difference of two infinities must not arise.
+        safe = tl.where(largest == float("-inf"), 0.0, largest)
+
+        if MASK == FLOAT_MASK:
+            weights = tl.exp2((scores - safe[:, None]) * unit)
+        else:
+            weights = tl.exp2(scores * scale - safe[:, None])
+
+        shrunk = tl.exp2((maximum - safe) * unit)
+        normalizer = normalizer * shrunk + tl.sum(weights, 1)
+        values = _load(value + first_key * stride_vs + value_offsets, taken, value_dims < EV, EDGE, not FULL_EV)
+        accumulator = accumulator * shrunk[:, None]
+        accumulator = tl.dot(
+            weights.to(values.dtype), values, acc=accumulator, input_precision=PRECISION, out_dtype=dtype
+        )
+        maximum = largest
+
+    return accumulator, normalizer, maximum
+
+
+def _attend(
+    output,
+    partial,
+    maxima,
+    normalizers,
+    query,
+    key,
+    value,
+    mask,
+    slots,
+    stride_qb,
+    stride_qh,
+    stride_ql,
+    stride_qe,
+    stride_kb,
+    stride_kh,
+    stride_ks,
+    stride_ke,
+    stride_vb,
+    stride_vh,
+    stride_vs,
+    stride_ve,
+    stride_ob,
+    stride_oh,
+    stride_ol,
+    stride_oe,
+    stride_mb,
+    stride_mh,
+    stride_ml,
+    stride_ms,
+    heads,
+    group,
+    L,
+    S,
+    E,
+    EV,
+    new_rows,
+    row_tiles,
+    scale: tl.float64,
+    sign: tl.float64,
+    DTYPE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    LOWER_RIGHT: tl.constexpr,
+    SLOTS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    POSITIVE: tl.constexpr,
+    PIECES: tl.constexpr,
+    WIDE: tl.constexpr,
+    UNIT_STRIDES: tl.constexpr,
+    UNIT_MASK: tl.constexpr,
+    MASK_UNIT: tl.constexpr,
+    FULL_E: tl.constexpr,
+    FULL_EV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_EV: tl.constexpr,
+):
+    """Attention of ``BLOCK_M`` rows of a key/value head over the keys, or over one part of them.
+
+    :param output: (batch, heads * group, L, EV); not written where keys are split.
+    :param partial: (splits, rows, EV) in the compute dtype: the weighted sums of values, not divided.
+    :param maxima: (splits, rows): the largest score; ``normalizers`` likewise: the sums of weights.
+    :param slots: Where SLOTS, the first position of the new rows of each sequence, contiguous.
+    :param heads: Key/value heads; ``group`` query heads read each.
+    :param S: Keys; where SLOTS, the capacity of the cache.
+    :param new_rows: Where SLOTS, how many rows have been written to the cache.
+    :param scale: Of the scores, positive, to units of log2; to natural ones where the mask is of floats.
+    :param sign: What else scores are multiplied by, if not POSITIVE: -1 or 0.
+    :param PIECES: Whether the head dim is walked in pieces of ``BLOCK_E``, for products that are computed out of
+        registers and for loads of single elements: registers hold no more.
+    :param MASK_UNIT: What the strides of the mask are multiples of; they are given without it.
+    """
+    stride_mb *= MASK_UNIT
+    stride_mh *= MASK_UNIT
+    stride_ml *= MASK_UNIT
+
+    if UNIT_MASK:
+        stride_ms = 1
+
+    if UNIT_STRIDES:
+        stride_qe = 1
+        stride_ke = 1
+        stride_ve = 1
+        stride_oe = 1
+
+    tile = tl.program_id(0)
+    head_of_all = tile // row_tiles
+    tile = tile % row_tiles
+    batch = (head_of_all // heads).to(tl.int64)
+    head = (head_of_all % heads).to(tl.int64)
+
+    if CAUSAL:
+        # Those with the most keys first, so that no long one is left alone at the end.
+        tile = row_tiles - 1 - tile
+
+    row_count = group * L
+    first_row = tile * BLOCK_M
+    numbers = first_row + tl.arange(0, BLOCK_M)
+    rows = numbers < row_count
+    query_head = (head * group + numbers // L).to(tl.int64)
+    position = (numbers % L).to(tl.int64)
+
+    length = S
+
+    if SLOTS:
+        length = tl.load(slots + batch).to(tl.int64) + new_rows
+        length = tl.minimum(tl.maximum(length, 0), S).to(tl.int32)
+
+    # Row l sees the keys up to l + shift; an empty tile of rows does not exist.
+    stop = length
+    inner = length
+    shift = 0
+
+    if CAUSAL:
+        if LOWER_RIGHT:
+            shift = length - L
+
+        last_row = tl.minimum(first_row + BLOCK_M, row_count) - 1
+        is_one_head = first_row // L == last_row // L
+        lowest = tl.where(is_one_head, first_row % L, 0)
+        highest = tl.where(is_one_head, last_row % L, L - 1)
+        stop = tl.maximum(tl.minimum(length, highest + shift + 1), 0)
+        inner = tl.maximum(tl.minimum(length, lowest + shift + 1), 0)
+
+    last_key = position.to(tl.int32) + shift
+    start = 0
+
+    if SPLIT:
+        blocks = tl.cdiv(tl.cdiv(length, BLOCK_N), tl.num_programs(1))
+        start = tl.program_id(1) * blocks * BLOCK_N
+        stop = tl.minimum(stop, start + blocks * BLOCK_N)
+        inner = tl.minimum(inner, stop)
+
+    start = tl.minimum(start, stop)
+    inner = tl.maximum(inner // BLOCK_N * BLOCK_N, start)
+    dims = tl.arange(0, BLOCK_E)
+    query += batch * stride_qb
+    places = (query_head * stride_qh + position * stride_ql)[:, None] + dims.to(tl.int64)[None, :] * stride_qe
+    queries = query + places
+
+    if not PIECES:
+        queries = _load(queries, rows, dims < E, True, not FULL_E)
+
+    key += batch * stride_kb + head * stride_kh
+    value += batch * stride_vb + head * stride_vh
+
+    if MASK != NO_MASK:
+        mask += batch * stride_mb + (query_head * stride_mh + position * stride_ml)[:, None]
+
+    factor = scale.to(DTYPE)
+    accumulator = tl.zeros((BLOCK_M, BLOCK_EV), DTYPE)
+    normalizer = tl.zeros((BLOCK_M,), DTYPE)
+    maximum = tl.full((BLOCK_M,), float("-inf"), DTYPE)
+
+    # Code for the edges alone is enough for what is compiled slowly and is no faster without masks.
+    for EDGE in tl.static_range(1 if PIECES else 0, 2):
+        accumulator, normalizer, maximum = _walk(
+            accumulator,
+            normalizer,
+            maximum,
+            queries,
+            key,
+            value,
+            mask,
+            inner if EDGE and not PIECES else start,
+            stop if EDGE else inner,
+            length,
+            last_key,
+            rows,
+            stride_qe,
+            stride_ks,
+            stride_ke,
+            stride_vs,
+            stride_ve,
+            stride_ms,
+            factor,
+            sign.to(DTYPE),
+            E,
+            EV,
+            EDGE,
+            MASK,
+            CAUSAL,
+            PRECISION,
+            POSITIVE,
+            PIECES,
+            WIDE,
+            FULL_E,
+            FULL_EV,
+            BLOCK_N,
+            BLOCK_E,
+            BLOCK_EV,
+        )
+
+    value_dims = tl.arange(0, BLOCK_EV)
+    stored = rows[:, None] & (value_dims < EV)[None, :]
+
+    if SPLIT:
+        every_row = head_of_all.to(tl.int64) * row_count + numbers
+        every_row += tl.program_id(1) * (tl.num_programs(0) // row_tiles).to(tl.int64) * row_count
+        tl.store(partial + every_row[:, None] * EV + value_dims[None, :], accumulator, mask=stored)
+        tl.store(maxima + every_row, maximum, mask=rows)
+        tl.store(normalizers + every_row, normalizer, mask=rows)
+    else:
+        # A row to which nothing took part is 0.
+        accumulator = accumulator / tl.where(normalizer == 0, 1.0, normalizer)[:, None]
+        output += batch * stride_ob
+        pointers = (query_head * stride_oh + position * stride_ol)[:, None] + value_dims[None, :] * stride_oe
+        tl.store(output + pointers, accumulator.to(output.dtype.element_ty), mask=stored)
+
+
+_SIZES = ("heads", "group", "L", "S", "E", "EV", "new_rows", "row_tiles")
+_MASK_STRIDES = ("stride_mb", "stride_mh", "stride_ml", "stride_ms")
+_STRIDES = tuple(
+    f"stride_{tensor}{dim}"
+    for tensor, dims in {"q": "bhle", "k": "bhse", "v": "bhse", "o": "bhle"}.items()
+    for dim in dims
+)
+# Compiled for strides that are all multiples of 16 (or the unit strides), and for any. Nothing else of the geometry is
+# compiled in.
+attend_aligned = triton.jit(do_not_specialize=[*_SIZES, *_MASK_STRIDES])(_attend)
+attend = triton.jit(do_not_specialize=[*_SIZES, *_MASK_STRIDES, *_STRIDES])(_attend)
+
+
+@triton.jit(do_not_specialize=["row_count", "heads", "L", "EV", "splits"])
+def combine(
+    output,
+    partial,
+    maxima,
+    normalizers,
+    stride_ob,
+    stride_oh,
+    stride_ol,
+    stride_oe,
+    row_count,
+    heads,
+    L,
+    EV,
+    splits,
+    unit: tl.float64,
+    DTYPE: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_EV: tl.constexpr,
+):
+    """Put together what ``attend`` made of the parts of the keys; a program takes a row.
+
+    :param output: (batch, heads, L, EV); ``row_count`` is the product of all but the last.
+    :param partial: (splits, row_count, EV); ``maxima`` and ``normalizers`` without the last.
+    :param unit: From the scores' units to those of log2.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    dims = tl.arange(0, BLOCK_EV)
+    factor = unit.to(DTYPE)
+    accumulator = tl.zeros((BLOCK_EV,), DTYPE)
+    normalizer = tl.full((), 0, DTYPE)
+    maximum = tl.full((), float("-inf"), DTYPE)
+
+    for first in range(0, splits, BLOCK_S):
+        split = first + tl.arange(0, BLOCK_S)
+        taken = split < splits
+        part = split.to(tl.int64) * row_count + row
+        own = tl.load(maxima + part, mask=taken, other=float("-inf"))
+        largest = tl.maximum(maximum, tl.max(own, 0))
+        safe = tl.where(largest == float("-inf"), 0.0, largest)
+        shrunk = tl.exp2((maximum - safe) * factor)
+        weights = tl.exp2((own - safe) * factor)
+        sums = tl.load(normalizers + part, mask=taken, other=0)
+        normalizer = normalizer * shrunk + tl.sum(sums * weights, 0)
+        stored = taken[:, None] & (dims < EV)[None, :]
+        values = tl.load(partial + part[:, None] * EV + dims[None, :], mask=stored, other=0)
+        accumulator = accumulator * shrunk + tl.sum(values * weights[:, None], 0)
+        maximum = largest
+
+    accumulator = accumulator / tl.where(normalizer == 0, 1.0, normalizer)
+    batch = row // (heads * L)
+    place = batch * stride_ob + row // L % heads * stride_oh + row % L * stride_ol
+    tl.store(output + place + dims * stride_oe, accumulator.to(output.dtype.element_ty), mask=dims < EV)

@@ -1,0 +1,95 @@
+"""Compile-time arguments of kernels, and what ahead-of-time builds leave to ``premake``.
+
+A kernel that is compiled at its first call takes its constants (the dtype in which it computes, Triton's
+``input_precision``) as arguments. An ahead-of-time build knows tensors and numbers alone, and says ``dtype=`` to
+``premake``: then the constants follow from it, and are written into the application.
+
+Dtypes are NineToothed's names ("fp16", "i32"), and "i1" for bool, which it lacks.
+"""
+
+import ast
+import inspect
+import linecache
+import textwrap
+
+from ntops.kernels import element_wise
+
+_LITERALS = {
+    "i1": "ntl.int1",
+    "i8": "ntl.int8",
+    "i16": "ntl.int16",
+    "i32": "ntl.int32",
+    "i64": "ntl.int64",
+    "u8": "ntl.uint8",
+    "fp16": "ntl.float16",
+    "bf16": "ntl.bfloat16",
+    "fp32": "ntl.float32",
+    "fp64": "ntl.float64",
+}
+_FLOATING = ("fp16", "bf16", "fp32", "fp64")
+
+
+def bind(application, tensors, **constants):
+    """The application and the tensors of a kernel with these constants, which are its last parameters, in order.
+
+    What is ``None`` stays an argument of the kernel, a constexpr tensor; the rest is written into the application.
+    """
+    tensors += tuple(element_wise.constant(name) for name, value in constants.items() if value is None)
+    literals = {name: _literal(name, value) for name, value in constants.items() if value is not None}
+
+    return (_written_in(application, literals) if literals else application), tensors
+
+
+def _literal(name, value):
+    if name != "compute_dtype":
+        return repr(value)
+
+    if value not in _LITERALS:
+        raise ValueError(f"argument 'compute_dtype' is {value!r}; valid are {', '.join(_LITERALS)}")
+
+    return _LITERALS[value]
+
+
+def _written_in(application, literals):
+    """The application without the parameters that have literals, which its body has in their place."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(application)))
+    (function,) = tree.body
+    function.args.args = [argument for argument in function.args.args if argument.arg not in literals]
+    source = ast.unparse(_Writer(literals).visit(tree)) + "\n"
+    # NineToothed reads the source of what it compiles, and finds it where interactive sessions keep theirs.
+    name = f"<{application.__module__}.{application.__name__} {literals}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    found = {}
+    exec(compile(source, name, "exec"), application.__globals__, found)
+
+    return found[application.__name__]
+
+
+class _Writer(ast.NodeTransformer):
+    """Writes literals for names."""
+
+    def __init__(self, literals):
+        self._literals = literals
+
+    def visit_Name(self, node):
+        return ast.parse(self._literals[node.id], mode="eval").body if node.id in self._literals else node
+
+
+def is_floating(dtype):
+    """Whether a dtype is known to be floating-point."""
+    return dtype in _FLOATING
+
+
+def floating(dtype):
+    """The dtype of a result that is floating-point whatever the input: float32 for integers, else that of the input."""
+    return dtype if dtype is None or is_floating(dtype) else "fp32"
+
+
+def accumulated(dtype):
+    """The dtype in which values of ``dtype`` are computed: float32 for half types, int32 for bool, else itself."""
+    return {"fp16": "fp32", "bf16": "fp32", "i1": "i32"}.get(dtype, dtype)
+
+
+def numbers(dtype, *names):
+    """The types of arguments that are Python numbers, by name, for a result of ``dtype``; none if it is unknown."""
+    return dict.fromkeys(names, "fp64" if is_floating(dtype) else "i64") if dtype else {}

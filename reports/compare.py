@@ -1,0 +1,255 @@
+"""Is a run worse than another? Verdicts on benchmarks and on accuracy that account for noise.
+
+A benchmark is slower when three things hold: the interval of the ratio of medians (bootstrap, 95%) lies above 1; the
+ratio is over what two runs of the same commit differ by; and so it is for the ratio beside torch, which was timed in
+turn with it in both runs, so that a chip which was slower as a whole on one day changes nothing. ``docs/benchmarks.md``
+has the measurement behind the constants.
+"""
+
+from __future__ import annotations
+
+import enum
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from ntops.timing import bootstrap
+from reports.read import Device, InputError, Record, Row, share_text
+
+RELATIVE = 0.02
+"""By how much two runs of the same commit differ, of device time; with ``ABSOLUTE`` added."""
+ABSOLUTE = 0.4e-6
+"""Seconds: what decides for kernels of a few microseconds."""
+HOST = 0.12
+"""The same of host time, which depends on where the process and its memory came to lie."""
+SHARE, SHARE_OF = 0.02, 0.10
+"""By how much the largest share of the bound may grow on the same cases: absolute, and relative."""
+
+
+class Verdict(enum.StrEnum):
+    WORSE = "worse"
+    MISSING = "missing"
+    BETTER = "better"
+    SAME = "same"
+    NEW = "new"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What became of one row or of one op and dtype."""
+
+    kind: str
+    """"speed" or "accuracy"."""
+    name: str
+    verdict: Verdict
+    before: str = ""
+    after: str = ""
+    ratio: float | None = None
+    """New time over old; over 1 is slower."""
+    interval: tuple[float, float] | None = None
+    beside: float | None = None
+    """The same beside torch of the same runs."""
+    why: str = ""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All changes, worst first, and what has to be known to read them."""
+
+    changes: list[Change]
+    notes: list[str]
+
+    @property
+    def worse(self) -> list[Change]:
+        """The regressions."""
+        return [change for change in self.changes if change.verdict in (Verdict.WORSE, Verdict.MISSING)]
+
+
+def compare(base: Device, new: Device, *, relative: float = RELATIVE, partial_run: bool = False) -> Comparison:
+    """What became of everything that is in ``base``. ``partial_run``: what ``new`` lacks was left out on purpose.
+
+    Raises InputError: other devices, or nothing that is in both.
+    """
+    if base.name != new.name:
+        raise InputError(f"two devices cannot be compared as base and new: {base.name} and {new.name}")
+    speed = bool(base.rows and new.rows)
+    accuracy = bool(base.records and new.records)
+    if not speed and not accuracy:
+        raise InputError("nothing to compare: benchmarks or metrics have to be in both")
+    notes = [
+        f"{name}: {base.environment[name]} before, {new.environment[name]} now"
+        for name in ("driver", "torch", "cuda", "triton", "ninetoothed")
+        if name in base.environment and base.environment[name] != new.environment.get(name, base.environment[name])
+    ]
+    changes: list[Change] = []
+    if speed:
+        beside = base.environment.get("torch") == new.environment.get("torch")
+        judge = partial(_row, relative=relative, peer="torch" if beside else "")
+        changes += _all(base.rows, new.rows, lambda row: row.name, judge, "speed")
+    if accuracy:
+        drawn = [{key: device.about.get(key) for key in ("profile", "examples", "seed")} for device in (base, new)]
+        if drawn[0] != drawn[1]:
+            notes.append("the two metrics are of other cases, so only failures are compared and shares are shown")
+        judge_record = partial(_record, same_cases=drawn[0] == drawn[1])
+        changes += _all(
+            base.records, new.records, lambda record: f"{record.op} {record.dtype}", judge_record, "accuracy"
+        )
+    if partial_run:
+        changes = [change for change in changes if change.verdict is not Verdict.MISSING]
+    order = list(Verdict)
+    changes.sort(key=lambda change: (order.index(change.verdict), -(change.ratio or 0.0), change.name))
+    return Comparison(changes, notes)
+
+
+def _all(base, new, name, judge, kind: str) -> list[Change]:
+    """Pairs of the same name judged; those of one side only said so."""
+    before, after = {name(one): one for one in base}, {name(one): one for one in new}
+    found = [judge(before[key], after[key]) for key in before if key in after]
+    gone = [
+        Change(kind, key, Verdict.MISSING, why="not in the new run: it failed, or was not run")
+        for key in before if key not in after
+    ]  # fmt: skip
+    return [*found, *gone, *(Change(kind, key, Verdict.NEW) for key in after if key not in before)]
+
+
+def limit(row: Row, relative: float = RELATIVE) -> float:
+    """The ratio of times up to which two runs of the same commit may differ."""
+    return 1 + (max(HOST, relative) if row.clock == "host" else relative + ABSOLUTE / max(row.median, 1e-9))
+
+
+def _row(base: Row, new: Row, *, relative: float = RELATIVE, peer: str = "torch") -> Change:
+    before, after = (row.seconds or [row.median] for row in (base, new))
+    if base.clock != new.clock:
+        why = f"{base.clock} before, {new.clock} now: {new.note or base.note or 'other clocks'}"
+        return Change("speed", base.name, Verdict.WORSE, _time(base.median), _time(new.median), why=why)
+    ratio = float(np.median(after) / np.median(before))
+    interval = bootstrap(lambda old, now: np.median(now, axis=1) / np.median(old, axis=1), before, after)
+    beside = None
+    if peer in base.peers and peer in new.peers:
+        beside = ratio * base.peers[peer].median / new.peers[peer].median
+    most = limit(base, relative)
+    nearest = ratio if beside is None else min(ratio, beside)
+    farthest = ratio if beside is None else max(ratio, beside)
+    if nearest > most and interval[0] > 1:
+        verdict, why = Verdict.WORSE, f"{ratio - 1:.1%} slower; runs of one commit differ by up to {most - 1:.1%}"
+    elif farthest < 1 / most and interval[1] < 1:
+        verdict, why = Verdict.BETTER, f"{1 / ratio:.2f} times as fast"
+    else:
+        verdict, why = Verdict.SAME, ""
+    return Change("speed", base.name, verdict, _time(base.median), _time(new.median), ratio, interval, beside, why)
+
+
+def _record(base: Record, new: Record, *, same_cases: bool) -> Change:
+    before, after = (record.worst.share if record.worst else None for record in (base, new))
+    why, verdict = [], Verdict.SAME
+    if new.failed > base.failed:
+        why.append(f"{new.failed} cases fail, {base.failed} before")
+    if new.not_provided > base.not_provided and same_cases:
+        why.append(f"{new.not_provided} cases are not provided, {base.not_provided} before")
+    if same_cases:
+        if after is not None and after > (before or 0.0) * (1 + SHARE_OF) + SHARE:
+            why.append(f"uses {share_text(after)} of the bound, {share_text(before)} before")
+        if new.ulps is not None and base.ulps is not None and new.ulps > base.ulps * (1 + SHARE_OF) + SHARE:
+            why.append(f"{new.ulps:.3g} ulp off, {base.ulps:.3g} before")
+    if why:
+        verdict = Verdict.WORSE
+    elif new.failed < base.failed:
+        verdict = Verdict.BETTER
+    was = f"{base.failed} failed, share {share_text(before)}"
+    now = f"{new.failed} failed, share {share_text(after)}"
+    return Change("accuracy", f"{base.op} {base.dtype}", verdict, was, now, why="; ".join(why))
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us"
+
+
+def text(value: str) -> str:
+    """``value`` as Markdown that shows it and nothing else, also inside a table."""
+    value = "".join(character if character.isprintable() else " " for character in value)
+    for special in "\\`*_{}[]<>|#!~&":
+        value = value.replace(special, "\\" + special if special not in "<>&" else f"&#{ord(special)};")
+    return value
+
+
+def markdown(comparison: Comparison) -> str:
+    """A summary for a pull request: the verdict, then what is worse, then what is better; the rest is counted."""
+    worse, changes = comparison.worse, comparison.changes
+    counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
+    head = f"**{len(worse)} regressions**" if worse else "**No regression**"
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+    lines = [f"{head} ({counted})", ""]
+    lines += [f"- {text(note)}" for note in comparison.notes]
+    lines += [""] if comparison.notes else []
+    for verdicts, title in (
+        ((Verdict.WORSE, Verdict.MISSING), "Worse"),
+        ((Verdict.BETTER,), "Better"),
+    ):
+        shown = [change for change in changes if change.verdict in verdicts]
+        if not shown:
+            continue
+        lines += [f"### {title}", "", "| | before | now | ratio (95% interval) | beside torch | |"]
+        lines += ["| --- | ---: | ---: | ---: | ---: | --- |"]
+        for change in shown:
+            ratio = "" if change.ratio is None else f"{change.ratio:.3f}"
+            ratio += f" ({change.interval[0]:.3f} to {change.interval[1]:.3f})" if change.interval else ""
+            beside = "" if change.beside is None else f"{change.beside:.3f}"
+            cells = (change.name, change.before, change.after, ratio, beside, change.why)
+            lines.append("| " + " | ".join(text(cell) for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def junit(comparison: Comparison) -> bytes:
+    """JUnit XML: one test for each row or op and dtype, failed where it is a regression."""
+    suite = ET.Element("testsuite", name="compare", tests=str(len(comparison.changes)))
+    suite.set("failures", str(len(comparison.worse)))
+    for change in comparison.changes:
+        case = ET.SubElement(suite, "testcase", classname=change.kind, name=_xml(change.name))
+        if change in comparison.worse:
+            summary = f"{change.verdict}: {change.why}"
+            failure = ET.SubElement(case, "failure", message=_xml(summary))
+            failure.text = _xml(f"{summary}\nbefore {change.before}, now {change.after}, ratio {change.ratio}")
+    return ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+
+
+def _xml(value: str) -> str:
+    """Without the characters that XML cannot hold."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value)
+
+
+def rates(runs: Sequence[Device], slowed: str) -> list[tuple[str, float, float, float]]:
+    """How often the gate errs, from runs of one commit in which ``slowed``, the same made slower, is a peer.
+
+    Each run is compared with the next (the last with the first), once as it is and once with the slowed times in
+    place of its own. For each row: its name, by how much it was slowed (the median of the pairs), the share of runs
+    called worse, and the share of slowed ones that were.
+    """
+    if len(runs) < 2:
+        raise InputError("at least two runs are needed")
+    found = []
+    tables = [{row.name: row for row in run.rows} for run in runs]
+    for name, first in tables[0].items():
+        if slowed not in first.peers:
+            raise InputError(f"{name}: was not timed beside {slowed}")
+        pairs = [
+            (a[name], b[name]) for a, b in zip(tables, [*tables[1:], tables[0]], strict=True) if {name} <= {*a} & {*b}
+        ]
+        false = [_row(a, b).verdict is Verdict.WORSE for a, b in pairs]
+        seen = [_row(a, _slowed(b, slowed)).verdict is Verdict.WORSE for a, b in pairs]
+        shares = [b.peers[slowed].median / b.median - 1 for _, b in pairs]
+        found.append((name, float(np.median(shares)), sum(false) / len(false), sum(seen) / len(seen)))
+    return found
+
+
+def _slowed(row: Row, name: str) -> Row:
+    peer = row.peers[name]
+    return msgspec.structs.replace(row, seconds=peer.seconds, median=peer.median)
+
+
+def rates_table(found: Iterable[tuple[str, float, float, float]]) -> str:
+    """The rates as a Markdown table."""
+    lines = ["| row | made slower by | called, same commit | called, made slower |", "| --- | ---: | ---: | ---: |"]
+    lines += [f"| {text(name)} | {by:.1%} | {false:.0%} | {seen:.0%} |" for name, by, false, seen in found]
+    return "\n".join(lines) + "\n"

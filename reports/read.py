@@ -1,0 +1,430 @@
+"""The files that a report is made of, read leniently: a field that is missing is missing on the page, and a file that
+cannot be read is named there with the reason.
+
+A file is told by what it holds, not by its name: metrics of ``pytest conformance --metrics``, pytest-benchmark's JSON
+of ``conformance/benchmarks/test_ops.py``, the self-test's, or an earlier report's.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+KEPT = 100
+"""Failing cases of one op and dtype that are kept with all their arguments; the others are counted."""
+
+
+class InputError(ValueError):
+    """A file that cannot be used. The message is for people and names it."""
+
+
+class OtherKind(InputError):
+    """A file of sound JSON that is nothing that a report is made of."""
+
+
+class Worst(msgspec.Struct, frozen=True):
+    """The passing case that used the largest share of the bound."""
+
+    share: float = 0.0
+    torch_share: float = 0.0
+    id: str = ""
+    case: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """A failing case; ``case`` is its JSON, undecoded."""
+
+    id: str = ""
+    check: str = ""
+    case: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How often something was seen."""
+
+    count: int = 0
+
+
+class Record(msgspec.Struct):
+    """What ``conformance.metrics.Record`` writes for an op and dtype, as far as a report shows it."""
+
+    op: str
+    dtype: str = ""
+    cases: int = 0
+    passed: int = 0
+    failed: int = 0
+    not_provided: int = 0
+    deviated: int = 0
+    out_of_memory: int = 0
+    refused: int = 0
+    worst: Worst | None = None
+    torch_largest: float | None = None
+    ulps: float | None = None
+    torch_ulps: float | None = None
+    shares: list[int] = []
+    failures: list[Failure] = []
+    deviations: dict[str, Counted] = {}
+    unclaimed: dict[str, Counted] = {}
+
+
+class Pairs(msgspec.Struct, frozen=True):
+    """Coverage of pairs of features of one op: how many are feasible, how many were hit."""
+
+    op: str
+    feasible: int = 0
+    hit: int = 0
+    holes: list[str] = []
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Another implementation in the same rounds; ``ratio``: how many times as fast ours is, and the interval of it."""
+
+    median: float
+    ratio: list[float] = []
+    seconds: list[float] = []
+    note: str = ""
+
+
+class Row(msgspec.Struct):
+    """One benchmark: seconds."""
+
+    op: str
+    dtype: str
+    label: str
+    clock: str
+    median: float
+    interval: list[float] = []
+    seconds: list[float] = []
+    bytes: int = 0
+    flops: int = 0
+    share: float | None = None
+    note: str = ""
+    peers: dict[str, Peer] = {}
+    best_peer: str | None = None
+    ceilings: dict[str, float] = {}
+
+    @property
+    def name(self) -> str:
+        """By what the same row is found in another file."""
+        return f"{self.op}[{self.dtype} {self.label}]"
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast ours is as the best peer; None without one."""
+        peer = self.peers.get(self.best_peer or "")
+        return peer.ratio[0] if peer and peer.ratio else None
+
+
+class Planted(msgspec.Struct, frozen=True):
+    """The self-test's count for one op or check (``of``): defects planted, and defects found."""
+
+    name: str
+    of: str = "op"
+    planted: int = 0
+    killed: int = 0
+    examples: float | None = None
+    """How many cases it took to find one, the median."""
+    survivors: list[str] = []
+
+
+class Device(msgspec.Struct):
+    """All that is known of one device."""
+
+    name: str
+    environment: dict[str, str] = {}
+    records: list[Record] = []
+    coverage: list[Pairs] = []
+    rows: list[Row] = []
+    selftest: list[Planted] = []
+    false_alarms: int | None = None
+    controlled: int = 0
+    """Cases on correct implementations, among which the false alarms are."""
+    about: dict[str, str] = {}
+    sources: list[str] = []
+    """The files that it was read from."""
+
+
+class _Metrics(msgspec.Struct):
+    records: list[msgspec.Raw]
+    schema: int = SCHEMA
+    implementation: str = ""
+    device: str = ""
+    profile: str = ""
+    max_examples: int | None = None
+    seed: int | None = None
+    versions: dict[str, str | None] = {}
+    platform: str = ""
+    gpu: str | None = None
+    coverage: list[Pairs] = []
+
+
+class _Stats(msgspec.Struct):
+    data: list[float] = []
+
+
+class _Benchmark(msgspec.Struct):
+    extra_info: dict[str, Any] = {}
+    stats: _Stats = msgspec.field(default_factory=_Stats)
+
+
+class _Bench(msgspec.Struct):
+    benchmarks: list[_Benchmark]
+    datetime: str = ""
+
+
+class _Defect(msgspec.Struct):
+    name: str
+    op: str
+    check: str
+    examples: int = 0
+    case: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Control(msgspec.Struct):
+    cases: int = 0
+    alarms: int = 0
+
+
+class _Selftest(msgspec.Struct):
+    defects: list[_Defect]
+    controls: list[_Control] = []
+    schema: int = SCHEMA
+
+
+class _Report(msgspec.Struct):
+    devices: list[Device]
+    schema: int = SCHEMA
+
+
+class _Kind(msgspec.Struct):
+    """Only which of these a file has."""
+
+    records: msgspec.Raw = msgspec.Raw()
+    benchmarks: msgspec.Raw = msgspec.Raw()
+    defects: msgspec.Raw = msgspec.Raw()
+    devices: msgspec.Raw = msgspec.Raw()
+    schema: int = SCHEMA
+
+
+CPU = "CPU, interpreted"
+ANY = "any device"
+"""Of whom the self-test is: of the harness, wherever it ran."""
+
+
+def slug(name: str) -> str:
+    """The name of a device as that of a folder: "NVIDIA H200" is "nvidia-h200"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "device"
+
+
+def files(paths: Iterable[Path]) -> list[Path]:
+    """The JSON files among and directly inside of ``paths``, an earlier report left out of a folder that has others.
+
+    Raises InputError: a path that does not exist, or a folder without any.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(path.glob("*.json"))
+            inside = [file for file in inside if file.name != "report.json"] or inside
+            if not inside:
+                raise InputError(f"{path}: holds no JSON file")
+            found.extend(inside)
+        elif path.exists():
+            found.append(path)
+        else:
+            raise InputError(f"{path}: there is no such file or folder")
+    return list(dict.fromkeys(found))
+
+
+def read(paths: Iterable[Path]) -> tuple[list[Device], list[str]]:
+    """The devices that the files are about, shards of one device joined; and what could not be read, in words."""
+    given = list(paths)
+    devices: dict[str, Device] = {}
+    problems: list[str] = []
+    for path in files(given):
+        try:
+            for device in read_file(path):
+                if known := devices.get(device.name):
+                    problems += [f"{path}: {problem}" for problem in join(known, device)]
+                else:
+                    devices[device.name] = device
+        except InputError as error:
+            # A folder of results may hold other measurements too.
+            if path in given or not isinstance(error, OtherKind):
+                problems.append(str(error))
+    if ANY in devices and len(devices) > 1:
+        harness = devices.pop(ANY)
+        for device in devices.values():
+            join(device, harness)
+    return list(devices.values()), problems
+
+
+def read_file(path: Path) -> list[Device]:
+    """What one file says. Raises InputError, which names it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    if not data.strip():
+        raise InputError(f"{path}: is empty; the run that should have written it may have been cut off")
+    try:
+        kind = msgspec.json.decode(data, type=_Kind)
+        if kind.schema != SCHEMA:
+            raise InputError(f"{path}: its schema is {kind.schema}, and this version reads schema {SCHEMA} only")
+        for field, reader in (
+            ("records", _metrics), ("benchmarks", _bench), ("defects", _selftest), ("devices", _report),
+        ):  # fmt: skip
+            if len(memoryview(getattr(kind, field))):
+                del kind
+                found = reader(data)
+                for device in found:
+                    device.sources = device.sources or [path.name]
+                return found
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged, or not of this kind: {error}") from None
+    raise OtherKind(f"{path}: neither metrics nor benchmarks nor a self-test nor a report")
+
+
+def _metrics(data: bytes) -> list[Device]:
+    whole = msgspec.json.decode(data, type=_Metrics)
+    records = [_record(raw) for raw in whole.records]
+    environment = {name: version for name, version in whole.versions.items() if version}
+    environment |= {"platform": whole.platform} if whole.platform else {}
+    about = {"implementation": whole.implementation, "profile": whole.profile}
+    about |= {"examples": str(whole.max_examples), "seed": str(whole.seed)}
+    return [Device(whole.gpu or CPU, environment, _joined(records), whole.coverage, about=about)]
+
+
+def _record(raw: msgspec.Raw) -> Record:
+    """One record at a time: of a million failures all are counted and some are kept, each with a case of its own, so
+    that the text of the file can be forgotten."""
+    record = msgspec.json.decode(raw, type=Record)
+    record.failed = max(record.failed, len(record.failures))
+    record.failures = [msgspec.structs.replace(kept, case=kept.case.copy()) for kept in record.failures[:KEPT]]
+    if record.worst is not None:
+        record.worst = msgspec.structs.replace(record.worst, case=record.worst.case.copy())
+    return record
+
+
+def _bench(data: bytes) -> list[Device]:
+    whole = msgspec.json.decode(data, type=_Bench)
+    devices: dict[str, Device] = {}
+    for benchmark in whole.benchmarks:
+        info = benchmark.extra_info
+        if "op" not in info:  # of another suite
+            continue
+        row = msgspec.convert({**info, "seconds": benchmark.stats.data}, Row)
+        name = info.get("gpu") or CPU
+        environment = {key: str(info[key]) for key in ("driver", "commit") if info.get(key)}
+        environment |= {key: str(value) for key, value in (info.get("versions") or {}).items() if value}
+        device = devices.setdefault(name, Device(name, environment))
+        device.about = {"implementation": str(info.get("implementation", "")), "benchmarked": whole.datetime[:10]}
+        device.rows.append(row)
+    if not devices:
+        raise msgspec.ValidationError("no row of conformance/benchmarks/test_ops.py in it")
+    return list(devices.values())
+
+
+def _selftest(data: bytes) -> list[Device]:
+    whole = msgspec.json.decode(data, type=_Selftest)
+    counted = []
+    for kind in ("op", "check"):
+        for name in sorted({getattr(defect, kind) for defect in whole.defects}):
+            mine = [defect for defect in whole.defects if getattr(defect, kind) == name]
+            alive = [defect.name for defect in mine if bytes(defect.case) == b"null"]
+            took = [defect.examples for defect in mine if bytes(defect.case) != b"null"]
+            median = float(statistics.median(took)) if took else None
+            counted.append(Planted(name, kind, len(mine), len(mine) - len(alive), median, alive))
+    alarms = sum(control.alarms for control in whole.controls) if whole.controls else None
+    cases = sum(control.cases for control in whole.controls)
+    return [Device(ANY, selftest=counted, false_alarms=alarms, controlled=cases)]
+
+
+def _report(data: bytes) -> list[Device]:
+    return msgspec.json.decode(data, type=_Report).devices
+
+
+def join(into: Device, other: Device) -> list[str]:
+    """Add what another file says of the same device. Returns what does not fit together, in words."""
+    problems = []
+    for key, value in other.environment.items():
+        mine = into.environment.setdefault(key, value)
+        # "2.11.0+cu130" is what torch says of itself, "2.11.0" what its package does.
+        if mine.split("+")[0] != value.split("+")[0] and key not in ("python", "numpy", "hypothesis"):
+            problems.append(f"{key} is {value} here and {into.environment[key]} in another file of this device")
+    into.records, again = _shards(into, other)
+    if again:
+        which = f"{again[0].op} {again[0].dtype}"
+        problems.append(f"{len(again)} records have the same cases in another file ({which} for one); the last counts")
+    for key, value in other.about.items():
+        into.about.setdefault(key, value)
+    rows = {row.name: row for row in into.rows}
+    twice = [row.name for row in other.rows if row.name in rows]
+    if twice:
+        problems.append(f"{len(twice)} benchmarks are in another file too, {twice[0]} for one; the last file counts")
+    into.rows = list((rows | {row.name: row for row in other.rows}).values())
+    into.coverage = list({pairs.op: pairs for pairs in (*into.coverage, *other.coverage)}.values())
+    into.selftest = list({(one.of, one.name): one for one in (*into.selftest, *other.selftest)}.values())
+    if other.false_alarms is not None:
+        into.false_alarms = (into.false_alarms or 0) + other.false_alarms
+    into.controlled += other.controlled
+    into.sources = [*into.sources, *other.sources]
+    return problems
+
+
+def _shards(into: Device, other: Device) -> tuple[list[Record], list[Record]]:
+    """The records of both, and those of ``other`` that judge the same cases as ``into``: drawn from one seed."""
+    again = []
+    if all(into.about.get(key) == other.about.get(key) for key in ("implementation", "profile", "seed")):
+        known = {(record.op, record.dtype) for record in into.records}
+        again = [record for record in other.records if (record.op, record.dtype) in known]
+    last = {(record.op, record.dtype) for record in again}
+    mine = [record for record in into.records if (record.op, record.dtype) not in last]
+    return _joined([*mine, *other.records]), again
+
+
+def _joined(records: Iterable[Record]) -> list[Record]:
+    """Shards added up, as ``conformance.metrics.Tally`` does."""
+    found: dict[tuple[str, str], Record] = {}
+    for record in records:
+        key = (record.op, record.dtype)
+        mine = found.setdefault(key, record)
+        if mine is record:
+            continue
+        for count in ("cases", "passed", "failed", "not_provided", "deviated", "out_of_memory", "refused"):
+            setattr(mine, count, getattr(mine, count) + getattr(record, count))
+        for largest in ("torch_largest", "ulps", "torch_ulps"):
+            pair = [value for value in (getattr(mine, largest), getattr(record, largest)) if value is not None]
+            setattr(mine, largest, max(pair, default=None))
+        if record.worst and (mine.worst is None or record.worst.share > mine.worst.share):
+            mine.worst = record.worst
+        width = max(len(mine.shares), len(record.shares))
+        padded = ([*shares, *[0] * (width - len(shares))] for shares in (mine.shares, record.shares))
+        mine.shares = [a + b for a, b in zip(*padded, strict=True)]
+        mine.failures = [*mine.failures, *record.failures][:KEPT]
+        for seen, others in ((mine.deviations, record.deviations), (mine.unclaimed, record.unclaimed)):
+            for name, counted in others.items():
+                seen[name] = Counted(counted.count + (seen[name].count if name in seen else 0))
+    return [found[key] for key in sorted(found)]
+
+
+def by_op(records: Iterable[Record]) -> list[Record]:
+    """One record for each op, its dtypes added up."""
+    return _joined(msgspec.structs.replace(record, dtype="", deviations=dict(record.deviations),
+                                           unclaimed=dict(record.unclaimed)) for record in records)  # fmt: skip
+
+
+def share_text(share: float | None) -> str:
+    """A share of the bound for people."""
+    if share is None:
+        return "-"
+    if share >= sys.float_info.max:
+        return "∞"
+    return f"{share:.3f}" if share < 1000 else f"{share:.2g}"

@@ -1,0 +1,266 @@
+"""Calls of attention: one structure that is drawn as a whole and shrinks part by part.
+
+Sizes, masks, causal variants, scale and cache forms depend on one another, so they are not drawn as so many tensors.
+What shrinking leaves is one query and one key of one element, float32, without mask, scale or cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from hypothesis import strategies as st
+
+from strategies import dtypes as _dtypes
+from strategies import layouts as _layouts
+from strategies import scalars as _scalars
+from strategies import tensors as _tensors
+from strategies.shapes import Shape, sizes
+from strategies.specs import Special, TensorSpec
+from strategies.values import LISTED, MASKS
+
+WRITABLE = tuple(name for name in _layouts.CLASSES if name not in ("expanded", "mixed"))
+"""Layouts of a cache: no two elements at one address."""
+MAX_DIM = 256
+VARIANTS = ("UPPER_LEFT", "LOWER_RIGHT")
+
+
+class Views(msgspec.Struct, frozen=True):
+    """New rows, which are written into ``[start, start + n)`` of what attention reads, or into tensors of their own."""
+
+    present_key: TensorSpec
+    present_value: TensorSpec
+    start: int
+    elsewhere: tuple[TensorSpec, TensorSpec] | None = None
+
+
+class Positions(msgspec.Struct, frozen=True):
+    """Caches into which ``key`` and ``value`` are written at ``slot``: of all sequences, or of each one (int64)."""
+
+    key: TensorSpec
+    value: TensorSpec
+    slot: int | TensorSpec
+    both: bool = False
+    """Whether the slot is given for the values too."""
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """One call. query (B, Hq, L, E), key (B, Hkv, S, E), value (B, Hkv, S, Ev), or all without B."""
+
+    query: TensorSpec
+    key: TensorSpec
+    value: TensorSpec
+    mask: TensorSpec | None = None
+    causal: bool = False
+    variant: str | None = None
+    """One of ``VARIANTS``; without ``causal`` it means nothing."""
+    scale: float | None = None
+    grouped: bool = False
+    """enable_gqa."""
+    cache: Views | Positions | None = None
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """``batch`` None: without that dim. ``keys`` are those that attention reads, ``new`` of them in this call."""
+
+    batch: int | None
+    heads: int
+    ratio: int
+    queries: int
+    keys: int
+    new: int
+    dim: int
+    value_dim: int
+
+    def query(self) -> Shape:
+        return self._with_batch(self.heads * self.ratio, self.queries, self.dim)
+
+    def rows(self, count: int, value: bool = False) -> Shape:
+        """Of so many keys or values."""
+        return self._with_batch(self.heads, count, self.value_dim if value else self.dim)
+
+    def scores(self) -> Shape:
+        return self._with_batch(self.heads * self.ratio, self.queries, self.keys)
+
+    def _with_batch(self, *shape: int) -> Shape:
+        return shape if self.batch is None else (self.batch, *shape)
+
+
+REGIMES = (
+    ("normal", "normal"),
+    ("normal", "normal"),
+    ("normal_small", "normal"),
+    ("zeros", "normal"),
+    ("normal_large", "normal"),
+    ("normal_large", "one_hot"),
+    ("integers", "integers"),
+    ("ascending", "uniform"),
+    ("positive", "positive"),
+)
+"""Recipes of query and key: weights of a few keys, of all alike, of all equal, of one key alone; scores beyond
+those that half types hold exactly, and of one sign."""
+VALUES = ("normal", "integers", "ascending", "uniform", "one_hot", "positive", "near_overflow", "normal_large")
+_FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MASKS)
+_BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
+
+_RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8))
+_LENGTHS = st.sampled_from(("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "empty"))
+_SMALL = sizes(1, 40)
+_LONG = st.sampled_from((65, 129, 200, 257, 300))
+_BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130)), st.sampled_from((17, 33))
+_DIMS = sizes(1, MAX_DIM)
+_FLAG, _RARELY = st.booleans(), st.integers(0, 9).map(lambda n: n == 9)
+
+
+@st.composite
+def attentions(
+    draw: st.DrawFn, dtypes: Sequence[str] = _dtypes.FLOATING, *, work: int = 1 << 20, float64_work: int = 1 << 14
+) -> Attention:
+    """A call that torch takes: at most ``work`` products of elements of queries, keys and values together, with
+    float64 ``float64_work``, which an oracle evaluates in extended precision."""
+    dtype = draw(_dtypes.dtypes(dtypes))
+    form = draw(st.sampled_from(("none", "none", "none", "views", "position", "positions")))
+    found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
+    query_recipe, key_recipe = draw(st.sampled_from(REGIMES))
+    value_recipe = draw(st.sampled_from(VALUES))
+    special = draw(_RARELY)
+
+    def tensor(shape: Shape, recipe: str, specials: tuple[str, ...] = (), layouts=_layouts.CLASSES) -> TensorSpec:
+        planted = specials if special else ()
+        return draw(_tensors.tensors(shape, dtype, values=recipe, specials=planted, layouts=layouts))
+
+    def keys(count: int, layouts: Sequence[str] = _layouts.CLASSES) -> TensorSpec:
+        return tensor(found.rows(count), key_recipe, ("nan",), layouts)
+
+    def values(count: int, layouts: Sequence[str] = _layouts.CLASSES) -> TensorSpec:
+        return tensor(found.rows(count, True), value_recipe, ("nan", "inf", "-inf", "-0", "tiny"), layouts)
+
+    query = tensor(found.query(), query_recipe, ("nan",))
+    cache: Views | Positions | None = None
+    if form in ("none", "views"):
+        layouts = WRITABLE if form == "views" else _layouts.CLASSES
+        key, value = keys(found.keys, layouts), values(found.keys, layouts)
+        if form == "views":
+            new = found.new
+            start = found.keys - new if draw(st.integers(0, 3)) < 3 else draw(st.integers(0, found.keys - new))
+            elsewhere = (keys(new, WRITABLE), values(new, WRITABLE)) if draw(_RARELY) else None
+            cache = Views(keys(new), values(new), start, elsewhere)
+    else:
+        key, value = keys(found.new), values(found.new)
+        slot, found = draw(_slots(found, form == "positions"))
+        capacity = found.keys + draw(st.sampled_from((0, 1, 3, 17)))
+        stale = draw(_FLAG)
+        caches = [
+            _poisoned(spec, found, slot) if stale else spec
+            for spec in (keys(capacity, WRITABLE), values(capacity, WRITABLE))
+        ]
+        cache = Positions(*caches, slot, draw(_FLAG))
+
+    mask = draw(masks(found, dtype)) if draw(_FLAG) else None
+    causal, variant = draw(st.sampled_from(_CAUSAL if mask is None else _NOT_CAUSAL))
+    grouped = draw(_RARELY)
+    scale = draw(_scalars.scalars(dtype, magnitude=4.0, specials=False)) if draw(st.integers(0, 2)) == 2 else None
+    return Attention(
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        causal=causal,
+        variant=variant,
+        scale=scale,
+        grouped=grouped or found.ratio > 1,
+        cache=cache,
+    )
+
+
+_NOT_CAUSAL = ((False, None), (False, None), (False, None), (False, "LOWER_RIGHT"))
+_CAUSAL = ((False, None), (False, "LOWER_RIGHT"), (True, None), (True, "UPPER_LEFT"), (True, "LOWER_RIGHT"))
+
+
+@st.composite
+def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
+    # The simplest of each choice takes the fewest draws, since shrinking goes there. Whatever is over the budget is
+    # lowered: the batch first, head dims last.
+    batch: int | None = draw(st.sampled_from((1, 2, 3, 5, 0)))
+    if draw(_RARELY) and form != "positions":
+        batch = None
+    heads, ratio = draw(st.integers(1, 3)), draw(_RATIOS)
+    queries, keys = draw(_SMALL), draw(_SMALL)
+    match draw(_LENGTHS):
+        case "equal":
+            queries = keys = draw(sizes(1, 70))
+        case "decode":
+            queries, keys = 1, draw(sizes(1, 300))
+        case "long keys":
+            keys = draw(_LONG)
+        case "long queries":
+            queries = draw(_LONG)
+        case "blocks":
+            several = _BLOCKS_OF_FLOAT64 if float64 else _BLOCKS
+            queries, keys = draw(several), draw(several)
+        case "empty":
+            queries, keys = draw(st.sampled_from(((1, 0), (0, 1), (0, 0), (3, 0), (0, 5))))
+    dim = draw(_DIMS)
+    value_dim = dim if draw(st.integers(0, 2)) < 2 else draw(_DIMS)
+    if float64:
+        queries, keys = min(queries, 65), min(keys, 129)
+    pairs = max(queries * keys, 1)
+    dim, value_dim = (min(size, max(work // (2 * pairs), 1)) for size in (dim, value_dim))
+    each = pairs * (dim + value_dim)
+    ratio = min(ratio, max(work // each, 1))
+    heads = min(heads, max(work // (each * ratio), 1))
+    batch = batch and min(batch, max(work // (each * ratio * heads), 1))
+    new = min(queries, keys)
+    if form != "none" and draw(_RARELY):
+        new = draw(st.integers(0, keys))
+    return Sizes(batch, heads, ratio, queries, keys, new, dim, value_dim)
+
+
+@st.composite
+def _slots(draw: st.DrawFn, found: Sizes, each: bool) -> tuple[int | TensorSpec, Sizes]:
+    """Where the new rows go, and the sizes with the keys that are then read at most."""
+    last = found.keys - found.new
+    if not each:
+        return last, found
+    slots = [last, *(draw(st.integers(0, last)) for _ in range((found.batch or 1) - 1))]
+    # The longest sequence is not always the first.
+    turn = draw(st.integers(0, len(slots) - 1))
+    slots = slots[turn:] + slots[:turn]
+    dtype = draw(st.sampled_from(("int64", "int32")))
+    layouts = ("contiguous", "offset", "sliced")
+    shape = () if found.batch is None else (found.batch,)
+    layout = draw(_layouts.layouts(shape, layouts))
+    spec = TensorSpec(shape, dtype, LISTED + ",".join(map(str, slots)), layout=layout)
+    return spec, found if found.batch else msgspec.structs.replace(found, keys=found.new)
+
+
+def _poisoned(cache: TensorSpec, found: Sizes, slot: int | TensorSpec) -> TensorSpec:
+    """The cache with NaN from the first new row of each sequence on: none of it may be read as it is."""
+    capacity, columns = cache.shape[-2:]
+    slots = (
+        [slot] * (found.batch if found.batch is not None else 1)
+        if isinstance(slot, int)
+        else [int(number) for number in slot.values.removeprefix(LISTED).split(",")][: found.batch]
+    )
+    specials = [
+        Special((row * capacity + start) * columns, "nan", (capacity - start) * columns)
+        for row, start in enumerate(start for start in slots for _ in range(found.heads))
+        if capacity > start
+    ]
+    return msgspec.structs.replace(cache, specials=tuple(specials))
+
+
+@st.composite
+def masks(draw: st.DrawFn, found: Sizes, dtype: str) -> TensorSpec:
+    """A mask of the scores: bool, of the queries' dtype or float32 for half types; of any shape of two dims or more
+    that broadcasts; with rows that are masked as a whole."""
+    kinds = ("bool", dtype, "float32") if dtype in _dtypes.HALF else ("bool", dtype)
+    kind = draw(st.sampled_from(kinds))
+    scores = found.scores()
+    shape = scores[draw(st.sampled_from((0, 0, 1, 2))) % (len(scores) - 1) :]
+    # Bit n is for the n-th dim from the last.
+    ones = draw(st.integers(0, 15)) if draw(_FLAG) else 0
+    shape = tuple(1 if ones >> (len(shape) - 1 - dim) & 1 else size for dim, size in enumerate(shape))
+    recipe = draw(st.sampled_from(_BOOL_MASKS if kind == "bool" else _FLOAT_MASKS))
+    special = draw(st.sampled_from(((), ("min",) if kind == "bool" else ("-inf", "min"))))
+    return draw(_tensors.tensors(shape, kind, values=recipe, specials=special))

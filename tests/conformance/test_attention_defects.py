@@ -1,0 +1,56 @@
+"""Planted attention defects: the ci profile catches every one, and what is left of a case is small enough to read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from conformance import cases
+from conformance.implementations import load
+from conformance.selftest import attention, search
+from conformance.selftest.bank import bank
+from conformance.session import PROFILES, Run
+
+OP = attention.OP
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small calls; threads that wait for one another cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_all_are_caught_and_what_is_right_is_not():
+    defects = [defect for defect in bank().values() if defect.op == OP]
+    assert len(defects) > 70
+    results, _ = search.study(OP, defects, (), PROFILES["ci"])
+    assert [result.name for result in results if not result.killed] == []
+    _, (control,) = search.study(OP, (), [load("torch")], PROFILES["smoke"], controlled=80)
+    assert (control.cases, control.alarms) == (80, 0)
+
+
+SHRUNK = {
+    ("causal_off_by_one", "float32", False): 4,
+    ("mask_head", "float16", False): 12,
+    ("cache_values_in_keys", "bfloat16", False): 12,
+    ("refused_as_value_error", "float32", True): 800,
+}
+"""Elements of all operands that the simplest case has."""
+
+
+@pytest.mark.parametrize(("name", "dtype", "refused"), SHRUNK)
+def test_what_is_left_can_be_read(name, dtype, refused, tmp_path):
+    defect = bank()[f"{OP}_{name}"]
+    run = Run(defect.implementation, torch.device("cpu"), (dtype,), None, tmp_path, PROFILES["ci"], 0)
+    report = run.search(OP, dtype, refused)
+    failures = [failure for record in report.tally.sorted() for failure in record.failures]
+    failure = next(failure for failure in failures if failure.check == defect.check)
+    operands = cases.operands(failure.case)
+    assert sum(math.prod(spec.shape) for spec in operands) <= SHRUNK[name, dtype, refused]
+    # A script repeats it without the harness.
+    assert (tmp_path / f"repro_{failure.id}.py").exists()

@@ -1,0 +1,72 @@
+"""Each planted defect trips exactly the check that is there for it; the shrunk case repeats it, with the harness and as
+a script of its own."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import checks_defects
+import hypothesis
+import pytest
+import torch
+
+from conformance import __main__ as command_line
+from conformance import repro, runner
+from conformance.checks import CHECKS
+from conformance.implementations import load
+from conformance.session import PROFILES, Run
+
+CPU = torch.device("cpu")
+DERIVED = ("inplace", "out_argument", "aliasing", "special_values")
+"""Checks that judge another call, whose script says what is wrong with that one."""
+
+
+def search(name: str, folder: Path, examples: int) -> dict[str, str]:
+    """What is found in a planted defect, a failure for each check; but for ``memory``, which is the interpreter's and
+    would be the first to tell of the same."""
+    planted, found = checks_defects.DEFECTS[name], {}
+    checks = [check for check in CHECKS if check != "memory"]
+    settings = hypothesis.settings(PROFILES["ci"], max_examples=examples)
+    run = Run(load(f"checks_defects:{name}"), CPU, planted.dtypes, checks, folder, settings, 0)
+    for dtype in planted.dtypes:
+        report = run.search(planted.op, dtype)
+        found |= {f.check: f for record in report.tally.sorted() for f in record.failures}
+    return found
+
+
+def exit_status(script: Path, implementation: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", [str(script), implementation])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(script), run_name="__main__")
+    return exit.value.code
+
+
+@pytest.mark.parametrize("name", checks_defects.DEFECTS)
+def test_caught_by_that_check_alone(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    planted, implementation = checks_defects.DEFECTS[name], f"checks_defects:{name}"
+    # The more cases, the more of the other checks see something of it, so that few are drawn where they do.
+    found = search(name, Path("found"), 40)
+    others = set(found) - {planted.check, *DERIVED}
+    if planted.check not in found:
+        found = search(name, Path("found"), 100)
+    assert planted.check in found
+    # What shows with out= shows with another out=, too; and some calls that are drawn are in place themselves.
+    assert others <= ({"values"} if planted.check == "inplace" else set())
+    case = found[planted.check].case
+    assert runner.judge(case, "torch").status == "passed"
+
+    path, script = (Path("found") / f"{s}{found[planted.check].id}{e}" for s, e in (("", ".json"), ("repro_", ".py")))
+    for what, status in ((implementation, 1), ("torch", 0)):
+        assert command_line.main(["reproduce", str(path), "--implementation", what, "--device", "cpu"]) == status
+    said = capsys.readouterr().out
+    assert f"{planted.check} failed" in said or "memory failed" in said
+    if not script.exists():
+        assert planted.check in repro.ACROSS_CALLS
+        return
+    for what, status in ((implementation, 1), ("torch", 0)):
+        assert exit_status(script, what, monkeypatch) == status, capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{planted.check}: " in said or found[planted.check].check in DERIVED

@@ -1,0 +1,190 @@
+"""Nothing is lost when what is judged kills its process, and nothing when that of the judge is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from conformance import __main__ as command_line
+from conformance import cases, journal, session
+from conformance.cases import Case
+from conformance.child import Child
+from conformance.implementations import ImplementationError
+from conformance.journal import Header, Journal
+from conformance.runner import Verdict
+from conformance.session import PROFILES, Run
+from strategies.specs import TensorSpec
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+SMALL, LARGE = TensorSpec((2,), "float32"), TensorSpec((40,), "float32")
+ENDS = {
+    "relu": ("crash", "ended by SIGSEGV", "in _segfault"),
+    "abs": ("crash", "ended itself with exit status 3", ""),
+    "neg": ("crash", "ended by SIGABRT", "in function"),
+    "exp": ("crash", "ended by SIGKILL (sent by the system when memory runs out", ""),
+    "sin": ("timeout", "no result after 5 s", "in _hang"),
+    "cos": ("errors", "can't allocate memory", ""),
+}
+"""By op of ``deadly``: the check, what the message says, and a line of the stack."""
+
+
+@contextlib.contextmanager
+def judging(implementation: str, timeout: float = 60.0) -> Iterator[Child]:
+    with contextlib.closing(Child(implementation, "cpu", timeout=timeout)) as child:
+        yield child
+
+
+def run(child: Child, folder: Path, examples: int) -> Run:
+    settings = hypothesis.settings(PROFILES["ci"], max_examples=examples)
+    return Run(child.implementation, child.device, ("float32",), None, folder, settings, 0, child=child)
+
+
+def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``pytest conformance`` as its user runs it, without the saved cases of the package."""
+    command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), "-p", "no:cacheprovider", "--device", "cpu"]
+    command += ["--corpus", str(folder), "--dtype", "float32", "--hypothesis-seed", "1", *arguments]
+    path = f"{ROOT}{os.pathsep}{HERE}"
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_every_end_is_a_failure_and_the_next_case_is_judged():
+    with judging("deadly", timeout=5.0) as child:
+        for op, (check, message, stack) in ENDS.items():
+            verdict = child.judge(Case(op=op, args=(LARGE,)))
+            assert (verdict.status, verdict.failure.check) == ("failed", check), op
+            assert message in verdict.failure.message
+            assert stack in verdict.failure.message
+            assert ("about to go" in verdict.failure.message) == (check != "errors")
+            assert child.judge(Case(op=op, args=(SMALL,))).status == "passed", op
+        # What those that died printed is in the messages.
+        assert child.output() == "about to go\n"
+
+
+def test_torch_out_of_memory_is_no_failure():
+    # 8 GB each; only the results are that large.
+    wide, tall = TensorSpec((1, 2**16), "float64"), TensorSpec((2**17, 1), "float64")
+    with judging("scarce") as child:
+        assert child.judge(Case(op="eq", args=(wide, tall))).status == "out_of_memory"
+        assert child.judge(Case(op="eq", args=(SMALL, SMALL))).status == "passed"
+
+
+def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "SHRINKING", {"crash": 2, "timeout": 1})
+    with judging("deadly") as child:
+        report = run(child, Path("found"), 20).search("relu", "float32")
+    (message,) = report.failures
+    (record,) = report.tally.sorted()
+    assert (record.failed, record.failures[0].check) == (1, "crash")
+    assert record.passed > 8, "cases after the crash are judged"
+    (path,), (script,) = Path("found").glob("*.json"), Path("found").glob("*.py")
+    assert message.startswith(f"relu (float32): crash failed for deadly on cpu, case {path.stem}")
+    assert f"    python -m conformance reproduce {path} --implementation deadly\n" in message
+    assert "Judged again" not in message
+
+    assert command_line.main(["reproduce", str(path), "--implementation", "deadly", "--device", "cpu"]) == 1
+    assert "crash failed: the process was ended by SIGSEGV; it printed last:" in capfd.readouterr().out
+    done = subprocess.run([sys.executable, str(script.absolute())], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGSEGV
+    assert subprocess.run([sys.executable, str(script), "torch"], capture_output=True).returncode == 0
+
+
+def test_a_search_in_which_all_crashes_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "FATAL", {"crash": 2, "timeout": 1})
+    with judging("deadly") as child:
+        report = run(child, tmp_path, 100).search("exp", "float32")
+    assert report.failures[-1].startswith("exp (float32): 2 cases failed with crash; the search was given up after ")
+    assert len(report.failures) == 2
+
+
+def test_a_crash_that_does_not_happen_again_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "SHRINKING", {"crash": 1, "timeout": 1})
+    with judging("deadly") as child:
+        (message,) = run(child, tmp_path, 40).search("tanh", "float32").failures
+    assert "tanh (float32): crash failed for deadly on cpu" in message
+    assert "Judged again, alone in a fresh process, it passed" in message
+
+
+def test_a_crash_in_a_test_of_an_op_as_a_whole_is_its_failure(tmp_path):
+    op = "rotary_position_embedding"
+    done = suite(tmp_path, "--op", op, "--implementation", "deadly", "-k", "identity or back")
+    assert done.returncode == 1, done.stdout
+    assert "2 failed" in done.stdout
+    assert "crash: the process was ended by SIGSEGV" in done.stdout
+    assert "in holds" in done.stdout
+
+
+def test_an_implementation_that_ends_its_process_when_imported_is_told(tmp_path, monkeypatch):
+    (tmp_path / "ends_at_import.py").write_text("import os\nos._exit(5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with (
+        judging("ends_at_import") as child,
+        pytest.raises(
+            ImplementationError,
+            match="'ends_at_import': importing it failed: the process ended itself with exit status 5",
+        ),
+    ):
+        child.ready()
+
+
+def test_a_journal_outlives_its_process(tmp_path):
+    first, second = Case(op="relu", args=(LARGE,)), Case(op="relu", args=(SMALL,))
+    if not (killed := os.fork()):
+        ours = Journal(tmp_path, Header("torch", "gw3"))
+        ours.begin(first)
+        ours.end(Verdict(cases.case_id(first), "relu", "passed"))
+        ours.begin(second)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(killed, 0)
+    with contextlib.closing(Journal(tmp_path, Header("torch", "gw4"))) as alive:
+        alive.begin(first)
+        assert journal.recover(tmp_path, "another") == []
+        (left,) = journal.recover(tmp_path, "torch")
+        assert journal.recover(tmp_path, "torch") == []
+    assert (left.header.worker, left.running) == ("gw3", second)
+    assert [case for case, _ in left.judged] == [first]
+    ((case, verdict),) = left.failing()
+    assert (case, verdict.failure.check) == (second, "crash")
+    assert journal.recover(tmp_path, "torch") == [], "what was closed left nothing"
+    assert not (tmp_path / journal.FOLDER).exists()
+
+
+def test_four_workers_lose_nothing(tmp_path):
+    ops = [part for op in ("relu", "neg", "eq") for part in ("--op", op)]
+    done = suite(tmp_path, "-n", "4", "--implementation", "deadly:at_once", "--max-examples", "1", *ops)
+    assert done.returncode == 1, done.stdout
+    saved = {cases.read(path).op for path in tmp_path.glob("*.json")}
+    assert saved == {"relu", "neg"}
+    for path in tmp_path.glob("*.json"):
+        assert f"crash failed for deadly:at_once on cpu, case {path.stem}" in done.stdout
+    counts = {line.split()[0]: line.split()[1:4] for line in done.stdout.splitlines() if line[:4] in ("relu", "eq  ")}
+    assert int(counts["relu"][2]) >= 1
+    assert int(counts["eq"][0]) == int(counts["eq"][1]) > 0
+
+
+def test_a_killed_worker_is_reported_with_its_case(tmp_path):
+    arguments = ("--implementation", "deadly:kills_worker", "--max-examples", "3", "--op", "relu")
+    done = suite(tmp_path, "-n", "1", *arguments)
+    assert done.returncode == 1, done.stdout
+    assert "processes that were killed while they judged" in done.stdout
+    (path,) = tmp_path.glob("*.json")
+    assert f"crash failed for deadly:kills_worker on cpu, case {path.stem}" in done.stdout
+    assert "was killed while this case was judged" in done.stdout
+
+    # A run without workers dies as a whole; the next one finds what it left.
+    path.unlink()
+    assert suite(tmp_path, *arguments).returncode == -signal.SIGKILL
+    assert not list(tmp_path.glob("*.json"))
+    done = suite(tmp_path, *arguments[:-1], "eq")
+    assert done.returncode == 0, done.stdout
+    (path,) = tmp_path.glob("*.json")
+    assert f"an earlier run of deadly:kills_worker was killed while it judged; saved {path}" in done.stdout

@@ -1,0 +1,71 @@
+"""The tables of where torch's CPU answers otherwise than CUDA: each entry excuses its own case and no other."""
+
+from __future__ import annotations
+
+import pytest
+from op_tools import by_torch, call, judged, normal
+
+from conformance import deviations, stand_ins
+from conformance.cases import Case
+from conformance.spec import registry
+from strategies.specs import TensorSpec
+
+
+@pytest.mark.parametrize("deviation", deviations.DEVIATIONS, ids=lambda d: d.name)
+def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation):
+    assert deviations.named_deviation(deviation.case, "values", deviation.devices[0]) == deviation.name
+    assert deviations.named_deviation(deviation.case, "metadata", deviation.devices[0]) is None
+    for other in {"cpu", "cuda"} - set(deviation.devices):
+        assert deviations.named_deviation(deviation.case, "values", other) != deviation.name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "half sums and products with scalars on the CPU",
+        "half products with a tensor of one element on the CPU",
+        "softmax across rows on the CPU",
+    ],
+)
+def test_torch_really_deviates(name):
+    # Those of products depend on the processor.
+    case = next(d.case for d in deviations.DEVIATIONS if d.name == name)
+    assert not judged(case).passed
+
+
+@pytest.mark.parametrize("refusal", deviations.REFUSALS, ids=lambda r: r.name)
+def test_what_cuda_alone_refuses_the_cpu_takes_or_refuses_otherwise(refusal):
+    assert registry()[refusal.ops[0]].cuda_refuses(call(refusal.case)) is refusal.error
+    raised = None
+    try:
+        by_torch(refusal.case)
+    except RuntimeError as error:
+        raised = type(error)
+    assert raised is not refusal.error
+    assert deviations.named_deviation(refusal.case, "errors", "cpu") == refusal.name
+    assert deviations.named_deviation(refusal.case, "errors", "cuda") is None
+
+
+@pytest.mark.parametrize("stand_in", stand_ins.STAND_INS, ids=lambda s: s.name)
+def test_what_the_cpu_answers_otherwise_has_a_stand_in(stand_in):
+    case, reference = stand_in.case, registry()[stand_in.case.op].reference
+    assert stand_ins.find(case.op, call(case)) is stand_in
+    assert judged(case).passed
+    given = call(case)
+    if stand_in.check == "errors":
+        with pytest.raises(RuntimeError):
+            reference(*given.args, **given.kwargs)
+    else:
+        assert reference(*given.args, **given.kwargs).stride() != by_torch(case).stride()
+    assert deviations.named_deviation(case, stand_in.check, "cpu") == stand_in.name
+    assert deviations.named_deviation(case, stand_in.check, "cuda") is None
+    assert deviations.named_deviation(case, "values", "cpu") is None or stand_in.check == "errors"
+
+
+def test_nothing_is_excused_that_is_not_in_the_table():
+    plain = Case(op="mm", args=(TensorSpec((5, 64), "bfloat16"), TensorSpec((64, 5), "bfloat16")))
+    assert deviations.named_deviation(plain, "values", "cpu") is None
+    assert deviations.named_deviation(normal("add", "float16", 5), "values", "cpu") is None
+    assert deviations.named_deviation(normal("div", "float16", 5), "values", "cpu") is None
+    assert deviations.named_deviation(normal("softmax", "float32", 500), "values", "cpu") is None
+    assert registry()["mm"].cuda_refuses(call(plain)) is None

@@ -1,0 +1,336 @@
+"""scaled_dot_product_attention: torch and the oracle agree, wrong answers fail, and the strategies reach what they are
+meant to."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+import torch
+from test_ops import by_torch, call, drawn, failures, missing
+
+from conformance import cases, runner
+from conformance.cases import Case, Variant, View
+from conformance.compare import compare
+from conformance.ops import _attention as attention
+from conformance.ops import _elementwise as elementwise
+from conformance.ops.scaled_dot_product_attention import OP
+from conformance.spec import Call, registry
+from strategies import attention as calls
+from strategies import dtypes as dtype_names
+from strategies import layouts
+from strategies.specs import Layout, Special, TensorSpec
+from strategies.tensors import digest
+
+SPEC = registry()[OP]
+MATH = "conformance.implementations.torch_math"
+INF = math.inf
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small calls; threads that wait for one another cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def tensor(*shape: int, dtype: str = "float32", **more) -> TensorSpec:
+    return TensorSpec(shape, dtype, **more)
+
+
+def case(*shapes: tuple[int, ...], dtype: str = "float32", **kwargs) -> Case:
+    return Case(op=OP, args=tuple(TensorSpec(shape, dtype) for shape in shapes), kwargs=kwargs)
+
+
+def answer(found: Case) -> torch.Tensor:
+    return SPEC.expected(call(found)).value
+
+
+@pytest.mark.parametrize("implementation", ["torch", MATH])
+@pytest.mark.parametrize("dtype", dtype_names.FLOATING)
+def test_torch_passes(dtype, implementation):
+    found = [runner.judge(case, implementation) for case in drawn(SPEC.cases((dtype,)), 60, 1)]
+    assert [verdict for verdict in found if verdict.status not in ("passed", "deviation")] == []
+    assert max(verdict.share or 0 for verdict in found) > 0.05
+
+
+def test_calls_of_all_dtypes_together():
+    assert failures(drawn(SPEC.cases(dtype_names.FLOATING), 40)) == []
+
+
+@pytest.mark.parametrize("dtype", dtype_names.FLOATING)
+def test_the_oracle_is_torchs_math_backend_in_float64(dtype):
+    """That of float32 and the half types by NumPy, that of float64 by mpmath."""
+    for found in drawn(SPEC.cases((dtype,)), 40, 2):
+        args, kwargs, _ = cases.materialize(found)
+        expected = SPEC.expected(call(found))
+        wide = ([x.double() for x in args], {k: v if k == "attn_mask" else _wide(v) for k, v in kwargs.items()})
+        if kwargs.get("present_key") is not None and "present_value_slot" in kwargs:
+            continue  # Views lose what they are views of.
+        mask = kwargs.get("attn_mask")
+        if mask is not None and mask.dtype.is_floating_point:
+            wide[1]["attn_mask"] = mask.double()
+        theirs = attention.by_math(*wide[0], **wide[1])
+        close = torch.isclose(expected.value, theirs, rtol=1e-9, atol=1e-12, equal_nan=True)
+        assert (close | ~expected.judged.expand(close.shape)).all(), found
+
+
+def _wide(argument):
+    return argument.double() if isinstance(argument, torch.Tensor) and argument.is_floating_point() else argument
+
+
+def test_by_hand():
+    """Two keys of one element: weights e^0 and e^ln 3."""
+    query, key = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [math.log(3.0)]]]])
+    value = torch.tensor([[[[4.0, 1.0], [8.0, 5.0]]]])
+    found = SPEC.expected(Call((query, key, value), {"scale": 1.0}, None)).value
+    assert torch.allclose(found, torch.tensor([7.0, 4.0], dtype=torch.float64))
+    mask = torch.tensor([[math.log(3.0), 0.0]])
+    found = SPEC.expected(Call((query, key, value), {"scale": 1.0, "attn_mask": mask}, None)).value
+    assert torch.allclose(found, torch.tensor([6.0, 3.0], dtype=torch.float64))
+
+
+def test_rows_without_keys_are_zero():
+    shapes = ((1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 4))
+    mask = tensor(3, 5, values="normal", specials=(Special(5, "-inf", 5),))
+    found = answer(case(*shapes, attn_mask=mask))
+    assert (found[:, :, 1] == 0).all()
+    assert (found[:, :, [0, 2]] != 0).all()
+    assert (answer(case(*shapes, attn_mask=tensor(3, 5, dtype="bool", values="zeros"))) == 0).all()
+    lower = case((1, 2, 5, 4), (1, 2, 3, 4), (1, 2, 3, 4), is_causal=True, causal_variant=Variant("LOWER_RIGHT"))
+    assert (answer(lower)[:, :, :2] == 0).all()
+    assert (answer(case((1, 2, 3, 4), (1, 2, 0, 4), (1, 2, 0, 4))) == 0).all()
+
+
+def test_causal_variants():
+    """Ascending values show which keys are seen."""
+    shape = (1, 1, 5, 1)
+    value = TensorSpec(shape, "float32", "ascending")  # -16, -14, -12, -10, -8
+    args = (TensorSpec((1, 1, 3, 1), "float32", "zeros"), TensorSpec(shape, "float32"), value)
+
+    def rows(**kwargs) -> list[float]:
+        return answer(Case(op=OP, args=args, kwargs=kwargs)).flatten().round(decimals=9).tolist()
+
+    assert rows(is_causal=True) == rows(is_causal=True, causal_variant=Variant("UPPER_LEFT")) == [-16, -15, -14]
+    assert rows(is_causal=True, causal_variant=Variant("LOWER_RIGHT")) == [-14, -13, -12]
+    assert rows(causal_variant=Variant("LOWER_RIGHT")) == [-12, -12, -12]
+
+
+def cached(slot, rows: int, capacity: int, **kwargs) -> Case:
+    """Caches of zeros; queries of zeros see the mean of the values, which are all alike."""
+    cache = tensor(2, 1, capacity, 1, values="zeros")
+    new = tensor(2, 1, rows, 1, values="constant")
+    query = tensor(2, 1, rows, 1, values="zeros")
+    present = {"present_key": cache, "present_value": cache, "present_key_slot": slot}
+    return Case(op=OP, args=(query, new, new), kwargs=present | kwargs)
+
+
+def test_positions():
+    slots = tensor(2, dtype="int64", values="listed:1,3")
+    found = cached(slots, 2, 6)
+    constant = call(found).args[2][0, 0, 0, 0].item()
+    args, kwargs, _ = cases.materialize(found)
+    result = attention.composed(*args, **kwargs)
+    assert torch.allclose(result.flatten(), torch.tensor([2 / 3, 2 / 3, 2 / 5, 2 / 5]) * constant)
+    assert (kwargs["present_value"][..., 0] == constant).squeeze(1).nonzero().tolist() == [
+        [0, 1],
+        [0, 2],
+        [1, 3],
+        [1, 4],
+    ]
+    # Each new row sees the history and itself.
+    causal = msgspec.structs.replace(found, kwargs={**found.kwargs, "is_causal": True})
+    assert torch.allclose(answer(causal).flatten() / constant, torch.tensor([1 / 2, 2 / 3, 1 / 4, 2 / 5]).double())
+    upper = {**causal.kwargs, "causal_variant": Variant("UPPER_LEFT")}
+    found = answer(msgspec.structs.replace(found, kwargs=upper)).flatten() / constant
+    assert torch.allclose(found, torch.tensor([0, 1 / 2, 0, 0]).double())
+
+
+def test_views_are_written_before_they_are_read():
+    shapes = ((1, 1, 1, 1), (1, 1, 3, 1), (1, 1, 3, 1))
+    new = {"present_key": tensor(1, 1, 2, 1), "present_value": tensor(1, 1, 2, 1, values="one_hot")}
+    slots = {"present_key_slot": View(1, 2, 1, 2), "present_value_slot": View(2, 2, 1, 2)}
+    args = (tensor(*shapes[0], values="zeros"), tensor(*shapes[1]), tensor(*shapes[2], values="zeros"))
+    found = Case(op=OP, args=args, kwargs=new | slots)
+    assert answer(found).item() == pytest.approx(2 / 3)
+    assert SPEC.writes(found) == {1, 2}
+    before = call(found)
+    SPEC.expected(before)
+    assert (before.args[2] == 0).all(), "the oracle left the call's own operands alone"
+
+
+def test_what_is_written_is_numbered():
+    slot = tensor(2, dtype="int64", values="listed:0")
+    assert SPEC.writes(cached(1, 2, 6)) == {3, 4}
+    found = cached(slot, 2, 6)
+    numbers = {n for n, spec in enumerate(cases.operands(found)) if spec.shape == (2, 1, 6, 1)}
+    assert SPEC.writes(found) == numbers
+    masked = cached(1, 2, 6, attn_mask=tensor(2, 3, dtype="bool"))
+    assert SPEC.writes(masked) == {4, 5}
+    assert SPEC.writes(case((1, 1, 2), (1, 3, 2), (1, 3, 2))) == set()
+
+
+def test_what_is_not_finite_is_judged_where_it_is_certain():
+    query, key = torch.zeros(1, 1, 2, 1), torch.zeros(1, 1, 3, 1)
+    value = torch.tensor([[1.0, INF, 1.0], [1.0, 1.0, math.nan], [-INF, 1.0, 1.0]]).view(1, 1, 3, 3)
+    found = SPEC.expected(Call((query, key, value), {}, None))
+    assert found.value[0, 0, 0].tolist()[:2] == [-INF, INF]
+    assert found.value[0, 0, 0, 2].isnan()
+    assert found.judged.all()
+    # Nothing is said of values that are left out, or whose weight may be rounded to zero.
+    causal = SPEC.expected(Call((query, key, value), {"is_causal": True}, None)).judged[0, 0]
+    assert causal.tolist() == [[False, True, False], [False, True, True]]
+    faint = torch.tensor([0.0, 0.0, -20.0])[None]
+    assert SPEC.expected(Call((query, key, value), {"attn_mask": faint}, None)).judged[0, 0, 0].tolist() == [
+        False,
+        True,
+        True,
+    ]
+    broken = key.clone()
+    broken[0, 0, 2] = math.nan
+    found = SPEC.expected(Call((query, broken, torch.ones_like(value)), {"is_causal": True}, None))
+    assert not found.judged.any()
+    found = SPEC.expected(Call((query, broken, torch.ones_like(value)), {}, None))
+    assert found.value.isnan().all()
+    assert found.judged.all()
+
+
+def test_scores_that_leave_the_range_are_not_judged():
+    large = torch.full((1, 1, 1, 4), 3e38)
+    found = SPEC.expected(Call((large, large, large), {}, None))
+    assert not found.judged.any()
+    large = torch.full((1, 1, 3, 4), 1e308, dtype=torch.float64)
+    found = SPEC.expected(Call((large * 0, large, large), {}, None))
+    assert not found.judged.any(), "the sum of values"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("keys", [64, 4096])
+def test_power(dtype, keys):
+    found = case((1, 2, 16, 64), (1, 2, keys, 64), (1, 2, keys, 64), dtype=dtype)
+    expected = SPEC.expected(call(found))
+    right = by_torch(found)
+    assert compare(right, expected).passed
+    zeros = compare(torch.zeros_like(right), expected)
+    assert right.numel() - zeros.failed <= (0.02 if dtype == "bfloat16" else 0.01) * right.numel()
+    off = {"float32": 2e-3, "float16": 1e-2, "bfloat16": 5e-2}[dtype]
+    typical = right.double().abs().median()
+    wrong = (right.double() + off * typical).to(right.dtype)
+    assert compare(wrong, expected).failed > 0.5 * right.numel()
+
+
+def test_what_is_refused_is_refused():
+    kinds = set()
+    for found in drawn(SPEC.refused(dtype_names.FLOATING), 300):
+        before = cases.materialize(found)[2]
+        args, kwargs, after = cases.materialize(found)
+        with pytest.raises((RuntimeError, TypeError)) as raised:
+            attention.composed(*args, **kwargs)
+        kinds.add(raised.type)
+        for was, now in zip(before, after, strict=True):
+            assert digest(was) == digest(now)
+    assert kinds == {RuntimeError, TypeError, NotImplementedError}
+
+
+def test_torch_refuses_what_is_said_to_be_refused_of_it():
+    """Of calls without a cache or a variant: torch's own function raises the same, but where it is known not to."""
+    for found in drawn(SPEC.refused(dtype_names.FLOATING), 300):
+        if any(name.startswith(("present", "causal")) for name in found.kwargs):
+            continue
+        args, kwargs, _ = cases.materialize(found)
+        with pytest.raises((RuntimeError, TypeError)) as ours:
+            attention.composed(*args, **kwargs)
+        tensors = all(isinstance(x, torch.Tensor) and x.ndim > 1 for x in args)
+        lengths_differ = tensors and args[1].shape[-2] != args[2].shape[-2]
+        if lengths_differ or kwargs.get("dropout_p") or ("attn_mask" in kwargs and kwargs.get("is_causal")):
+            continue
+        with pytest.raises((RuntimeError, TypeError)) as theirs:
+            attention.torch_attention(*args, **kwargs)
+        assert theirs.type is ours.type, found
+
+
+def features(found: Case) -> set[str]:
+    query, key, value = found.args
+    mask, slot, present = (found.kwargs.get(n) for n in ("attn_mask", "present_key_slot", "present_key"))
+    names = {f"causal {found.kwargs.get('is_causal')} {getattr(found.kwargs.get('causal_variant'), 'name', None)}"}
+    if len(query.shape) not in (3, 4):
+        return {"left out"}
+    length, keys, dim = query.shape[-2], key.shape[-2], query.shape[-1]
+    names |= {f"{len(query.shape)}-D", "L < S" if length < keys else "L > S" if length > keys else "L = S"}
+    heads, shared = query.shape[-3], key.shape[-3]
+    names |= {"MQA" if shared == 1 < heads else "GQA" if heads > shared > 1 else "MHA"}
+    names |= {"no queries"} if length == 0 else {"no keys"} if keys == 0 else set()
+    names |= {"no batch"} if query.shape[0] == 0 else set()
+    names |= {"one query"} if length == keys > 1 else {"several blocks"} if length > 64 and keys > 64 else set()
+    names |= {"long dim"} if dim > 64 else {"dim of no power"} if dim & (dim - 1) else set()
+    names |= {"another value dim"} if value.shape[-1] != dim else set()
+    names |= {f"scale {type(found.kwargs['scale']).__name__}"} if "scale" in found.kwargs else set()
+    names |= {f"query {query.values}", f"key {key.values}"}
+    names |= {f"{n} {layouts.layout_class(x.layout, x.shape)}" for n, x in zip("qkv", found.args, strict=True)}
+    if mask is not None:
+        kind = "bool" if mask.dtype == "bool" else "own" if mask.dtype == query.dtype else "float32"
+        names |= {f"mask {kind}", f"mask of {len(mask.shape)} dims", f"mask {mask.values}"}
+        names |= {
+            f"mask broadcast {len(mask.shape) - n}"
+            for n, size in enumerate(mask.shape)
+            if size == 1 < max(length, keys)
+        }
+        names |= {"mask with rows"} if any(s.run > 1 for s in mask.specials) else set()
+    if isinstance(slot, View):
+        names |= {"view at the end" if slot.start + slot.length == keys else "view before the end"}
+        names |= {f"view {layouts.layout_class(key.layout, key.shape)}"}
+    elif isinstance(slot, TensorSpec) and dtype_names.is_floating(slot.dtype):
+        names |= {"slots elsewhere"}
+    elif slot is not None:
+        names |= {"position" if isinstance(slot, int) else f"positions {slot.dtype}"}
+        names |= {f"cache {layouts.layout_class(present.layout, present.shape)}"}
+        names |= {"stale rows"} if present.specials else set()
+        names |= {"both slots"} if "present_value_slot" in found.kwargs else set()
+        names |= {"chunk" if keys > 1 else "token", "several sequences"} if query.shape[0] > 1 else set()
+    return names
+
+
+def test_strategies_reach():
+    wanted = {f"causal {a} {b}" for a in (None, True) for b in (None, "LOWER_RIGHT")} | {"causal True UPPER_LEFT"}
+    wanted |= {"3-D", "4-D", "L < S", "L = S", "L > S", "MHA", "GQA", "MQA", "no queries", "no keys", "no batch"}
+    wanted |= {"one query", "several blocks", "long dim", "dim of no power", "another value dim", "left out"}
+    wanted |= {"scale int", "scale float"}
+    wanted |= {f"query {recipe}" for recipe, _ in calls.REGIMES} | {f"key {recipe}" for _, recipe in calls.REGIMES}
+    wanted |= {
+        f"{name} {kind}" for name in "qkv" for kind in ("contiguous", "permuted", "sliced", "padded", "expanded")
+    }
+    wanted |= {"mask bool", "mask own", "mask float32", "mask with rows", "mask masked", "mask prefix"}
+    wanted |= {f"mask of {rank} dims" for rank in (2, 3, 4)} | {f"mask broadcast {dim}" for dim in (1, 2, 3, 4)}
+    wanted |= {"view at the end", "view before the end", "slots elsewhere", "position", "positions int64"}
+    wanted |= {"positions int32", "stale rows", "both slots", "chunk", "several sequences"}
+    wanted |= {
+        f"{name} {kind}" for name in ("view", "cache") for kind in ("contiguous", "permuted", "padded", "sliced")
+    }
+    assert missing(SPEC.cases(dtype_names.FLOATING), wanted, features) == set()
+
+
+def test_nothing_else_of_a_cache_may_be_written():
+    """The row after the new ones: a defect that only `written` sees; and beside a view, `inputs_unchanged`."""
+    found = cached(1, 2, 6)
+    verdict = runner.judge(found, "conformance.selftest.planted:scaled_dot_product_attention_cache_one_row_more")
+    assert verdict.status == "passed", "zeros over zeros"
+    args = (*found.args,)
+    ones = tensor(2, 1, 6, 1, values="positive", layout=Layout(padding=(0, 0, 2, 1)))
+    found = Case(op=OP, args=args, kwargs=found.kwargs | {"present_value": ones})
+    verdict = runner.judge(found, "conformance.selftest.planted:scaled_dot_product_attention_cache_one_row_more")
+    assert verdict.failure.check == "written"
+    assert (
+        "operand 4, which the call writes, is wrong in 2 elements; the first is [0, 0, 3, 0]" in verdict.failure.message
+    )
+
+
+def test_benchmarks_count_bytes_and_flops():
+    for benchmark in SPEC.benchmarks:
+        query, key, value = (elementwise.meta(operand) for operand in cases.operands(benchmark.case))
+        assert benchmark.bytes == 2 * (2 * query.numel() + key.numel() + value.numel())
+        pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+        causal = 2 if benchmark.case.kwargs.get("is_causal") else 1
+        assert benchmark.flops == 4 * pairs * query.shape[-1] // causal

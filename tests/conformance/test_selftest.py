@@ -1,0 +1,141 @@
+"""The self-test: what it draws is what the suite draws, a part of the bank is caught, survivors and alarms are told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from types import SimpleNamespace
+
+import hypothesis
+import pytest
+import torch
+
+from conformance import cases, runner
+from conformance.checks import CHECKS
+from conformance.implementations import Implementation, ImplementationError, load
+from conformance.selftest import __main__ as command_line
+from conformance.selftest import bank, report, search, sound
+from conformance.selftest.controls import controls
+from conformance.session import PROFILES, Run
+from conformance.spec import registry
+
+BANK = bank.bank()
+OPS = sorted(registry())
+CHEAP = ("strides", "exception", "scratch", "race", "nothing_dropped", "other_path_for_strides")
+CHEAP += ("stores_past_result", "sums_into_scratch", "reads_one_beyond")
+BY_OP = {
+    "bitwise_and": ("operand_for_out",),
+    "cos": ("one_buffer",),
+    "exp": ("contiguous",),
+    "layer_norm": ("nan_disturbs",),
+    "relu": ("refuses_in_place",),
+    "softmax": ("other_block_for_odd",),
+    "scaled_dot_product_attention": ("causal_off_by_one", "refused_as_value_error", "cache_not_written"),
+}
+"""Defects that a few cases show, some of every check."""
+
+
+def test_every_op_and_every_check_has_its_defects():
+    by_op, by_check = Counter(d.op for d in BANK.values()), Counter(d.check for d in BANK.values())
+    assert len(BANK) >= 150
+    assert {op: by_op[op] for op in OPS if by_op[op] < 8} == {}
+    assert [check for check in CHECKS if not by_check[check]] == []
+    assert set(by_check) <= set(CHECKS)
+    cheap = [d for d in BANK.values() if d.name.removeprefix(f"{d.op}_") in (*CHEAP, *BY_OP.get(d.op, ()))]
+    assert [check for check in CHECKS if check not in {d.check for d in cheap}] == []
+    assert all(defect.about and defect.kind for defect in BANK.values())
+
+
+def test_the_cases_are_those_of_the_suite(tmp_path):
+    """All of them, and no others; in another order."""
+    settings = hypothesis.settings(PROFILES["ci"], max_examples=12)
+    judged: set[str] = set()
+
+    class Watched(Run):
+        def judge(self, case, thorough=True):
+            judged.add(cases.case_id(case))
+            return super().judge(case, thorough)
+
+    run = Watched(load("torch"), torch.device("cpu"), registry()["mm"].dtypes, None, tmp_path, settings, 0)
+    for dtype, refused in itertools.product(registry()["mm"].dtypes, (False, True)):
+        run.search("mm", dtype, refused)
+    drawn = [cases.case_id(case) for case in search.suite_cases("mm", settings)]
+    assert len(drawn) == len(set(drawn)) > 40
+    assert set(drawn) == judged
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_some_defects_are_caught_and_right_implementations_are_not(op):
+    """As many as there is time for in CI; ``nox -s selftest`` has the whole bank."""
+    names = [f"{op}_{name}" for name in (*CHEAP, *BY_OP.get(op, ()))]
+    defects = [BANK[name] for name in names if name in BANK]
+    results, tallies = search.study(op, defects, controls(op), PROFILES["ci"], controlled=10)
+    assert [result.name for result in results if not result.killed] == []
+    assert [(tally.name, tally.message) for tally in tallies if tally.alarms] == []
+    assert all(tally.cases == 10 for tally in tallies)
+
+
+def test_a_saved_case_shows_the_defect():
+    defect = BANK["add_nan"]
+    ((result,), _) = search.study("add", [defect], (), PROFILES["ci"])
+    assert result.case is not None
+    assert runner.judge(result.case, f"{bank.NAME}:add_nan").failure.check == "values"
+    assert runner.judge(result.case, f"{bank.NAME}:right").status == "passed"
+
+
+def test_a_survivor_and_a_false_alarm_are_told():
+    settings = hypothesis.settings(PROFILES["ci"], max_examples=3)
+    harmless = bank.Defect("neg_nothing", "neg", "none", "values", sound.right("neg"), "nothing is wrong")
+    wrong = Implementation("wrong", SimpleNamespace(neg=BANK["neg_exception"].function), {})
+    results, tallies = search.study("neg", [harmless], [wrong], settings, controlled=40)
+    assert not report.is_clean(results, [])
+    assert not report.is_clean([], tallies)
+    text = "\n".join(report.tables(results, tallies))
+    assert f"SURVIVED neg_nothing: values does not see 'nothing is wrong' in {results[0].examples} cases" in text
+    assert "FALSE ALARM wrong, " in text
+    assert "errors: raised" in text
+    assert "0 of 1 defects caught" in text
+
+
+def test_a_defect_that_only_a_wrong_reference_would_show_is_no_catch(monkeypatch):
+    """Where what is right fails a check as well, that is no catch."""
+    defect = BANK["relu_nan"]
+    monkeypatch.setattr(search, "right", lambda op: defect.implementation)
+    settings = hypothesis.settings(PROFILES["ci"], max_examples=5)
+    ((result,), _) = search.study("relu", [defect], (), settings)
+    assert not result.killed
+
+
+def test_command(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    assert command_line.main(["--defect", "relu_nan", "--defect", "mm_exception", "-n", "2", "--json", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 2 defects caught, 0 false alarms in 0 cases" in text
+    assert f"written to {file}" in text
+    found = json.loads(file.read_text())
+    assert [(one["name"], one["first"]) for one in found["defects"]] == [
+        ("mm_exception", "errors"),
+        ("relu_nan", "values"),
+    ]
+    assert found["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
+        (["--defect", "mm_no_such"], "unknown defect 'mm_no_such'; of that op there are mm_"),
+        (["--defect", "relu_nan", "--json", "no_such/x.json"], "there is no folder no_such"),
+    ],
+)
+def test_bad_input(arguments, message, capsys):
+    assert command_line.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_defects_are_named_as_implementations():
+    for name in ("mm_tf32", "kernels", "right"):
+        assert callable(load(f"{bank.NAME}:{name}").function("mm"))
+    with pytest.raises(ImplementationError, match="has no 'no_such'"):
+        load(f"{bank.NAME}:no_such")

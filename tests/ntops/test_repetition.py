@@ -1,0 +1,251 @@
+"""Recorded calls, with a stand-in for a compiled kernel that reads memory by its address."""
+
+import ctypes
+
+import pytest
+import torch
+
+from ntops.host import repetition
+
+
+class _Compiled:
+    """Adds ``number`` to ``count`` floats; ``function`` and ``packed_metadata`` are Triton's names."""
+
+    function = "function"
+    packed_metadata = "metadata"
+
+    def __init__(self):
+        self.launched = 0
+
+    def run(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, output, input, count, number):
+        assert (x, y, z, stream, function, metadata) == (7, 1, 1, "stream", "function", "metadata")
+        self.launched += 1
+        source, target = (ctypes.cast(p, ctypes.POINTER(ctypes.c_float)) for p in (input, output))
+
+        for i in range(count):
+            target[i] = source[i] + number
+
+
+class _Kernel(repetition.JITFunction):
+    def __init__(self):
+        self.compiled = _Compiled()
+
+    def __getitem__(self, grid):
+        def launch(output, input, count, number):
+            output.flatten()[:count].copy_(input.flatten()[:count] + number)
+            return self.compiled
+
+        return launch
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    monkeypatch.setattr(repetition, "_current_device", lambda: -1)
+    monkeypatch.setattr(repetition, "_current_stream", lambda device: "stream")
+    monkeypatch.setattr(repetition, "_local", repetition._Local())
+    return _Kernel()
+
+
+def _function(kernel, calls, state=None):
+    @repetition.repeatable(state=state, recorded=True)
+    def plus(input, number=1.0, *, out=None, view=False, cast=False, inplace=False):
+        calls.append(number)
+        read = input.double().float() if cast else input[1:] if view else input
+        result = out if out is not None else read if inplace else None
+
+        if result is None:
+            result = repetition.empty(read.shape, read.stride(), read.dtype, read.device)
+
+        repetition.launch(kernel, (7,), {}, result, read, read.numel(), number)
+        return result
+
+    return plus
+
+
+def test_a_call_that_comes_again_only_launches(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+
+    for k in range(3):
+        input = torch.randn(5, 3)
+        torch.testing.assert_close(plus(input), input + 1, msg=f"call {k}")
+
+    assert (len(calls), kernel.compiled.launched) == (1, 2)
+
+
+def test_a_view_of_an_argument_is_found_again(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+
+    for _ in range(2):
+        input = torch.randn(9)
+        torch.testing.assert_close(plus(input, view=True), input[1:] + 1)
+
+    assert len(calls) == 1
+
+
+def test_in_place_gives_the_argument_itself(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+
+    for _ in range(2):
+        input = torch.zeros(4)
+        assert plus(input, inplace=True) is input
+        assert input.tolist() == [1] * 4
+
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: ((x.double().float()[:4],), {}),
+        lambda x: ((x, 2.0), {}),
+        lambda x: ((x, 1), {}),
+        lambda x: ((x, True), {}),
+        lambda x: ((x[::2],), {}),
+        lambda x: ((x.view(2, 4),), {}),
+        lambda x: ((torch.zeros(9)[1:],), {}),
+        lambda x: ((x,), {"view": True}),
+    ],
+    ids=["shape", "number", "kind of number", "bool", "strides", "dims", "alignment", "flag"],
+)
+def test_another_call_is_made_anew(kernel, other):
+    calls = []
+    plus = _function(kernel, calls)
+    plus(torch.zeros(8), 1.0)
+    args, kwargs = other(torch.zeros(8))
+    plus(*args, **kwargs)
+    assert len(calls) == 2
+
+
+def test_the_sign_of_zero_is_told_apart(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+    plus(torch.zeros(1), 0.0)
+    plus(torch.zeros(1), -0.0)
+    assert len(calls) == 2
+
+
+def test_what_else_a_call_depends_on_is_told_apart(kernel):
+    calls = []
+    state = ["highest"]
+    plus = _function(kernel, calls, lambda: state[0])
+    plus(torch.zeros(1))
+    state[0] = "high"
+    plus(torch.zeros(1))
+    plus(torch.zeros(1))
+    assert len(calls) == 2
+
+
+def test_a_call_that_casts_is_never_recorded(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+
+    for _ in range(3):
+        plus(torch.zeros(4), cast=True)
+
+    assert len(calls) == 3
+
+
+def test_out_is_never_recorded(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+
+    for _ in range(3):
+        plus(torch.zeros(4), out=torch.zeros(4))
+
+    assert len(calls) == 3
+
+
+def test_a_view_of_shared_memory_is_not_recorded(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def plus(first, second):
+        calls.append(1)
+        result = repetition.empty(first.shape, first.stride(), first.dtype, first.device)
+        repetition.launch(kernel, (7,), {}, result, second[1:], 3, 1.0)
+        return result
+
+    both = torch.arange(16.0)
+
+    for _ in range(2):
+        assert plus(both[:4], both[4:8])[:3].tolist() == [6, 7, 8]
+
+    assert len(calls) == 2
+
+
+def test_one_tensor_twice_is_not_two_tensors(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def plus(first, second):
+        calls.append(1)
+        result = repetition.empty(first.shape, first.stride(), first.dtype, first.device)
+        repetition.launch(kernel, (7,), {}, result, second, 4, 1.0)
+        return result
+
+    x, y = torch.zeros(4), torch.ones(4)
+    assert [plus(x, x).tolist(), plus(x, y).tolist(), plus(y, x).tolist()] == [[1] * 4, [2] * 4, [1] * 4]
+    assert len(calls) == 2
+
+
+def test_an_inner_call_belongs_to_the_outer_one(kernel):
+    calls = []
+    inner = _function(kernel, calls)
+
+    @repetition.repeatable(recorded=True)
+    def twice(input):
+        calls.append("outer")
+        return inner(inner(input))
+
+    for _ in range(2):
+        assert twice(torch.zeros(4)).tolist() == [2] * 4
+
+    assert calls == ["outer", 1.0, 1.0]
+
+
+def test_what_needs_a_gradient_is_left_to_the_function(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+    weight = torch.nn.Parameter(torch.zeros(4))
+
+    with torch.no_grad():
+        plus(weight)
+        plus(weight)
+
+    assert len(calls) == 1
+    with pytest.raises(RuntimeError):
+        plus(weight, inplace=True)
+
+
+def test_kinds_of_calls_are_limited(kernel, monkeypatch):
+    monkeypatch.setattr(repetition, "LIMIT", 3)
+    calls = []
+    plus = _function(kernel, calls)
+
+    for size in (1, 2, 3, 4, 4, 1):
+        plus(torch.zeros(size))
+
+    assert len(calls) == 5
+    known = repetition._memory[-1]
+    assert len(known) == 2
+
+
+def test_defaults_that_change_are_seen(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+    plus(torch.zeros(4))
+    repetition.forget()
+    plus(torch.zeros(4))
+    assert len(calls) == 2
+
+
+def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
+    calls = []
+    plus = _function(kernel, calls)
+    plus(torch.zeros(4))
+    monkeypatch.setattr(repetition.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    plus(torch.zeros(4))
+    assert len(calls) == 2

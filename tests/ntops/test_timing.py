@@ -1,0 +1,133 @@
+"""The clock of the benchmarks: what it measures, and what it does not let pass."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ntops import timing
+
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="streams and events need a CUDA GPU")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def sets(size=64, count=2):
+    return [((torch.randn(size, size, device=DEVICE),), {}) for _ in range(count)]
+
+
+def refresh(args, kwargs):
+    args[0].normal_()
+
+
+def check(name, result, args, kwargs):
+    torch.testing.assert_close(result, args[0] * 2)
+
+
+def double(x):
+    return x * 2
+
+
+def measured(function, **options):
+    functions = {"theirs": double, "ours": function}
+    return timing.interleaved(functions, sets(), refresh, check, seconds=0.01, rounds=(10, 20), **options)
+
+
+def test_rounds_of_functions_timed_together_are_paired_and_positive():
+    times = measured(double)
+    assert len(times["ours"].seconds) == len(times["theirs"].seconds) >= 10
+    assert min(times["ours"].seconds) > 0
+    assert times["ours"].clock == ("events" if DEVICE == "cuda" else "wall")
+
+
+def test_a_result_remembered_by_the_identity_of_its_input_is_refused():
+    remembered = {}
+
+    def cached(x):
+        return remembered.setdefault(id(x), x * 2)
+
+    with pytest.raises(AssertionError, match="not close"):
+        measured(cached)
+
+
+def test_a_result_that_can_still_be_computed_is_refused():
+    class Later(torch.Tensor):
+        pass
+
+    with pytest.raises(timing.TimingError, match="Later"):
+        measured(lambda x: (x * 2).as_subclass(Later))
+
+
+def test_the_clock_is_bound_when_the_module_is_imported(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(torch.cuda, "Event", None)
+    monkeypatch.setattr(torch.cuda, "synchronize", None)
+    assert measured(double)["ours"].median > 0
+
+
+def test_host_time_is_the_callers():
+    def slow(x):
+        time.sleep(1e-3)
+        return x
+
+    times = timing.host({"slow": slow, "fast": double}, sets(), calls=5, groups=4)
+    assert 1e-3 < times["slow"].median < 5e-3
+    assert len(times["slow"].seconds) == 4
+    assert times["fast"].median < times["slow"].median
+
+
+def test_a_ratio_over_one_is_faster():
+    median, low, high = timing.ratio([1.0, 1.1, 0.9] * 10, [2.0, 2.2, 1.8] * 10)
+    assert median == pytest.approx(2.0)
+    assert low == pytest.approx(high) == pytest.approx(2.0)
+
+
+def test_the_bootstrap_interval_covers_the_median_as_often_as_it_says():
+    generator = np.random.default_rng(0)
+    found = [timing.median_interval(generator.exponential(1.0, 60), resamples=400, seed=n) for n in range(200)]
+    covered = sum(low <= np.log(2) <= high for low, high in found)
+    assert 180 <= covered <= 199
+
+
+@CUDA
+@pytest.mark.parametrize("late", [False, True])
+def test_work_on_another_stream_is_counted_or_refused(late):
+    side = torch.cuda.Stream()
+    matrix = torch.randn(2048, 2048, device="cuda")
+
+    def hidden(x):
+        if late:
+            side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(10):
+                matrix @ matrix
+            return x * 2
+
+    def shown(x):
+        for _ in range(10):
+            matrix @ matrix
+        return x * 2
+
+    honest = measured(shown)["ours"].median
+    try:
+        cheating = measured(hidden)["ours"]
+    except AssertionError:  # It read the inputs before they were there.
+        return
+    assert cheating.median > 0.9 * honest, cheating
+
+
+@CUDA
+def test_the_time_of_a_device_bound_call_holds_no_launch():
+    x = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    copy = timing.interleaved(
+        {"copy": torch.clone}, [((x,), {})], lambda args, kwargs: args[0].random_(), lambda *ignored: None, seconds=0.01
+    )["copy"]
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(20):
+        x.clone()
+    stop.record()
+    torch.cuda.synchronize()
+    assert copy.median == pytest.approx(start.elapsed_time(stop) / 20 / 1e3, rel=0.15)

@@ -1,0 +1,93 @@
+"""The benchmark suite itself: rows of every operator, and what a result that was not computed does to a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance import spec as specs
+from conformance.benchmarks import _rows
+from reports import read
+
+ROOT = Path(__file__).parents[2]
+SUITE = ROOT / "conformance" / "benchmarks" / "test_ops.py"
+
+LIBRARY = """
+import torch
+import ntops.torch
+from ntops.torch import *
+
+kept = {}
+
+def neg(input, *, out=None):
+    return kept.setdefault(input.data_ptr(), torch.neg(input))
+
+def relu(input, inplace=False):
+    return ntops.torch.relu(input).to_sparse()
+"""
+
+
+def bench(folder, *arguments):
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(SUITE),
+        "--device",
+        "cpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *arguments,
+    ]
+    # What a worker of pytest-xdist hands down would switch benchmarks off.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**inherited, "PYTHONPATH": str(ROOT)}
+    )
+
+
+def test_every_operator_has_rows_of_its_own_names_and_a_small_one():
+    for name, spec in specs.registry().items():
+        names = [_rows.identity(row) for row in spec.benchmarks]
+        assert any(_rows.is_small(row) and _rows.fits_interpreter(row) for row in spec.benchmarks), name
+        assert len(spec.benchmarks) > 1, name
+        assert all(row.bytes > 0 and row.flops >= 0 for row in spec.benchmarks), names
+
+
+def test_rows_are_written_with_all_that_a_report_needs(tmp_path):
+    done = bench(tmp_path, "--op", "abs", "--op", "dropout", "--benchmark-only", "--benchmark-json", "b.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "vs torch" in done.stdout
+    (device,) = read.read_file(tmp_path / "b.json")
+    assert [row.op for row in device.rows] == ["abs", "dropout"]
+    for row in device.rows:
+        assert row.clock == "host"
+        assert len(row.seconds) >= 5
+        assert row.peers["torch"].ratio[0] > 0
+        assert row.median == pytest.approx(sorted(row.seconds)[len(row.seconds) // 2], rel=0.2)
+    assert {"torch", "triton", "ninetoothed"} <= set(device.environment)
+    assert "node" not in json.loads((tmp_path / "b.json").read_text())["machine_info"]
+
+
+def test_work_that_was_not_done_is_an_error(tmp_path):
+    (tmp_path / "lazy.py").write_text(LIBRARY)
+    few = ("--op", "neg", "--op", "relu", "--benchmark-only", "--implementation", "lazy")
+    done = bench(tmp_path, *few)
+    assert done.returncode == 1
+    assert "neg of lazy" in done.stdout
+    assert "it did not compute this" in done.stdout
+    assert "relu" in done.stdout
+    assert "need not hold its result yet" in done.stdout
+
+
+def test_an_unknown_peer_or_op_is_refused(tmp_path):
+    assert bench(tmp_path, "--op", "nothing").returncode == 4
+    done = bench(tmp_path, "--op", "abs", "--peer", "no_such_library", "--benchmark-only")
+    assert done.returncode != 0
+    assert "no_such_library" in done.stdout

@@ -1,0 +1,214 @@
+"""Reports as files: complete, self-contained, safe, and clear about what they were not given."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import made
+import msgspec
+import pytest
+
+from conformance import metrics as harness
+from reports import page, plots, read, summary
+from reports.__main__ import main
+from reports.read import InputError
+
+
+class Elements(html.parser.HTMLParser):
+    """Which elements and which attributes a page has, and what it says."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built")
+    files = made.full(folder / "in")
+    assert main(["build", *map(str, files), "--out", str(folder / "out")]) == 0
+    return folder / "out"
+
+
+def test_one_page_of_everything(built):
+    text = (built / "report.html").read_text()
+    assert len(text) < 5_000_000
+    assert not re.search(r"(src|href)=[\"'](?!#)", text), "the page refers to something outside of it"
+    assert "http" not in re.sub(r'xmlns(:xlink)?="[^"]*"|http-equiv', "", text)
+    said = Elements(text).text
+    for part in ("softmax: 3 of 100 cases fail", "accumulates in half", "rank 0, float64", "Made-up GPU", "Roofline"):
+        assert part in said
+    assert text.count("<svg") == 8, "accuracy, its histogram, the roofline and sizes, each wide and narrow"
+
+
+def test_hostile_names_are_text(built):
+    elements = Elements((built / "report.html").read_text())
+    assert not {"script", "img", "iframe", "object"} & elements.tags
+    assert not [name for name in elements.attributes if name.startswith("on")]
+    assert "<script>" in elements.text
+    assert "49" not in elements.text.split("${7*7}")[1][:12]
+    markdown = (built / "report.md").read_text()
+    assert "<script>" not in markdown
+    assert "<img" not in markdown
+
+
+def test_the_reproduce_command_runs_in_a_shell_and_is_the_case(tmp_path):
+    kept = read.Failure(
+        "../add-1'; touch owned; '", "values", msgspec.Raw(json.dumps(made.case("add", note="it's")).encode())
+    )
+    line = summary.reproduce(kept, "their.module").split(" && ")
+    assert line[1].startswith("python -m conformance reproduce ")
+    subprocess.run(line[0], shell=True, check=True, cwd=tmp_path)
+    (written,) = tmp_path.iterdir()
+    assert json.loads(written.read_text()) == made.case("add", note="it's")
+    assert shlex.split(line[1])[4] == written.name
+
+
+def test_markdown_and_json(built, tmp_path):
+    text = (built / "report.md").read_text()
+    assert "**softmax: 3 of 100 cases fail**" in text
+    assert "### Speed" in text
+    # A report is read again like the files that it was made of.
+    assert main(["build", str(built / "report.json"), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "report.md").read_text() == text
+
+
+def test_shards_are_added_up_and_devices_stand_side_by_side(tmp_path):
+    shards = [
+        made.metrics(made.record("add", "float32", share=share), seed=seed) for seed, share in ((0, 0.2), (1, 0.7))
+    ]
+    other = made.metrics(made.record("add", "float32", failed=1), gpu="Another GPU")
+    files = [made.write(tmp_path, f"{n}.json", document) for n, document in enumerate((*shards, other))]
+    assert main(["merge", *map(str, files), "--out", str(tmp_path / "out")]) == 0
+    whole = json.loads((tmp_path / "out" / "report.json").read_text())
+    by_name = {device["name"]: device["records"][0] for device in whole["devices"]}
+    assert by_name["Made-up GPU"]["cases"] == 200
+    assert by_name["Made-up GPU"]["worst"]["share"] == 0.7
+    assert by_name["Another GPU"]["failed"] == 1
+    assert "Side by side" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("{", "damaged"),
+        ("[1, 2]", "damaged"),
+        ("\x00\xff", "damaged"),
+        ("[" * 100_000, "damaged"),
+        ('{"schema": 9, "records": []}', "its schema is 9, and this version reads schema 1 only"),
+        ('{"schema": 1, "records": [{"op": "add", "cases": "many"}]}', "cases"),
+        ('{"schema": 1, "records": [{"dtype": "float32"}]}', "op"),
+        ('{"benchmarks": [{"extra_info": {"op": "add"}}]}', "damaged"),
+        ('{"benchmarks": []}', "no row"),
+        ('{"something": "else"}', "neither metrics nor benchmarks"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path, capsys, text, message):
+    path = made.write(tmp_path, "broken.json", text)
+    with pytest.raises(InputError, match=re.escape(message)):
+        read.read_file(path)
+    assert main(["build", str(path), "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists(), "something was written"
+    assert "broken.json" in capsys.readouterr().err
+
+
+def test_a_page_of_what_could_be_read_says_what_could_not(tmp_path):
+    fine = made.write(tmp_path, "fine.json", made.metrics(made.record("add", "float32"), of_a_later_version=[1]))
+    broken = made.write(tmp_path, "broken.json", '{"benchmarks": [')
+    assert main(["build", str(fine), str(broken), "--out", str(tmp_path / "out")]) == 0
+    said = Elements((tmp_path / "out" / "report.html").read_text()).text
+    assert "broken.json: damaged" in said
+    assert "no benchmarks in these files" in said
+    assert "no failure in 100 cases" in said
+
+
+def test_the_self_test_is_of_the_harness_wherever_it_ran(built, tmp_path):
+    (device,) = json.loads((built / "report.json").read_text())["devices"]
+    assert device["name"] == "Made-up GPU"
+    counts = {(one["of"], one["name"]): (one["planted"], one["killed"], one["examples"]) for one in device["selftest"]}
+    assert counts == {("op", "add"): (7, 7, 3.0), ("op", "mm"): (1, 0, None), ("check", "values"): (8, 7, 3.0)}
+    assert (device["false_alarms"], device["controlled"]) == (0, 300)
+    (alone,), problems = read.read([made.write(tmp_path, "selftest.json", made.selftest())])
+    assert (alone.name, problems) == ("any device", [])
+
+
+def test_versions_that_do_not_fit_together_are_said(tmp_path):
+    first = made.metrics(made.record("add", "float32"))
+    second = made.metrics(made.record("mm", "float32"), versions={"torch": "2.11.0"})
+    files = [made.write(tmp_path, f"{n}.json", document) for n, document in enumerate((first, second))]
+    _, problems = read.read(files)
+    assert len(problems) == 1
+    assert "torch is 2.11.0 here and 2.13.0" in problems[0]
+
+
+def test_buckets_of_shares_are_those_of_the_metrics():
+    assert plots.EDGES == harness.EDGES
+
+
+def test_the_same_cases_in_two_files_are_counted_once(tmp_path):
+    files = [made.write(tmp_path, f"{n}.json", made.metrics(made.record("add", "float32"))) for n in range(2)]
+    (device,), problems = read.read(files)
+    assert device.records[0].cases == 100
+    assert "the same cases" in problems[0]
+
+
+def test_what_a_record_lacks_is_missing_on_the_page_and_nothing_more():
+    device = read.Device("d", records=[read.Record("add", "float32")], rows=[read.Row("add", "x", "1", "host", 1e-6)])
+    found = page.sections([device], [], [])
+    assert "add" in page.html("t", found)
+    assert "add" in page.markdown("t", found)
+
+
+def test_the_results_of_record_are_the_report_that_is_committed(tmp_path):
+    folder = Path(page.__file__).parent / "results" / "nvidia-h200"
+    assert main(["build", str(folder), "--out", str(tmp_path)]) == 0
+    again = "the files were changed: python -m reports build reports/results/nvidia-h200"
+    assert (tmp_path / "report.md").read_text() == (folder / "report.md").read_text(), again
+    assert (folder / "report.html").stat().st_size < 5_000_000
+
+
+MANY = """
+import json, resource, sys, time
+case = json.dumps({"schema": 1, "op": "add", "args": [{"type": "tensor", "shape": [2, 641, 1, 3], "dtype": "float32",
+                   "values": "uniform", "seed": 254}], "kwargs": {}, "digests": ["0123456789abcdef"], "note": ""})
+with open(sys.argv[1], "w") as file:
+    file.write('{"schema": 1, "records": [')
+    for number in range(20):
+        file.write(("," if number else "") + f'{{"op": "op{number}", "dtype": "float32", "cases": 50000, "failures": [')
+        file.write(",".join(f'{{"id": "add-{i:010x}", "check": "values", "case": {case}}}' for i in range(50_000)))
+        file.write("]}")
+    file.write("]}")
+"""
+
+
+def test_a_million_failing_cases(tmp_path):
+    path = tmp_path / "many.json"
+    subprocess.run([sys.executable, "-c", MANY, str(path)], check=True)
+    code = (
+        "import resource, sys; from reports.__main__ import main; code = main(sys.argv[1:]);"
+        "usage = resource.getrusage(resource.RUSAGE_SELF);"
+        "print(usage.ru_maxrss, usage.ru_utime + usage.ru_stime); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "build", str(path), "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kilobytes, seconds = map(float, done.stdout.splitlines()[-1].split())
+    assert kilobytes < 1e6
+    # Of the processor: how long it takes by the clock depends on what else the machine does.
+    assert seconds < 30
+    assert "1,000,000" in (tmp_path / "report.html").read_text()

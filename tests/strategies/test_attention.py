@@ -1,0 +1,123 @@
+"""Calls of attention: their parts fit together, all kinds are drawn, and planted defects shrink to simple calls."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import HealthCheck, find, settings
+
+from strategies import attention, layouts
+from strategies.attention import Attention, Positions, Views
+from strategies.specs import TensorSpec
+from strategies.tensors import materialize
+
+ANY = attention.attentions()
+SETTINGS = settings(
+    max_examples=3000, derandomize=False, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def simplest(defect) -> Attention:
+    return find(ANY, defect, settings=SETTINGS, random=random.Random(0))
+
+
+def keys_read(call: Attention) -> int:
+    """How many keys the longest sequence attends to."""
+    rows = call.key.shape[-2]
+    if not isinstance(call.cache, Positions):
+        return rows
+    slot = call.cache.slot
+    last = slot if isinstance(slot, int) else max(materialize(slot).tolist(), default=0)
+    return last + rows
+
+
+def test_parts_fit_together(examples):
+    for call in examples(ANY, 400):
+        query, key, value = call.query.shape, call.key.shape, call.value.shape
+        assert query[-1] == key[-1]
+        assert key[:-1] == value[:-1]
+        assert query[:-3] == key[:-3]
+        assert query[-3] % max(key[-3], 1) == 0
+        assert call.grouped or query[-3] == key[-3]
+        assert max(*query[-1:], *value[-1:]) <= attention.MAX_DIM
+        assert call.variant is None or call.variant in attention.VARIANTS
+        if call.mask is not None:
+            assert not call.causal
+            scores = (*query[:-1], keys_read(call))
+            assert 2 <= len(call.mask.shape) <= len(scores)
+            assert all(a in (1, b) for a, b in zip(call.mask.shape[::-1], scores[::-1], strict=False))
+        match call.cache:
+            case Views(present_key, present_value, start, elsewhere):
+                new = present_key.shape[-2]
+                assert 0 <= start <= start + new <= key[-2]
+                assert present_key.shape == (*key[:-2], new, key[-1])
+                assert present_value.shape == (*value[:-2], new, value[-1])
+                for slot in elsewhere or ():
+                    assert slot.shape in (present_key.shape, present_value.shape)
+            case Positions(key_cache, value_cache, slot, _):
+                capacity = key_cache.shape[-2]
+                assert keys_read(call) <= capacity == value_cache.shape[-2]
+                assert isinstance(slot, int) or slot.shape == query[:1]
+        caches = {Views: (call.key, call.value), Positions: vars_of(call.cache)}.get(type(call.cache), ())
+        for spec in caches:
+            assert layouts.layout_class(spec.layout, spec.shape) != "expanded"
+
+
+def vars_of(cache) -> tuple[TensorSpec, ...]:
+    return (cache.key, cache.value) if isinstance(cache, Positions) else ()
+
+
+def test_work_is_bounded(examples):
+    for call in examples(attention.attentions(("float64",), float64_work=1 << 12), 200):
+        rows = math.prod(call.query.shape[:-1]) * keys_read(call)
+        assert rows * (call.query.shape[-1] + call.value.shape[-1]) <= max(1 << 12, 2 * rows)
+
+
+def test_what_is_stale_is_poisoned(examples):
+    """NaN from the first new row of each sequence on, and nothing before it."""
+    seen = 0
+    for call in examples(ANY, 400):
+        if not isinstance(call.cache, Positions) or not call.cache.key.specials or call.cache.key.shape[-2] > 40:
+            continue
+        specials = {special.value for special in call.cache.key.specials}
+        slot = call.cache.slot
+        slots = [slot] * call.query.shape[0] if isinstance(slot, int) else materialize(slot).tolist()
+        if specials != {"nan"} or len(call.query.shape) == 3 or call.cache.key.specials[0].run == 1:
+            continue
+        cache = materialize(call.cache.key)
+        for sequence, first in enumerate(slots):
+            assert cache[sequence, :, first:].isnan().all()
+        seen += 1
+    assert seen > 5
+
+
+@pytest.mark.parametrize(
+    ("defect", "shapes"),
+    [
+        (lambda call: True, ((1, 1, 1, 1), (1, 1, 1, 1))),
+        (lambda call: call.query.shape[-2] > 16 and call.key.shape[-2] > 20, ((1, 1, 17, 1), (1, 1, 21, 1))),
+        (lambda call: call.query.shape[-1] > 64, ((1, 1, 1, 65), (1, 1, 1, 65))),
+        (lambda call: call.query.shape[-3] > call.key.shape[-3], ((1, 2, 1, 1), (1, 1, 1, 1))),
+        (lambda call: call.causal and call.variant == "LOWER_RIGHT", ((1, 1, 1, 1), (1, 1, 1, 1))),
+        (lambda call: call.mask is not None and call.mask.dtype != "bool", ((1, 1, 1, 1), (1, 1, 1, 1))),
+        (lambda call: isinstance(call.cache, Views), ((1, 1, 1, 1), (1, 1, 1, 1))),
+        (lambda call: isinstance(call.cache, Positions), ((1, 1, 1, 1), (1, 1, 1, 1))),
+        (
+            lambda call: isinstance(call.cache, Positions) and call.cache.slot.__class__ is TensorSpec,
+            ((1, 1, 1, 1), (1, 1, 1, 1)),
+        ),
+    ],
+)
+def test_defects_shrink_part_by_part(defect, shapes):
+    call = simplest(defect)
+    assert (call.query.shape, call.key.shape) == shapes
+    assert call.value.shape[:-1] == call.key.shape[:-1]
+    operands = [call.query, call.key, call.value]
+    assert all(spec == TensorSpec(spec.shape, "float32") for spec in operands)
+    assert call.scale is None
+    # What the defect does not need is gone.
+    for without in ("mask", "cache"):
+        bare = {**{name: getattr(call, name) for name in call.__struct_fields__}, without: None}
+        assert getattr(call, without) is None or not defect(Attention(**bare))
