@@ -7,6 +7,7 @@ import random
 
 import pytest
 from hypothesis import HealthCheck, find, settings
+from hypothesis import strategies as st
 
 from strategies import attention, layouts
 from strategies.attention import Attention, Positions, Views
@@ -75,20 +76,21 @@ def test_work_is_bounded(examples):
         assert rows * (call.query.shape[-1] + call.value.shape[-1]) <= max(1 << 12, 2 * rows)
 
 
-def test_what_is_stale_is_poisoned(examples):
+def test_what_is_stale_is_poisoned(examples, monkeypatch):
     """NaN from the first new row of each sequence on, and nothing before it."""
+    monkeypatch.setattr(attention, "_RARELY", st.just(False))  # no NaN is planted elsewhere
     seen = 0
     for call in examples(ANY, 400):
         if not isinstance(call.cache, Positions) or not call.cache.key.specials or call.cache.key.shape[-2] > 40:
             continue
-        specials = {special.value for special in call.cache.key.specials}
         slot = call.cache.slot
         slots = [slot] * call.query.shape[0] if isinstance(slot, int) else materialize(slot).tolist()
-        if specials != {"nan"} or len(call.query.shape) == 3 or call.cache.key.specials[0].run == 1:
+        if len(call.query.shape) == 3:
             continue
         cache = materialize(call.cache.key)
         for sequence, first in enumerate(slots):
             assert cache[sequence, :, first:].isnan().all()
+            assert not cache[sequence, :, :first].isnan().any()
         seen += 1
     assert seen > 5
 
