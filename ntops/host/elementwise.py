@@ -12,6 +12,8 @@ from ntops.torch.utils import Config, make
 
 # Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
 CONFIG = Config(blocks=(("block_size", 1024),), num_warps=4)
+# The side of a square tile: 64 elements of a half type fill a line of 128 bytes.
+SIDE = 64
 
 
 def elementwise(
@@ -131,11 +133,33 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
     if scalars:
         arguments = arguments | {"scalars": scalars}
 
-    kernel = make(premake, {"ndim": first.ndim} | arguments, CONFIG, iteration.specialize(views))
+    specialization = iteration.specialize(views)
+    config = configuration(views, specialization.unit_strides)
+    kernel = make(premake, {"ndim": first.ndim} | arguments, config, specialization)
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 
     with on_device(first.device):
         kernel(*(_argument(views.get(name, value), number_type) for name, value in operands.items()), *constants)
+
+
+def configuration(views, unit_strides):
+    """The tiles of an elementwise kernel: flat ones, or square ones where operands run along different dims.
+
+    With flat tiles every element of an operand that runs along another dim than the output takes a line of memory.
+
+    :param views: The tensors as the kernel sees them, by name, the output first; it runs along the last dim.
+    :param unit_strides: The (name, dim) along which neighbours are next to each other.
+    """
+    shape = next(iter(views.values())).shape
+    last = len(shape) - 1
+    # An operand that is expanded along the last dim is read once for each row either way.
+    across = [dim for name, dim in unit_strides if dim != last and views[name].stride(last)]
+
+    if not across or min(shape[across[0]], shape[last]) < SIDE // 4:
+        return CONFIG
+
+    tile = tuple(SIDE if dim in (across[0], last) else 1 for dim in range(len(shape)))
+    return Config(blocks=(("block_size", tile),), num_warps=8)
 
 
 def _argument(value, number_type):

@@ -8,7 +8,12 @@ def arrangement(*tensors, block_size=None):
     """Flatten each tensor and cut it into tiles of ``block_size`` elements; 0-d tensors (scalars) stay as they are.
 
     The grid comes from the first tensor, so the output goes first.
+
+    :param block_size: A number of elements, or a tuple with one for each dim: then the dims are tiled as they are.
     """
+    if isinstance(block_size, tuple):
+        return tuple(tensor.tile(block_size) if tensor.ndim else tensor for tensor in tensors)
+
     if block_size is None:
         block_size = searched_block_size()
 

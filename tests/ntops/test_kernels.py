@@ -57,6 +57,27 @@ def test_strided_and_broadcast_shapes_of_add_need_a_kernel_a_rank(fresh_cache):
     assert _compiled(fresh_cache) <= 8
 
 
+@pytest.mark.parametrize(
+    ("other", "tile"),
+    [
+        (lambda a: a, 1024),
+        (lambda a: a.transpose(1, 2).contiguous().transpose(1, 2), (1, 64, 64)),
+        (lambda a: a.permute(2, 1, 0).contiguous().permute(2, 1, 0), (64, 1, 64)),
+        # Expanded along the last dim: each row reads one element.
+        (lambda a: a[:, :1, :].transpose(1, 2).expand(20, 65, 65), 1024),
+        # Too short a dim for a tile.
+        (lambda a: a[:2].permute(2, 1, 0).contiguous().permute(2, 1, 0), 1024),
+    ],
+    ids=["contiguous", "transposed", "outermost first", "expanded", "short"],
+)
+def test_operands_that_run_along_different_dims_take_square_tiles(other, tile, fresh_cache):
+    second = other(torch.randn(20, 65, 65, device=DEVICE))
+    first = torch.randn(second.shape, device=DEVICE)
+    assert torch.equal(ntops.torch.add(first, second), first + second)
+    ((_, _, blocks, *_),) = fresh_cache
+    assert dict(blocks)["block_size"] == tile
+
+
 def test_shapes_of_softmax_need_a_kernel_a_power_of_two(fresh_cache):
     for columns in range(1, 513, 3):
         ntops.torch.softmax(torch.ones(1 + columns % 5, columns, device=DEVICE), -1)
