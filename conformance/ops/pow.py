@@ -155,7 +155,10 @@ SPEC = OpSpec(
     outs=OUTS,
     batch=elementwise.batch,
     expected=expected,
-    # A logarithm, a product and an exponential.
-    benchmarks=elementwise.benchmarks("pow", 1, element_flops=3, more=(2.5,)),
+    # A logarithm, a product and an exponential; and the square that models take.
+    benchmarks=(
+        *elementwise.benchmarks("pow", 1, element_flops=3, more=(2.5,)),
+        *elementwise.benchmarks("pow", 1, more=(2,)),
+    ),
     cuda_refuses=partial(deviations.cuda_refuses, "pow"),
 )

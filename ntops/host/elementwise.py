@@ -11,7 +11,8 @@ from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, resul
 from ntops.torch.utils import Config, make
 
 # Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
-CONFIG = Config(blocks=(("block_size", 1024),), num_warps=4)
+FLAT = 1024
+CONFIG = Config(blocks=(("block_size", FLAT),), num_warps=4)
 # The side of a square tile: 64 elements of a half type fill a line of 128 bytes.
 SIDE = 64
 
@@ -143,9 +144,11 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
 
 
 def configuration(views, unit_strides):
-    """The tiles of an elementwise kernel: flat ones, or square ones where operands run along different dims.
+    """The tiles of an elementwise kernel: flat ones if they can be, else ones that suit the memory.
 
-    With flat tiles every element of an operand that runs along another dim than the output takes a line of memory.
+    Where there are several dims, a flat tile divides to find each element's place, which a tile along a long last dim
+    need not. And where an operand runs along another dim than the output, it takes a line of memory for each element;
+    a square tile reads and writes whole lines.
 
     :param views: The tensors as the kernel sees them, by name, the output first; it runs along the last dim.
     :param unit_strides: The (name, dim) along which neighbours are next to each other.
@@ -155,11 +158,14 @@ def configuration(views, unit_strides):
     # An operand that is expanded along the last dim is read once for each row either way.
     across = [dim for name, dim in unit_strides if dim != last and views[name].stride(last)]
 
-    if not across or min(shape[across[0]], shape[last]) < SIDE // 4:
-        return CONFIG
+    if across and min(shape[across[0]], shape[last]) >= SIDE // 4:
+        tile = tuple(SIDE if dim in (across[0], last) else 1 for dim in range(len(shape)))
+        return Config(blocks=(("block_size", tile),), num_warps=8)
 
-    tile = tuple(SIDE if dim in (across[0], last) else 1 for dim in range(len(shape)))
-    return Config(blocks=(("block_size", tile),), num_warps=8)
+    if last and shape[last] >= FLAT // 2:
+        return Config(blocks=(("block_size", (1,) * last + (FLAT,)),), num_warps=CONFIG.num_warps)
+
+    return CONFIG
 
 
 def _argument(value, number_type):

@@ -7,28 +7,48 @@ import ninetoothed.language as ntl
 from ntops.kernels import constants, element_wise
 
 
-def application(output, input, index, seed, rate, scale, compute_dtype):
+def application(output, input, index, seed, threshold, scale, compute_dtype):
     # The offset of an element of a contiguous tensor of this shape is its number, whatever the layout and the tile.
     number = ntl.cast(index.offsets(), ntl.int64)
-    low = ntl.cast(number, ntl.uint32)
-    high = ntl.cast(number >> 32, ntl.uint32)
-    random, _, _, _ = ntl.philox(seed, low, high, low * 0, low * 0)
-    kept = ntl.uint_to_uniform_float(random) >= rate
+    low = ntl.cast(number >> 2, ntl.uint32)
+    high = ntl.cast(number >> 34, ntl.uint32)
+    first, second, third, fourth = ntl.philox(seed, low, high, low * 0, low * 0)
+    even = ntl.where((number & 2) == 0, first, third)
+    odd = ntl.where((number & 2) == 0, second, fourth)
+    random = ntl.where((number & 1) == 0, even, odd)
     # What is dropped is multiplied by 0, so that NaN and infinities become NaN as in torch.
-    factor = ntl.where(kept, ntl.cast(scale, compute_dtype), 0)
+    factor = ntl.where(ntl.cast(random, ntl.int64) >= ntl.cast(threshold, ntl.int64), ntl.cast(scale, compute_dtype), 0)
     output = ntl.cast(ntl.cast(input, compute_dtype) * factor, output.dtype)
 
 
-def premake(ndim, dtype=None, compute_dtype=None, scalars=None, block_size=None):
+def application_contiguous(output, input, index, seed, threshold, scale, compute_dtype):
+    # Four elements in a row share a counter, and each takes one of its four numbers. Number and seed are those of the
+    # first of the four: of the last some may be past the end.
+    number = ntl.cast(index.offsets(), ntl.int64)
+    evens, _ = ntl.split(ntl.reshape(number, (number.shape[0] // 4, 2, 2)))
+    start, _ = ntl.split(evens)
+    even_seeds, _ = ntl.split(ntl.reshape(seed, (number.shape[0] // 4, 2, 2)))
+    key, _ = ntl.split(even_seeds)
+    low = ntl.cast(start >> 2, ntl.uint32)
+    high = ntl.cast(start >> 34, ntl.uint32)
+    first, second, third, fourth = ntl.philox(key, low, high, low * 0, low * 0)
+    random = ntl.reshape(ntl.join(ntl.join(first, third), ntl.join(second, fourth)), number.shape)
+    factor = ntl.where(ntl.cast(random, ntl.int64) >= ntl.cast(threshold, ntl.int64), ntl.cast(scale, compute_dtype), 0)
+    output = ntl.cast(ntl.cast(input, compute_dtype) * factor, output.dtype)
+
+
+def premake(ndim, contiguous=False, dtype=None, compute_dtype=None, scalars=None, block_size=None):
     """Arrangement, application and tensors of ``dropout``.
 
-    ``index`` is any tensor of the shape of the output and with the strides of a contiguous one; it is not read.
-    ``rate`` is the probability to be dropped (ahead of time, NineToothed puts C in place of every "p" of a launch, if
-    that is an argument's name), ``scale`` 1 / (1 - rate).
+    ``index`` is any tensor of the shape of the output and with the strides of a contiguous one; it is not read. With
+    ``contiguous`` all three are, which takes a quarter of the random numbers to make the same mask.
+    Dropped are the elements whose 32 random bits are below ``threshold``, 2^32 times the probability (ahead of time,
+    NineToothed puts C in place of every "p" of a launch, if that is an argument's name); ``scale`` is 1 / (1 - p).
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
-    scalars = scalars or ({"seed": "i64", "rate": "fp64", "scale": "fp64"} if dtype else None)
-    tensors = element_wise.tensors(ndim, "input", "index", "seed", "rate", "scale", dtype=dtype, scalars=scalars)
+    scalars = scalars or ({"seed": "i64", "threshold": "i64", "scale": "fp64"} if dtype else None)
+    tensors = element_wise.tensors(ndim, "input", "index", "seed", "threshold", "scale", dtype=dtype, scalars=scalars)
     arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    variant = application_contiguous if contiguous else application
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return arrangement, *constants.bind(variant, tensors, compute_dtype=compute_dtype)

@@ -10,7 +10,23 @@ from ntops.kernels import constants, element_wise
 
 def application(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
-    output = ntl.cast(value * 0.5 * (1 + ntl.erf(value * 0.7071067811865476)), output.dtype)
+
+    if compute_dtype == ntl.float64:
+        phi = 0.5 * (1 + ntl.erf(value * 0.7071067811865476))
+    else:
+        # 1 - Phi(|x|) = exp(-x^2 / 2) t P(t) with t = 1 / (1 + 0.4 |x|), the form of Abramowitz and Stegun's 7.1.26.
+        # The coefficients are a minimax fit: off by 1.4e-8 at most, in |x| < 3 by 3.4e-8 of the value. With CUDA's erf
+        # it is 39 instructions an element instead of 31 (sm_90), and 1 + erf cancels where x is negative.
+        size = ntl.abs(value)
+        t = 1 / (1 + 0.4 * size)
+        series = 0.17865611711858906 - 0.03514503741619086 * t
+        series = 0.19902354274448822 + t * (-0.32806070537989324 + t * series)
+        series = 0.14422933691297038 + t * (0.022713123955905364 + t * series)
+        series = 0.15954074025047643 + t * (0.1590428682469511 + t * series)
+        tail = series * t * ntl.exp2(-0.7213475204444817 * size * size)
+        phi = ntl.where(value > 0, 1 - tail, tail)
+
+    output = ntl.cast(value * phi, output.dtype)
 
 
 def application_tanh(output, input, compute_dtype):

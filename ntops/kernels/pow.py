@@ -12,6 +12,11 @@ def application(output, input, exponent, compute_dtype):
     output = ntl.cast(libdevice.pow(ntl.cast(input, compute_dtype), ntl.cast(exponent, compute_dtype)), output.dtype)
 
 
+def application_square(output, input, exponent, compute_dtype):
+    value = ntl.cast(input, compute_dtype)
+    output = ntl.cast(value * value, output.dtype)
+
+
 def application_integer(output, input, exponent, compute_dtype):
     base = ntl.cast(input, compute_dtype)
     rest = ntl.cast(exponent, compute_dtype)
@@ -30,14 +35,21 @@ def application_integer(output, input, exponent, compute_dtype):
     output = ntl.cast(ntl.where(negative, unit, power), output.dtype)
 
 
-def premake(ndim, integer=False, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Arrangement, application and tensors of ``pow``; ``integer`` for integer powers of integers, in int64."""
+APPLICATIONS = {"square": application_square, "integer": application_integer, None: application}
+
+
+def premake(ndim, kind=None, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
+    """Arrangement, application and tensors of ``pow``.
+
+    ``kind`` is "integer" for integer powers of integers, in int64; "square" where ``exponent``, then not looked at, is
+    known to be 2.
+    """
     if dtype:
-        integer = not constants.is_floating(output_dtype or dtype)
-        compute_dtype = compute_dtype or ("i64" if integer else "fp64")
+        floating = constants.is_floating(output_dtype or dtype)
+        kind = kind or (None if floating else "integer")
+        compute_dtype = compute_dtype or ("fp64" if floating else "i64")
 
     tensors = element_wise.tensors(ndim, "input", "exponent", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
     arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
-    variant = application_integer if integer else application
 
-    return arrangement, *constants.bind(variant, tensors, compute_dtype=compute_dtype)
+    return arrangement, *constants.bind(APPLICATIONS[kind], tensors, compute_dtype=compute_dtype)

@@ -3,16 +3,16 @@
 import functools
 
 import ninetoothed.language as ntl
+from ninetoothed.language import libdevice
 
 from ntops.kernels import constants, element_wise
-from ntops.kernels.functions import divide, exp
 
 
 def application(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
-    power = exp(-value, compute_dtype)
-    result = divide(value, 1 + power, compute_dtype)
-    output = ntl.cast(result, output.dtype)
+    power = libdevice.exp(-value)
+    # Triton's approximate quotient: 2 ulp of the 4 there are, and half the instructions of the exact one.
+    output = ntl.cast(value / (1 + power), output.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):

@@ -67,9 +67,10 @@ def dropout(input, p=0.5, training=True, inplace=False):
         "input": input,
         "index": output.as_strided(input.shape, contiguous_strides(input.shape)),
         "seed": seed,
-        "rate": p,
+        "threshold": round(p * 2**32),
         "scale": 1 / (1 - p) if p < 1 else 0.0,
     }
-    launch(premake, input.shape, operands, compute_dtype)
+    contiguous = input.is_contiguous() and output.is_contiguous()
+    launch(premake, input.shape, operands, compute_dtype, contiguous=contiguous)
 
     return output

@@ -4,7 +4,7 @@ from ntops.host.arguments import check_fits, check_operands, check_tensor
 from ntops.host.elementwise import elementwise
 from ntops.host.iteration import contiguous_strides
 from ntops.host.output import resize_out
-from ntops.host.promotion import result_dtype
+from ntops.host.promotion import accumulate_dtype, result_dtype
 from ntops.host.repetition import repeatable
 from ntops.kernels.pow import premake
 
@@ -44,6 +44,15 @@ def pow(input, exponent, *, out=None):
 
     operands = {"input": input, "exponent": exponent}
 
+    if not isinstance(exponent, torch.Tensor) and exponent == 2:
+        kind, compute_dtype = "square", accumulate_dtype(dtype)
+    elif integer:
+        # Powers wrap in 64 bits as in fewer.
+        kind, compute_dtype = "integer", torch.int64
+    else:
+        # libdevice's float32 power takes subnormal numbers for zeros.
+        kind, compute_dtype = None, torch.float64
+
     return elementwise(
         premake,
         operands if integer else {name: _rounded(value, dtype) for name, value in operands.items()},
@@ -51,9 +60,8 @@ def pow(input, exponent, *, out=None):
         out=out,
         # So torch has it for numbers to the power of tensors.
         contiguous=not isinstance(input, torch.Tensor),
-        # libdevice's float32 power takes subnormal numbers for zeros; integers wrap in 64 bits as in fewer.
-        compute_dtype=torch.int64 if integer else torch.float64,
-        integer=integer,
+        compute_dtype=compute_dtype,
+        kind=kind,
     )
 
 
