@@ -1,11 +1,13 @@
 """Matrix products: shapes, ``out=``, configurations and the launch."""
 
+import dataclasses
+
 import torch
 
-from ntops.host import output, repetition
+from ntops.host import choice, output, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.iteration import collapse, contiguous_strides, specialize
-from ntops.host.launch import on_device, shared_memory
+from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.torch.mul import mul
 from ntops.torch.utils import Config, make
@@ -117,8 +119,46 @@ def _without_product(result, added, scales):
         mul(added, torch.scalar_tensor(scales[1], dtype=result.dtype).item(), out=result)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a product is computed: a tile of the result, how much of K at a time, and the compiler's options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem(choice.Problem):
+    """Products of (M, K) and (K, N) matrices.
+
+    How many there are in a batch, and their strides, are no part of it: those change no bit of a result.
+    """
+
+    OPTIONS = Options
+    SIZES = ("m", "n", "k")
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    ieee: bool
+    """Whether float32 is multiplied as it is, not as TF32."""
+
+    def rule(self, device):
+        return config(self.m, self.n, self.dtype, self.ieee, device.shared_memory)
+
+    def space(self, device):
+        return [Options(*one) for one in _space(self) if one[0] <= max(next_power_of_2(self.m), 64)]
+
+    def resources(self, options):
+        return resources(options, self.dtype, self.ieee)
+
+
 def config(m, n, dtype, ieee, shared_memory):
-    """The configuration of a product.
+    """The options of a product.
 
     :param m: Rows of the result.
     :param n: Columns of the result.
@@ -143,9 +183,89 @@ def config(m, n, dtype, ieee, shared_memory):
 
     stage = (block_m + block_n) * block_k * dtype.itemsize
     num_stages = max(min(num_stages, shared_memory // stage), 1)
-    blocks = (("block_size_m", block_m), ("block_size_n", block_n), ("block_size_k", block_k))
 
-    return Config(blocks, num_warps, num_stages)
+    return Options(block_m, block_n, block_k, num_warps, num_stages)
+
+
+# Tiles of the result and of K, warps and stages, the most promising first.
+_HALF = (
+    (128, 256, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 4),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 4, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 128, 8, 3),
+    (128, 256, 128, 8, 2),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 128, 4, 4),
+    (64, 256, 64, 4, 4),
+    (64, 64, 64, 4, 5),
+    (64, 64, 128, 4, 4),
+)
+# A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
+_HALF_SKINNY = (
+    (16, 32, 256, 4, 4),
+    (16, 32, 128, 4, 5),
+    (16, 64, 128, 4, 4),
+    (16, 64, 128, 4, 6),
+    (16, 64, 256, 4, 3),
+    (16, 64, 256, 8, 4),
+    (16, 128, 64, 4, 6),
+    (16, 128, 128, 4, 4),
+    (32, 32, 128, 4, 5),
+    (32, 64, 128, 4, 4),
+    (32, 64, 256, 4, 3),
+    (64, 32, 128, 4, 5),
+    (64, 64, 128, 4, 5),
+)
+_TF32 = (
+    (128, 128, 32, 8, 4),
+    (128, 256, 32, 8, 3),
+    (128, 256, 32, 8, 4),
+    (256, 128, 32, 8, 3),
+    (128, 128, 32, 4, 4),
+    (128, 128, 64, 8, 3),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 32, 4, 5),
+    (64, 64, 64, 4, 3),
+    (16, 64, 64, 4, 4),
+    (16, 64, 128, 4, 3),
+    (32, 64, 64, 4, 4),
+)
+_PLAIN = (
+    (64, 64, 16, 4, 2),
+    (64, 64, 32, 4, 2),
+    (64, 128, 16, 8, 3),
+    (128, 64, 16, 8, 3),
+    (32, 64, 32, 4, 3),
+    (32, 32, 32, 4, 3),
+    (16, 64, 32, 4, 3),
+)
+
+
+def _space(problem):
+    if problem.dtype is torch.float64 or (problem.dtype is torch.float32 and problem.ieee):
+        return _PLAIN
+
+    if problem.dtype is torch.float32:
+        return _TF32
+
+    return (*_HALF_SKINNY, *_HALF) if min(problem.m, problem.n) <= 64 else _HALF
+
+
+def resources(options, dtype, ieee):
+    """What the options take, as compiled for sm_90."""
+    tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
+    threads = 32 * options.num_warps
+    accumulator = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4
+    # The result is put in the order of memory in the shared memory that the tiles have left.
+    shared = max(tiles * options.num_stages, options.block_m * options.block_n * dtype.itemsize)
+
+    return choice.Resources(shared, accumulator // threads + 40)
 
 
 def _launch(premake, result, input, mat2, added, scales):
@@ -165,9 +285,13 @@ def _launch(premake, result, input, mat2, added, scales):
         number_type = scalar_type(result.dtype)
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
-    limit = shared_memory(result.device.index or 0)
-    chosen = config(result.shape[-2], result.shape[-1], input.dtype, ieee, limit)
-    kernel = make(premake, arguments, chosen, specialize(views))
+    # A product of batches that broadcast is that of bmm, or of mm.
+    name = premake.__module__.rpartition(".")[2]
+    name = name if name != "matmul" else "bmm" if batch else "mm"
+    problem = Problem(*result.shape[-2:], input.shape[-1], input.dtype, ieee)
+    chosen = choice.choose(name, problem, result.device.index or 0)
+    blocks = ("block_size_m", chosen.block_m), ("block_size_n", chosen.block_n), ("block_size_k", chosen.block_k)
+    kernel = make(premake, arguments, Config(blocks, chosen.num_warps, chosen.num_stages), specialize(views))
     constants = (TRITON_DTYPES[accumulate_dtype(result.dtype)], "ieee" if ieee else "tf32")
 
     with on_device(result.device):
