@@ -69,14 +69,19 @@ class Problem(choice.Problem):
     def resources(self, options):
         block_e, block_ev = block_dims(self.head_dim, self.value_dim, self.dtype, self.ieee, self.aligned)
         itemsize = self.dtype.itemsize
-        shared = _shared(options, block_e, block_ev, itemsize, self.mask_bytes)
+        # Below 64 rows products read registers, and a stage is there that has left shared memory: as those of ``mm``.
+        stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
+        staged = dataclasses.replace(options, num_stages=stages)
+        shared = _shared(staged, block_e, block_ev, itemsize, self.mask_bytes)
         threads = 32 * options.num_warps
-        # The sums and the scores of a thread; scores once more, as weights, in the dtype of values. Operands of
-        # addresses of their own take two registers each, a plain product's all of its factors.
+        # The sums, the scores and once more these, as weights in the dtype of values; and of keys and values that are
+        # loaded, an address of two registers for 16 bytes of each thread. The constant was read off kernels that
+        # Triton 3.7 compiled for sm_90: what exceeds 255 spills more than a few words.
         values = options.block_m * (block_ev + options.block_n) * max(itemsize, 4) // 4
         values += options.block_m * options.block_n * itemsize // 4
+        values += options.block_n * (block_e + block_ev) * itemsize // 8
 
-        return choice.Resources(shared, values // threads + 48)
+        return choice.Resources(shared, 60 + values // threads, threads)
 
 
 # Rows, keys, warps and stages, the most promising first.

@@ -18,7 +18,8 @@ from ntops._runtime import INTERPRETED
 from ntops.host import launch, repetition, store
 
 REGISTERS = 255
-"""What a thread can have, on every NVIDIA GPU; an AMD one has more."""
+"""What a thread can have at most, and ``REGISTER_FILE`` all threads of a program, on NVIDIA's GPUs; AMD's have more."""
+REGISTER_FILE = 65536
 _forced: dict[str, Any] = {}
 _asking: list[bool] = []
 
@@ -42,10 +43,13 @@ class Resources:
     """Of a program, in bytes."""
     registers: int
     """Of a thread."""
+    threads: int
+    """Of a program."""
 
     def fit(self, device: Device) -> bool:
         """Whether the device has that much, without spilling registers to memory."""
-        return self.shared_memory <= device.shared_memory and self.registers <= REGISTERS
+        registers = min(REGISTERS, REGISTER_FILE // self.threads)
+        return self.shared_memory <= device.shared_memory and self.registers <= registers
 
 
 class Problem:

@@ -154,7 +154,7 @@ class Problem(choice.Problem):
         return [Options(*one) for one in _space(self) if one[0] <= max(next_power_of_2(self.m), 64)]
 
     def resources(self, options):
-        return resources(options, self.dtype, self.ieee)
+        return resources(options, self.dtype)
 
 
 def config(m, n, dtype, ieee, shared_memory):
@@ -257,15 +257,18 @@ def _space(problem):
     return (*_HALF_SKINNY, *_HALF) if min(problem.m, problem.n) <= 64 else _HALF
 
 
-def resources(options, dtype, ieee):
-    """What the options take, as compiled for sm_90."""
-    tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
+def resources(options, dtype):
+    """What the options take. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
     threads = 32 * options.num_warps
-    accumulator = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4
-    # The result is put in the order of memory in the shared memory that the tiles have left.
-    shared = max(tiles * options.num_stages, options.block_m * options.block_n * dtype.itemsize)
+    tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
+    # The matrix units of Hopper read tiles of 64 rows from shared memory, so those of all stages are there at once;
+    # else the tiles of a stage have gone to registers when those of the last one come.
+    stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
+    # What is loaded is 16 bytes, and an address of two registers, for each thread at a time.
+    addresses = 2 * -(-tiles // (16 * threads))
+    sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
 
-    return choice.Resources(shared, accumulator // threads + 40)
+    return choice.Resources(tiles * stages, 32 + sums + addresses, threads)
 
 
 def _launch(premake, result, input, mat2, added, scales):

@@ -74,12 +74,13 @@ class Problem(choice.Problem):
         return options.block_columns <= max(next_power_of_2(self.columns), 16)
 
     def resources(self, options):
-        # A thread holds its elements of each tile in the dtype in which is computed, and of the result's before they
-        # are stored; what else it needs was read off kernels compiled for sm_90.
-        elements = options.block_rows * options.block_columns // (32 * options.num_warps)
-        values = elements * self.compute_dtype.itemsize // 4 * max(self.tensors - 1, 1)
+        # A thread holds its elements of the input in the dtype in which is computed, and of what it is multiplied and
+        # added to a part. The constants were read off kernels that Triton 3.7 compiled for sm_90.
+        threads = 32 * options.num_warps
+        elements = options.block_rows * options.block_columns // threads
+        parts = self.compute_dtype.itemsize / 4 + (self.tensors - 2) * self.dtype.itemsize / 8
 
-        return choice.Resources(4 * options.num_warps * options.block_rows, 24 + values)
+        return choice.Resources(4 * options.num_warps * options.block_rows, 24 + int(elements * parts), threads)
 
 
 def config(columns, compute_dtype, longest_tile=LONGEST_TILE):

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection as connections
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class _Job:
 class Compiled:
     """What came of compiling; :meth:`usable` is for ``engine.run``."""
 
-    def __init__(self, works: Sequence[Work], errors: Mapping[tuple[int, str], str]) -> None:
+    def __init__(self, works: Sequence[Work], errors: Mapping[tuple[int, str], str | None]) -> None:
         self._numbers = {id(work): number for number, work in enumerate(works)}
         self._errors = errors
 
@@ -71,7 +72,7 @@ def compile_all(
     for key in sorted(ranks, key=ranks.__getitem__):
         jobs.put(_Job(*key, tuple(numbers[key])))
 
-    errors: dict[tuple[int, str], str] = {}
+    errors: dict[tuple[int, str], str | None] = {}
 
     with shown("compiling", len(ranks)) as step:
         threads = [
@@ -82,8 +83,14 @@ def compile_all(
         for thread in threads:
             thread.start()
 
-        for thread in threads:
-            thread.join()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            while not jobs.empty():
+                jobs.get_nowait()
+
+            raise
 
     return Compiled(works, errors)
 
@@ -110,9 +117,14 @@ def _feed(jobs, tasks, deadline, errors, step):
 
         try:
             connection.send([(tasks[number], job.options) for number in job.tasks])
+            left = None if deadline == math.inf else max(deadline - time.monotonic(), 0)
+            ready = connections.wait([connection, process.sentinel], left)
 
-            if not connection.poll(None if deadline == math.inf else max(deadline - time.monotonic(), 0)):
+            if not ready:
                 break
+
+            if connection not in ready:
+                raise EOFError
 
             found = dict(zip(job.tasks, connection.recv(), strict=True))
         except (EOFError, OSError):
@@ -161,10 +173,14 @@ def _serve(connection: Any) -> None:
 
 
 def _run(task, options):
+    """Why the operator does not run with the options; ``None`` where that cannot be told."""
     try:
-        kernel, problem = task.asked()
         args, kwargs = task.inputs(torch.empty)
+        kernel, problem = task.asked(args, kwargs)
         task.forced(kernel, problem.OPTIONS(**options))(*args, **kwargs)
         return ""
+    except torch.OutOfMemoryError:
+        # Of the memory of the GPU, which other processes have.
+        return None
     except Exception as error:  # noqa: BLE001  (compilers and drivers raise what they like)
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]

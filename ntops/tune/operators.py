@@ -90,9 +90,11 @@ class Task:
 
         return call
 
-    def asked(self) -> tuple[str, choice.Problem]:
-        """The kernel and the problem for which the operator chooses."""
-        args, kwargs = self.inputs(torch.empty)
+    def asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, choice.Problem]:
+        """The kernel and the problem for which the operator chooses, of these arguments.
+
+        :raises ValueError: It chooses nothing.
+        """
         found = choice.asked(self.call(), *args, **kwargs)
 
         if found is None:
@@ -103,7 +105,7 @@ class Task:
     def work(self) -> engine.Work:
         """What is to be measured."""
         operator = OPERATORS[self.op]
-        kernel, problem = self.asked()
+        kernel, problem = self.asked(*self.inputs(torch.empty))
         device = choice.device(0)
         candidates = problem.candidates(device)
         size = operator.elements(*self.shape) * DTYPES[self.dtype].itemsize
@@ -154,7 +156,7 @@ _ATTENTION = tuple(
         (4, 32, 8, 4096, 4096, 128, 1),
         (1, 32, 8, 1, 8192, 128, 0),
         (1, 32, 32, 16384, 16384, 128, 1),
-        (64, 32, 8, 1, 65536, 128, 0),
+        (64, 32, 8, 1, 8192, 128, 0),
     )
 )
 

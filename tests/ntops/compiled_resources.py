@@ -1,7 +1,7 @@
 """What configurations take of a multiprocessor, estimated and as compiled for sm_90: a line of JSON for each.
 
-Run as a script, with configurations ``[[op, shape, dtype, options], ...]`` as JSON on standard input; no options mean all
-of the space, whether they fit or not. A process in which kernels are compiled interprets none.
+Run as a script, with configurations ``[[op, shape, dtype, options], ...]`` as JSON on standard input; ``null`` for
+options means all of the space, whether they fit or not. A process in which kernels are compiled interprets none.
 """
 
 import dataclasses
@@ -25,18 +25,19 @@ def main() -> None:
     from ntops.tune import operators
 
     launches = []
-    JITFunction.run, compile_ = lambda self, *args, grid, warmup, **kwargs: launches.append((self, args, kwargs)), JITFunction.run
+    compile_ = JITFunction.run
+
+    def catch(self, *args, grid, warmup, **kwargs):
+        launches.append((self, args, kwargs))
 
     for op, shape, dtype, options in json.load(sys.stdin):
         task = operators.task(op, shape, dtype)
-        task = dataclasses.replace(task)
-        kernel, problem = task.asked()
-        chosen = [problem.OPTIONS(**options)] if options else problem.space(choice.device(0))
         args, kwargs = task.inputs(torch.empty)
+        kernel, problem = task.asked(args, kwargs)
 
-        for one in chosen:
+        for one in [problem.OPTIONS(**options)] if options else problem.space(choice.device(0)):
             launches.clear()
-            JITFunction.run = lambda self, *args, grid, warmup, **kwargs: launches.append((self, args, kwargs))
+            JITFunction.run = catch
             task.forced(kernel, one)(*args, **kwargs)
             JITFunction.run = compile_
             function, given, keywords = launches[0]
