@@ -9,8 +9,12 @@ from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
+from ntops.kernels import mm, split_k
 from ntops.torch.mul import mul
 from ntops.torch.utils import Config, make
+
+_COPIED = 128
+"""Rows and columns of a result from which on a copy of a factor costs less than it saves."""
 
 
 def check_factors(*, mixed_empty=False, **matrices):
@@ -128,6 +132,8 @@ class Options:
     block_k: int
     num_warps: int
     num_stages: int
+    splits: int = 1
+    """The parts that K is cut into, each of which is a product of its own; then they are added up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,25 +152,43 @@ class Problem(choice.Problem):
     dtype: torch.dtype
     ieee: bool
     """Whether float32 is multiplied as it is, not as TF32."""
+    batched: bool = False
+    """Whether there is a batch of products, which fills the device without splits."""
 
     def rule(self, device):
-        return config(self.m, self.n, self.dtype, self.ieee, device.shared_memory)
+        limits = device.shared_memory, 0 if self.batched else device.multiprocessors
+        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits)
 
     def space(self, device):
-        return [Options(*one) for one in _space(self) if one[0] <= max(next_power_of_2(self.m), 64)]
+        found = []
+
+        for block_m, block_n, *others in _space(self):
+            if block_m <= max(next_power_of_2(self.m), 64):
+                options = Options(block_m, block_n, *others)
+                even = 1 if self.batched else _splits(self.m, self.n, self.k, options, device.multiprocessors)
+                # Twice the parts may hide more of the latency; one is not added up.
+                parts = (even, 2 * even, 1) if even > 1 else (1,)
+                found += [dataclasses.replace(options, splits=one) for one in parts]
+
+        return found
+
+    def allows(self, options):
+        return options.splits == 1 or (not self.batched and self.k % (16 * options.splits) == 0)
 
     def resources(self, options):
         return resources(options, self.dtype)
 
 
-def config(m, n, dtype, ieee, shared_memory):
+def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
     """The options of a product.
 
     :param m: Rows of the result.
     :param n: Columns of the result.
+    :param k: Terms.
     :param dtype: The dtype of the operands.
     :param ieee: Whether float32 is multiplied as it is, not as TF32.
     :param shared_memory: What a program can have on the device, in bytes.
+    :param multiprocessors: How many may be filled by splits; 0: K is not split.
     """
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
@@ -176,6 +200,9 @@ def config(m, n, dtype, ieee, shared_memory):
     elif m >= 2048 and n >= 2048:
         # 676 TFLOP/s at 4096^3 bf16 on an H200, host time included.
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
+    elif m <= 16:
+        # Bound by how fast the other matrix is read: rows of 128 bytes of it, and much of them in flight.
+        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
     elif m <= 64 or n <= 64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:
@@ -184,7 +211,23 @@ def config(m, n, dtype, ieee, shared_memory):
     stage = (block_m + block_n) * block_k * dtype.itemsize
     num_stages = max(min(num_stages, shared_memory // stage), 1)
 
-    return Options(block_m, block_n, block_k, num_warps, num_stages)
+    options = Options(block_m, block_n, block_k, num_warps, num_stages)
+    is_half = dtype.itemsize == 2
+
+    return dataclasses.replace(options, splits=_splits(m, n, k, options, multiprocessors) if is_half else 1)
+
+
+def _splits(m, n, k, options, multiprocessors):
+    """The parts of K: as many as there are multiprocessors for, but each of 1024 terms or more, and all alike."""
+    programs = -(-m // options.block_m) * -(-n // options.block_n)
+    # A multiprocessor takes two programs of few rows at least, which wait for memory, and of others one.
+    most = multiprocessors * (2 if options.block_m <= 64 else 1)
+    splits = 1
+
+    while 2 * splits * programs <= most and k % (32 * splits) == 0 and k // (2 * splits) >= 1024:
+        splits *= 2
+
+    return splits
 
 
 # Tiles of the result and of K, warps and stages, the most promising first.
@@ -273,6 +316,12 @@ def resources(options, dtype):
 
 def _launch(premake, result, input, mat2, added, scales):
     ieee = torch.get_float32_matmul_precision() == "highest"
+
+    index = result.device.index or 0
+
+    if input.dtype is torch.float32 and not ieee and min(result.shape[-2:]) >= _COPIED and choice.device(index).hopper:
+        input, mat2 = _k_major(input), _k_major(mat2.mT).mT
+
     batch, strides = _collapsed_batch(result, input, mat2)
     views = {
         name: tensor.as_strided((*batch, *tensor.shape[-2:]), (*own, *tensor.stride()[-2:]))
@@ -291,14 +340,80 @@ def _launch(premake, result, input, mat2, added, scales):
     # A product of batches that broadcast is that of bmm, or of mm.
     name = premake.__module__.rpartition(".")[2]
     name = name if name != "matmul" else "bmm" if batch else "mm"
-    problem = Problem(*result.shape[-2:], input.shape[-1], input.dtype, ieee)
-    chosen = choice.choose(name, problem, result.device.index or 0)
+    problem = Problem(*result.shape[-2:], input.shape[-1], input.dtype, ieee, bool(batch))
+    chosen = choice.choose(name, problem, index)
+    partial = None
+
+    if chosen.splits > 1:
+        partial = repetition.empty(
+            (chosen.splits, *result.shape[-2:]),
+            contiguous_strides((chosen.splits, *result.shape[-2:])),
+            accumulate_dtype(result.dtype),
+            result.device,
+        )
+        premake, arguments, views = mm.premake, {"batch": 1}, _parts(partial, views)
+
     blocks = ("block_size_m", chosen.block_m), ("block_size_n", chosen.block_n), ("block_size_k", chosen.block_k)
     kernel = make(premake, arguments, Config(blocks, chosen.num_warps, chosen.num_stages), specialize(views))
     constants = (TRITON_DTYPES[accumulate_dtype(result.dtype)], "ieee" if ieee else "tf32")
 
     with on_device(result.device):
-        kernel(*views.values(), *numbers, *constants)
+        if partial is None:
+            kernel(*views.values(), *numbers, *constants)
+        else:
+            kernel(*views.values(), *constants)
+            _add_up(result, partial, added, numbers)
+
+
+def _k_major(matrices):
+    """(*, M, K) with K innermost, copied where it is not, though not along a dim that repeats it.
+
+    Hopper's matrix units take tiles of 32-bit elements with K innermost only, and what is not is turned while it is
+    loaded, 4 bytes at a time: mm of 4096^3 took 1706 us on an H200, 5 times as long as cuBLAS. A copy moves 128 MiB.
+    """
+    if matrices.stride(-1) == 1:
+        return matrices
+
+    batch = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in matrices.stride()[:-2])
+    return matrices[batch].contiguous().expand(matrices.shape)
+
+
+def _parts(partial, views):
+    """The operands of a product as those of a batch of products, each of a part of the terms."""
+    input, mat2 = views["input"], views["mat2"]
+    splits, (m, k), n = partial.shape[0], input.shape, mat2.shape[1]
+    size = k // splits
+
+    return {
+        "output": partial,
+        "input": input.as_strided((splits, m, size), (size * input.stride(1), *input.stride())),
+        "mat2": mat2.as_strided((splits, size, n), (size * mat2.stride(0), *mat2.stride())),
+    }
+
+
+def _add_up(result, partial, added, numbers):
+    alpha, beta = (*numbers, 1.0, 0.0)[:2]
+    count = result.numel()
+    block = 256
+
+    repetition.launch(
+        split_k.add_up,
+        (-(-count // block),),
+        {},
+        result,
+        partial,
+        result if added is None else added,
+        *result.stride(),
+        *(result if added is None else added).stride(),
+        result.shape[1],
+        count,
+        partial.shape[0],
+        alpha,
+        beta,
+        bool(numbers),
+        added is not None,
+        block,
+    )
 
 
 def _collapsed_batch(*tensors):

@@ -25,11 +25,11 @@ DIED = "the process that compiled it died"
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """Options of one operator, and all the tasks that have them: kernels are the same for most sizes."""
+    """Calls of one kernel: it is the same for most sizes, and for any number of splits."""
 
-    op: str
-    options: str
-    tasks: tuple[int, ...]
+    name: str
+    calls: tuple[tuple[int, str], ...]
+    """The number of a task, and options."""
 
 
 class Compiled:
@@ -58,19 +58,19 @@ def compile_all(
     :param processes: How many compile at a time.
     :param deadline: Of ``time.monotonic()``; what is not compiled by then is left for another time.
     """
-    ranks: dict[tuple[str, str], int] = {}
-    numbers: dict[tuple[str, str], list[int]] = {}
+    ranks: dict[str, int] = {}
+    calls: dict[str, list[tuple[int, str]]] = {}
 
     for number, (task, candidates) in enumerate(zip(tasks, wanted, strict=True)):
         for rank, options in enumerate(candidates):
-            key = task.op, _text(options)
-            ranks[key] = min(rank, ranks.get(key, rank))
-            numbers.setdefault(key, []).append(number)
+            name = f"{task.op} {_text({key: value for key, value in options.items() if key != 'splits'})}"
+            ranks[name] = min(rank, ranks.get(name, rank))
+            calls.setdefault(name, []).append((number, _text(options)))
 
     jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
 
-    for key in sorted(ranks, key=ranks.__getitem__):
-        jobs.put(_Job(*key, tuple(numbers[key])))
+    for name in sorted(ranks, key=ranks.__getitem__):
+        jobs.put(_Job(name, tuple(calls[name])))
 
     errors: dict[tuple[int, str], str | None] = {}
 
@@ -116,7 +116,7 @@ def _feed(jobs, tasks, deadline, errors, step):
         found = {}
 
         try:
-            connection.send([(tasks[number], job.options) for number in job.tasks])
+            connection.send([(tasks[number], options) for number, options in job.calls])
             left = None if deadline == math.inf else max(deadline - time.monotonic(), 0)
             ready = connections.wait([connection, process.sentinel], left)
 
@@ -126,14 +126,14 @@ def _feed(jobs, tasks, deadline, errors, step):
             if connection not in ready:
                 raise EOFError
 
-            found = dict(zip(job.tasks, connection.recv(), strict=True))
+            found = dict(zip(job.calls, connection.recv(), strict=True))
         except (EOFError, OSError):
             process.join()
             process = None
-            found = dict.fromkeys(job.tasks, DIED)
+            found = dict.fromkeys(job.calls, DIED)
 
-        errors.update({(number, job.options): error for number, error in found.items()})
-        step(f"{job.op} {job.options}")
+        errors.update(found)
+        step(job.name)
 
     if process is not None:
         process.kill()
