@@ -195,6 +195,9 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
     elif dtype is torch.float32 and ieee:
         # IEEE products run on the plain cores, out of registers.
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
+    elif dtype is torch.float32 and m >= 2048 and n >= 2048:
+        # Tiles of as many bytes as those of half types.
+        block_m, block_n, block_k, num_warps, num_stages = 128, 256, 32, 8, 4
     elif dtype is torch.float32:
         block_m, block_n, block_k, num_warps, num_stages = 128, 128, 32, 8, 3
     elif m >= 2048 and n >= 2048:
@@ -210,11 +213,10 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
 
     stage = (block_m + block_n) * block_k * dtype.itemsize
     num_stages = max(min(num_stages, shared_memory // stage), 1)
-
     options = Options(block_m, block_n, block_k, num_warps, num_stages)
-    is_half = dtype.itemsize == 2
+    splits = _splits(m, n, k, options, multiprocessors) if dtype.itemsize == 2 else 1
 
-    return dataclasses.replace(options, splits=_splits(m, n, k, options, multiprocessors) if is_half else 1)
+    return dataclasses.replace(options, splits=splits)
 
 
 def _splits(m, n, k, options, multiprocessors):
@@ -316,7 +318,6 @@ def resources(options, dtype):
 
 def _launch(premake, result, input, mat2, added, scales):
     ieee = torch.get_float32_matmul_precision() == "highest"
-
     index = result.device.index or 0
 
     if input.dtype is torch.float32 and not ieee and min(result.shape[-2:]) >= _COPIED and choice.device(index).hopper:

@@ -9,18 +9,13 @@ import pytest
 import torch
 
 from ntops import timing
-from ntops.host import choice, store
+from ntops.host import store
 from ntops.tune import Autotuner, configurations, engine
 
 PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("NTOPS_CACHE_DIR", str(tmp_path))
-    choice.forget()
-    yield
-    choice.forget()
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def timer(functions, inputs, refresh, check, **options):
