@@ -52,6 +52,10 @@ class Problem(choice.Problem):
         rows = max(next_power_of_2(self.rows), 16)
         found = []
 
+        if not self.aligned or on_plain_cores(self.dtype, self.ieee):
+            # What takes its operands one by one is bound by that.
+            return found
+
         for block_m, block_n, num_warps, num_stages in _SPACE:
             if block_m > rows or (rows <= 64 and block_m < rows):
                 continue

@@ -163,7 +163,7 @@ class Problem(choice.Problem):
         found = []
 
         for block_m, block_n, *others in _space(self):
-            if block_m <= max(next_power_of_2(self.m), 64):
+            if block_m <= max(next_power_of_2(self.m), 32):
                 options = Options(block_m, block_n, *others)
                 even = 1 if self.batched else _splits(self.m, self.n, self.k, options, device.multiprocessors)
                 # Twice the parts may hide more of the latency; one is not added up.
@@ -256,15 +256,10 @@ _HALF_SKINNY = (
     (16, 32, 128, 4, 5),
     (16, 64, 128, 4, 4),
     (16, 64, 128, 4, 6),
-    (16, 64, 256, 4, 3),
     (16, 64, 256, 8, 4),
     (16, 128, 64, 4, 6),
-    (16, 128, 128, 4, 4),
     (32, 32, 128, 4, 5),
     (32, 64, 128, 4, 4),
-    (32, 64, 256, 4, 3),
-    (64, 32, 128, 4, 5),
-    (64, 64, 128, 4, 5),
 )
 _TF32 = (
     (128, 128, 32, 8, 4),

@@ -74,7 +74,7 @@ class Result:
             figure = one.error or f"{one.seconds * 1e6:10.1f} us  {one.speedup:5.2f}x"
             lines.append(f" {mark} {figure}  {options}")
 
-        if self.pruned or self.missing:
-            lines.append(f"   {self.pruned} cannot fit the device, {self.missing} not measured")
+        failed = sum(bool(one.error) for one in self.measured)
+        lines.append(f"   {self.pruned} cannot fit the device, {failed} failed, {self.missing} not measured")
 
         return "\n".join(lines)

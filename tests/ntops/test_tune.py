@@ -195,6 +195,20 @@ def test_the_command_measures_with_the_interpreter_says_so_and_ships_nothing(cap
     assert not table.exists()
 
 
+def test_an_interruption_and_a_budget_are_told(monkeypatch, capsys):
+    arguments = ["--op", "softmax", "--shape", "3x20"]
+    assert cli.main([*arguments, "--budget", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"0 of 1 problems measured in .*; \d\d configurations left, run this again to go on", shown)
+
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "run", interrupt)
+    assert cli.main(arguments) == 130
+    assert "interrupted; what was measured is kept in" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
