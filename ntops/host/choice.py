@@ -139,8 +139,16 @@ def nearest(kernel: str, problem: Problem, name: str) -> Iterator[Any]:
             found.append((sum(steps), sizes, options))
 
     for _, _, options in sorted(found, key=lambda one: one[:2]):
-        if options.keys() == set(inspect.signature(problem.OPTIONS).parameters):
+        names = set(inspect.signature(problem.OPTIONS).parameters)
+
+        if options.keys() == names and all(_is_plausible(*one) for one in options.items()):
             yield problem.OPTIONS(**options)
+
+
+def _is_plausible(name, value):
+    """Whether a kernel can have such an option, whoever wrote it: block sizes and warps are powers of two."""
+    is_power = name.startswith("block") or name == "num_warps"
+    return type(value) is int and value > 0 and (not is_power or value & (value - 1) == 0)
 
 
 class _Asked(BaseException):
@@ -149,7 +157,7 @@ class _Asked(BaseException):
 
 def asked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, Problem] | None:
     """The kernel and the problem for which a call chooses, ``None`` if it chooses nothing. What comes first in a call
-    is done, its launch is not."""
+    is done, its launch is not. For one thread at a time."""
     _asking.append(True)
     # A call that is repeated chooses nothing.
     repetition.forget()
@@ -196,5 +204,6 @@ def device(index: int) -> Device:
 
 @functools.cache
 def gpu(index: int) -> str | None:
-    """The model of the GPU of this index; ``None`` under the interpreter, where the rules alone count."""
-    return None if INTERPRETED else torch.cuda.get_device_name(index)
+    """The model of the GPU of this index; ``None`` where there is none: interpreted, or compiled for another machine.
+    There the rules alone count."""
+    return torch.cuda.get_device_name(index) if torch.cuda.is_available() and not INTERPRETED else None

@@ -152,8 +152,11 @@ def test_the_nearest_counts(on_gpu):
         record(options=dataclasses.replace(SMALL, block_k=1024, num_stages=9)),
         record(error="it broke"),
         dataclasses.replace(record(), options={"block_m": 64}),
+        record(options=dataclasses.replace(SMALL, block_n=48)),
+        record(options=dataclasses.replace(SMALL, num_stages=0)),
+        record(options=dataclasses.replace(SMALL, splits=3)),
     ],
-    ids=["dtype", "kernel", "does not fit", "failed", "other options"],
+    ids=["dtype", "kernel", "does not fit", "failed", "other options", "no power of two", "no stages", "K in thirds"],
 )
 def test_what_does_not_count_leaves_the_rule(other, on_gpu):
     store.append(GPU, other)
