@@ -5,9 +5,9 @@ import math
 
 import torch
 
-from ntops.host import repetition
+from ntops.host import choice, repetition
 from ntops.host.iteration import ordered_dims
-from ntops.host.launch import is_hopper, multiprocessors, next_power_of_2, on_device, shared_memory
+from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels import attention as kernels
 from ntops.torch.utils import get_default_num_stages, get_default_num_warps
@@ -24,6 +24,99 @@ class Config:
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem(choice.Problem):
+    """A call of attention; the fields are the parameters of :func:`config`."""
+
+    OPTIONS = Config
+    SIZES = ("rows", "groups", "keys")
+
+    rows: int
+    groups: int
+    keys: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    ieee: bool
+    causal: bool
+    mask_bytes: int
+    aligned: bool
+
+    def rule(self, device):
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return config(**fields, **dataclasses.asdict(device))
+
+    def space(self, device):
+        rows = max(next_power_of_2(self.rows), 16)
+        found = []
+
+        if not self.aligned or on_plain_cores(self.dtype, self.ieee):
+            # What takes its operands one by one is bound by that.
+            return found
+
+        for block_m, block_n, num_warps, num_stages in _SPACE:
+            if block_m > rows or (rows <= 64 and block_m < rows):
+                continue
+
+            even = _splits(self.rows, self.groups, self.keys, block_m, device.multiprocessors)
+            # Where keys are split, twice the parts may hide more of the latency.
+            parts = (even, min(2 * even, max(self.keys // 128, 1))) if even > 1 else (1,)
+            found += [Config(block_m, block_n, splits, num_warps, num_stages) for splits in parts]
+
+        return found
+
+    def allows(self, options):
+        return options.splits == 1 or options.splits * 16 <= self.keys
+
+    def resources(self, options):
+        block_e, block_ev = block_dims(self.head_dim, self.value_dim, self.dtype, self.ieee, self.aligned)
+        itemsize = self.dtype.itemsize
+        # Below 64 rows products read registers, and a stage is there that has left shared memory: as those of ``mm``.
+        stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
+        staged = dataclasses.replace(options, num_stages=stages)
+        shared = _shared(staged, block_e, block_ev, itemsize, self.mask_bytes)
+        threads = 32 * options.num_warps
+        # The sums, the scores and once more these, as weights in the dtype of values; and of keys and values that are
+        # loaded, an address of two registers for 16 bytes of each thread. The constant was read off kernels that
+        # Triton 3.7 compiled for sm_90: what exceeds 255 spills more than a few words.
+        values = options.block_m * (block_ev + options.block_n) * max(itemsize, 4) // 4
+        values += options.block_m * options.block_n * itemsize // 4
+        values += options.block_n * (block_e + block_ev) * itemsize // 8
+
+        return choice.Resources(shared, 60 + values // threads, threads)
+
+
+# Rows, keys, warps and stages, the most promising first.
+_SPACE = (
+    (128, 128, 8, 3),
+    (128, 128, 8, 2),
+    (128, 64, 8, 3),
+    (128, 64, 4, 3),
+    (128, 64, 8, 2),
+    (64, 64, 4, 3),
+    (64, 128, 4, 3),
+    (64, 64, 4, 2),
+    (64, 32, 4, 3),
+    (128, 32, 4, 3),
+    (128, 32, 8, 4),
+    (16, 128, 4, 3),
+    (16, 64, 4, 3),
+    (16, 64, 4, 4),
+    (16, 32, 4, 4),
+    (16, 128, 4, 2),
+    (16, 64, 2, 3),
+    (32, 64, 4, 3),
+    (32, 128, 4, 2),
+    (32, 32, 4, 3),
+)
+
+
+def _shared(options, block_e, block_ev, itemsize, mask_bytes):
+    """Shared memory of a program: the tile of queries; and for each stage those of keys, values and mask."""
+    stage = itemsize * options.block_n * (block_e + block_ev) + mask_bytes * options.block_m * options.block_n
+    return itemsize * options.block_m * block_e + options.num_stages * stage
 
 
 def config(
@@ -93,9 +186,8 @@ def config(
         num_warps, num_stages = 4, min(num_stages, 2)
 
     def fits():
-        # The tile of queries; and for each stage those of keys, values and mask.
-        stage = dtype.itemsize * block_n * (block_e + block_ev) + mask_bytes * block_m * block_n
-        return dtype.itemsize * block_m * block_e + num_stages * stage <= shared_memory
+        options = Config(block_m, block_n, num_stages=num_stages)
+        return _shared(options, block_e, block_ev, dtype.itemsize, mask_bytes) <= shared_memory
 
     while num_stages > 1 and not fits():
         num_stages -= 1
@@ -191,7 +283,6 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     dtype = query.dtype
     compute_dtype = accumulate_dtype(dtype)
     ieee = torch.get_float32_matmul_precision() == "highest"
-    index = query.device.index or 0
 
     if mask is not None:
         keys = min(keys, mask.shape[-1])
@@ -211,21 +302,12 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         and all(stride % 16 == 0 for own in strides for stride in own[:3])
         and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
     )
-    chosen = config(
-        group * queries,
-        batch * heads,
-        keys,
-        head_dim,
-        value_dim,
-        dtype,
-        ieee,
-        lower_right is not None,
-        0 if mask is None else mask.element_size(),
-        aligned,
-        shared_memory(index),
-        multiprocessors(index),
-        is_hopper(),
+    mask_bytes = 0 if mask is None else mask.element_size()
+    causal = lower_right is not None
+    problem = Problem(
+        group * queries, batch * heads, keys, head_dim, value_dim, dtype, ieee, causal, mask_bytes, aligned
     )
+    chosen = choice.choose("scaled_dot_product_attention", problem, query.device.index or 0)
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     row_tiles = -(-group * queries // chosen.block_m)
     is_split = chosen.splits > 1
@@ -282,7 +364,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             TRITON_DTYPES[compute_dtype],
             "ieee" if ieee else "tf32",
             kind.value,
-            lower_right is not None,
+            causal,
             bool(lower_right),
             slots is not None,
             is_split,

@@ -1,14 +1,20 @@
 """Matrix products: shapes, ``out=``, configurations and the launch."""
 
+import dataclasses
+
 import torch
 
-from ntops.host import output, repetition
+from ntops.host import choice, output, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.iteration import collapse, contiguous_strides, specialize
-from ntops.host.launch import on_device, shared_memory
+from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
+from ntops.kernels import mm, split_k
 from ntops.torch.mul import mul
 from ntops.torch.utils import Config, make
+
+_COPIED = 128
+"""Rows and columns of a result from which on a copy of a factor costs less than it saves."""
 
 
 def check_factors(*, mixed_empty=False, **matrices):
@@ -117,25 +123,90 @@ def _without_product(result, added, scales):
         mul(added, torch.scalar_tensor(scales[1], dtype=result.dtype).item(), out=result)
 
 
-def config(m, n, dtype, ieee, shared_memory):
-    """The configuration of a product.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a product is computed: a tile of the result, how much of K at a time, and the compiler's options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    splits: int = 1
+    """The parts that K is cut into, each of which is a product of its own; then they are added up."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem(choice.Problem):
+    """Products of (M, K) and (K, N) matrices.
+
+    How many there are in a batch, and their strides, are no part of it: those change no bit of a result.
+    """
+
+    OPTIONS = Options
+    SIZES = ("m", "n", "k")
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    ieee: bool
+    """Whether float32 is multiplied as it is, not as TF32."""
+    batched: bool = False
+    """Whether there is a batch of products, which fills the device without splits."""
+
+    def rule(self, device):
+        limits = device.shared_memory, 0 if self.batched else device.multiprocessors
+        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits)
+
+    def space(self, device):
+        found = []
+
+        for block_m, block_n, *others in _space(self):
+            if block_m <= max(next_power_of_2(self.m), 32):
+                options = Options(block_m, block_n, *others)
+                even = 1 if self.batched else _splits(self.m, self.n, self.k, options, device.multiprocessors)
+                # Twice the parts may hide more of the latency; one is not added up.
+                parts = (even, 2 * even, 1) if even > 1 else (1,)
+                found += [dataclasses.replace(options, splits=one) for one in parts]
+
+        return found
+
+    def allows(self, options):
+        return options.splits == 1 or (not self.batched and self.k % (16 * options.splits) == 0)
+
+    def resources(self, options):
+        return resources(options, self.dtype)
+
+
+def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
+    """The options of a product.
 
     :param m: Rows of the result.
     :param n: Columns of the result.
+    :param k: Terms.
     :param dtype: The dtype of the operands.
     :param ieee: Whether float32 is multiplied as it is, not as TF32.
     :param shared_memory: What a program can have on the device, in bytes.
+    :param multiprocessors: How many may be filled by splits; 0: K is not split.
     """
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
     elif dtype is torch.float32 and ieee:
         # IEEE products run on the plain cores, out of registers.
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
+    elif dtype is torch.float32 and m >= 2048 and n >= 2048:
+        # Tiles of as many bytes as those of half types; not measured yet.
+        block_m, block_n, block_k, num_warps, num_stages = 128, 256, 32, 8, 4
     elif dtype is torch.float32:
         block_m, block_n, block_k, num_warps, num_stages = 128, 128, 32, 8, 3
     elif m >= 2048 and n >= 2048:
         # 676 TFLOP/s at 4096^3 bf16 on an H200, host time included.
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
+    elif m <= 16:
+        # Bound by how fast the other matrix is read: rows of 128 bytes of it, many in flight, and K in parts. Chosen
+        # by that and not measured yet; tiles of 64 x 64 without parts took 22.5 us for 1 x 4096 x 4096 on an H200.
+        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
     elif m <= 64 or n <= 64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:
@@ -143,13 +214,111 @@ def config(m, n, dtype, ieee, shared_memory):
 
     stage = (block_m + block_n) * block_k * dtype.itemsize
     num_stages = max(min(num_stages, shared_memory // stage), 1)
-    blocks = (("block_size_m", block_m), ("block_size_n", block_n), ("block_size_k", block_k))
+    options = Options(block_m, block_n, block_k, num_warps, num_stages)
+    splits = _splits(m, n, k, options, multiprocessors) if dtype.itemsize == 2 else 1
 
-    return Config(blocks, num_warps, num_stages)
+    return dataclasses.replace(options, splits=splits)
+
+
+def _splits(m, n, k, options, multiprocessors):
+    """The parts of K: as many as there are multiprocessors for, but each of 1024 terms or more, and all alike."""
+    programs = -(-m // options.block_m) * -(-n // options.block_n)
+    # A multiprocessor takes two programs of few rows at least, which wait for memory, and of others one.
+    most = multiprocessors * (2 if options.block_m <= 64 else 1)
+    splits = 1
+
+    while 2 * splits * programs <= most and k % (32 * splits) == 0 and k // (2 * splits) >= 1024:
+        splits *= 2
+
+    return splits
+
+
+# Tiles of the result and of K, warps and stages, the most promising first.
+_HALF = (
+    (128, 256, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 4),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 4, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 128, 8, 3),
+    (128, 256, 128, 8, 2),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 128, 4, 4),
+    (64, 256, 64, 4, 4),
+    (64, 64, 64, 4, 5),
+    (64, 64, 128, 4, 4),
+)
+# A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
+_HALF_SKINNY = (
+    (16, 32, 256, 4, 4),
+    (16, 32, 128, 4, 5),
+    (16, 64, 128, 4, 4),
+    (16, 64, 128, 4, 6),
+    (16, 64, 256, 8, 4),
+    (16, 128, 64, 4, 6),
+    (32, 32, 128, 4, 5),
+    (32, 64, 128, 4, 4),
+)
+_TF32 = (
+    (128, 128, 32, 8, 4),
+    (128, 256, 32, 8, 3),
+    (128, 256, 32, 8, 4),
+    (256, 128, 32, 8, 3),
+    (128, 128, 32, 4, 4),
+    (128, 128, 64, 8, 3),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 32, 4, 5),
+    (64, 64, 64, 4, 3),
+    (16, 64, 64, 4, 4),
+    (16, 64, 128, 4, 3),
+    (32, 64, 64, 4, 4),
+)
+_PLAIN = (
+    (64, 64, 16, 4, 2),
+    (64, 64, 32, 4, 2),
+    (64, 128, 16, 8, 3),
+    (128, 64, 16, 8, 3),
+    (32, 64, 32, 4, 3),
+    (32, 32, 32, 4, 3),
+    (16, 64, 32, 4, 3),
+)
+
+
+def _space(problem):
+    if problem.dtype is torch.float64 or (problem.dtype is torch.float32 and problem.ieee):
+        return _PLAIN
+
+    if problem.dtype is torch.float32:
+        return _TF32
+
+    return (*_HALF_SKINNY, *_HALF) if min(problem.m, problem.n) <= 64 else _HALF
+
+
+def resources(options, dtype):
+    """What the options take. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
+    threads = 32 * options.num_warps
+    tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
+    # The matrix units of Hopper read tiles of 64 rows from shared memory, so those of all stages are there at once;
+    # else the tiles of a stage have gone to registers when those of the last one come.
+    stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
+    # What is loaded is 16 bytes, and an address of two registers, for each thread at a time.
+    addresses = 2 * -(-tiles // (16 * threads))
+    sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
+
+    return choice.Resources(tiles * stages, 32 + sums + addresses, threads)
 
 
 def _launch(premake, result, input, mat2, added, scales):
     ieee = torch.get_float32_matmul_precision() == "highest"
+    index = result.device.index or 0
+
+    if input.dtype is torch.float32 and not ieee and min(result.shape[-2:]) >= _COPIED and choice.device(index).hopper:
+        input, mat2 = _k_major(input), _k_major(mat2.mT).mT
+
     batch, strides = _collapsed_batch(result, input, mat2)
     views = {
         name: tensor.as_strided((*batch, *tensor.shape[-2:]), (*own, *tensor.stride()[-2:]))
@@ -165,13 +334,83 @@ def _launch(premake, result, input, mat2, added, scales):
         number_type = scalar_type(result.dtype)
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
-    limit = shared_memory(result.device.index or 0)
-    chosen = config(result.shape[-2], result.shape[-1], input.dtype, ieee, limit)
-    kernel = make(premake, arguments, chosen, specialize(views))
+    # A product of batches that broadcast is that of bmm, or of mm.
+    name = premake.__module__.rpartition(".")[2]
+    name = name if name != "matmul" else "bmm" if batch else "mm"
+    problem = Problem(*result.shape[-2:], input.shape[-1], input.dtype, ieee, bool(batch))
+    chosen = choice.choose(name, problem, index)
+    partial = None
+
+    if chosen.splits > 1:
+        partial = repetition.empty(
+            (chosen.splits, *result.shape[-2:]),
+            contiguous_strides((chosen.splits, *result.shape[-2:])),
+            accumulate_dtype(result.dtype),
+            result.device,
+        )
+        premake, arguments, views = mm.premake, {"batch": 1}, _parts(partial, views)
+
+    blocks = ("block_size_m", chosen.block_m), ("block_size_n", chosen.block_n), ("block_size_k", chosen.block_k)
+    kernel = make(premake, arguments, Config(blocks, chosen.num_warps, chosen.num_stages), specialize(views))
     constants = (TRITON_DTYPES[accumulate_dtype(result.dtype)], "ieee" if ieee else "tf32")
 
     with on_device(result.device):
-        kernel(*views.values(), *numbers, *constants)
+        if partial is None:
+            kernel(*views.values(), *numbers, *constants)
+        else:
+            kernel(*views.values(), *constants)
+            _add_up(result, partial, added, numbers)
+
+
+def _k_major(matrices):
+    """(*, M, K) with K innermost, copied where it is not, though not along a dim that repeats it.
+
+    Hopper's matrix units take tiles of 32-bit elements with K innermost only, and what is not is turned while it is
+    loaded, 4 bytes at a time: mm of 4096^3 took 1706 us on an H200, 5 times as long as cuBLAS. A copy moves 128 MiB.
+    """
+    if matrices.stride(-1) == 1:
+        return matrices
+
+    batch = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in matrices.stride()[:-2])
+    return matrices[batch].contiguous().expand(matrices.shape)
+
+
+def _parts(partial, views):
+    """The operands of a product as those of a batch of products, each of a part of the terms."""
+    input, mat2 = views["input"], views["mat2"]
+    splits, (m, k), n = partial.shape[0], input.shape, mat2.shape[1]
+    size = k // splits
+
+    return {
+        "output": partial,
+        "input": input.as_strided((splits, m, size), (size * input.stride(1), *input.stride())),
+        "mat2": mat2.as_strided((splits, size, n), (size * mat2.stride(0), *mat2.stride())),
+    }
+
+
+def _add_up(result, partial, added, numbers):
+    alpha, beta = (*numbers, 1.0, 0.0)[:2]
+    count = result.numel()
+    block = 256
+
+    repetition.launch(
+        split_k.add_up,
+        (-(-count // block),),
+        {},
+        result,
+        partial,
+        result if added is None else added,
+        *result.stride(),
+        *(result if added is None else added).stride(),
+        result.shape[1],
+        count,
+        partial.shape[0],
+        alpha,
+        beta,
+        bool(numbers),
+        added is not None,
+        block,
+    )
 
 
 def _collapsed_batch(*tensors):

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import torch
+
+from ntops.host import choice
 from ntops.host.iteration import collapse, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
@@ -11,8 +14,77 @@ from ntops.torch.utils import Config, make
 LONGEST_TILE = 16384
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How rows are reduced: a tile, and the warps of a program."""
+
+    block_rows: int
+    block_columns: int
+    num_warps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem(choice.Problem):
+    """Rows of ``columns`` elements.
+
+    How many rows there are is no part of it: a row computed alone has the bits that it has among others, and they
+    follow from the order in which a program of these options adds up.
+    """
+
+    OPTIONS = Options
+    SIZES = ("columns",)
+
+    columns: int
+    dtype: torch.dtype
+    """Of the result."""
+    compute_dtype: torch.dtype
+    """Of the elements in registers."""
+    tensors: int
+    """How many tiles there are, the result's included."""
+    longest_tile: int = LONGEST_TILE
+    """How many registers the kernel can spend on a tile of one row."""
+
+    def rule(self, device):
+        return config(self.columns, self.compute_dtype, self.longest_tile)
+
+    def space(self, device):
+        registers = self.compute_dtype.itemsize // 4
+        whole = max(next_power_of_2(self.columns), 16)
+        # Whole rows where registers hold one: one at a time, or as many as are a tile of up to 8192 registers.
+        widths = [whole] if whole * registers <= self.longest_tile else []
+        # A row that is walked is read twice or more, the second time from the L2 cache.
+        widths += [width for width in (16384, 8192, 4096) if width < whole and width * registers <= self.longest_tile]
+        found = []
+
+        for width in widths:
+            for block_rows in (1, 2, 4, 8, 16, 32):
+                if block_rows == 1 or (width == whole and block_rows * width * registers <= 8192):
+                    # From 4 to 64 elements for each thread.
+                    threads = (32 * warps for warps in (1, 2, 4, 8, 16, 32))
+                    found += [
+                        Options(block_rows, width, count // 32)
+                        for count in threads
+                        if 4 <= block_rows * width * registers // count <= 64
+                    ]
+
+        return found
+
+    def allows(self, options):
+        # A tile holds a row, without more idle lanes than there have to be, or rows are walked.
+        return options.block_columns <= max(next_power_of_2(self.columns), 16)
+
+    def resources(self, options):
+        # A thread holds its elements of the input in the dtype in which is computed, and of what it is multiplied and
+        # added to a part. The constants were read off kernels that Triton 3.7 compiled for sm_90.
+        threads = 32 * options.num_warps
+        elements = options.block_rows * options.block_columns // threads
+        parts = self.compute_dtype.itemsize / 4 + (self.tensors - 2) * self.dtype.itemsize / 8
+
+        return choice.Resources(4 * options.num_warps * options.block_rows, 24 + int(elements * parts), threads)
+
+
 def config(columns, compute_dtype, longest_tile=LONGEST_TILE):
-    """The configuration for rows of ``columns`` elements, and whether a row is walked tile by tile.
+    """The options for rows of ``columns`` elements; rows of more than ``block_columns`` are walked tile by tile.
 
     :param columns: The length of a row.
     :param compute_dtype: The dtype of the elements in registers.
@@ -26,7 +98,7 @@ def config(columns, compute_dtype, longest_tile=LONGEST_TILE):
     block_rows = max(4096 // width, 1)
     num_warps = 4 if width <= 4096 else 8 if width <= 8192 else 16
 
-    return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps), columns > longest
+    return Options(block_rows, block_columns, num_warps)
 
 
 def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
@@ -61,13 +133,15 @@ def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
         specialization = dataclasses.replace(specialization, aligned=False)
 
     compute_dtype = accumulate_dtype(output.dtype)
-    chosen, looped = config(columns, compute_dtype, longest_tile)
-    arguments = {"ndim": len(shape) + 1, "looped": looped}
+    problem = Problem(columns, output.dtype, compute_dtype, len(operands), longest_tile)
+    chosen = choice.choose(premake.__module__.rpartition(".")[2], problem, output.device.index or 0)
+    arguments = {"ndim": len(shape) + 1, "looped": columns > chosen.block_columns}
 
     if numbers:
         arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in numbers)
 
-    kernel = make(premake, arguments, chosen, specialization)
+    blocks = (("block_rows", chosen.block_rows), ("block_columns", chosen.block_columns))
+    kernel = make(premake, arguments, Config(blocks, chosen.num_warps), specialization)
 
     with on_device(output.device):
         kernel(*views.values(), *map(float, (numbers or {}).values()), TRITON_DTYPES[compute_dtype])

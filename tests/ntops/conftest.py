@@ -1,5 +1,33 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 # So that the tests find what they share.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of measured configurations of the test's own, and no tables; what was found before is forgotten."""
+    from tuning import GPU
+
+    from ntops.host import choice, store
+
+    monkeypatch.setenv("NTOPS_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(store, "TABLES", tmp_path / "tables")
+    monkeypatch.setattr(store, "_warned", set())
+    choice.forget()
+    yield store.path(GPU)
+    choice.forget()
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Calls choose as on a GPU; kernels are launched as they are without."""
+    from tuning import GPU, H200
+
+    from ntops.host import choice
+
+    monkeypatch.setattr(choice, "gpu", lambda index: GPU)
+    monkeypatch.setattr(choice, "device", lambda index: H200)

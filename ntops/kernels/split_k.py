@@ -1,0 +1,50 @@
+"""What makes one product of several, each of a part of the terms."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["stride_om", "stride_on", "stride_am", "stride_an", "N", "count", "splits"])
+def add_up(
+    output,
+    partial,
+    added,
+    stride_om,
+    stride_on,
+    stride_am,
+    stride_an,
+    N,
+    count,
+    splits,
+    alpha: tl.float64,
+    beta: tl.float64,
+    SCALED: tl.constexpr,
+    ADDED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add up the parts, always in the same order, and then do what ``addmm`` does to a product.
+
+    :param output: (M, N).
+    :param partial: (splits, M, N), contiguous, in the compute dtype.
+    :param added: Where ADDED, (M, N).
+    :param count: M * N.
+    :param alpha: Where SCALED, the factor of the product; ``beta`` where ADDED, that of ``added``.
+    """
+    dtype = partial.dtype.element_ty
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    stored = places < count
+    total = tl.zeros((BLOCK,), dtype)
+
+    for split in range(splits):
+        total += tl.load(partial + split.to(tl.int64) * count + places, mask=stored, other=0)
+
+    row, column = places // N, places % N
+
+    if SCALED:
+        total = alpha.to(dtype) * total
+
+    if ADDED:
+        values = tl.load(added + row * stride_am + column * stride_an, mask=stored, other=0)
+        total = beta.to(dtype) * values.to(dtype) + total
+
+    tl.store(output + row * stride_om + column * stride_on, total.to(output.dtype.element_ty), mask=stored)

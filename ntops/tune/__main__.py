@@ -1,0 +1,114 @@
+"""Measure the configurations of ntops' operators on this GPU, and keep the best: ``python -m ntops.tune``."""
+
+import argparse
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+
+from ntops.host import store
+from ntops.tune import compiling, engine, operators
+
+COMPILING = 0.5
+"""The share of a budget after which nothing more is compiled ahead."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit status: 0; 2 for bad options, 130 where it was interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m ntops.tune", description=__doc__)
+    parser.add_argument("--op", action="append", help=f"repeatable; default: all of {', '.join(operators.OPERATORS)}")
+    parser.add_argument("--shape", action="append", help="of the one --op; repeatable; default: those worth it")
+    parser.add_argument("--dtype", help=f"of every --shape: {', '.join(operators.DTYPES)} (default: bfloat16)")
+    parser.add_argument("--budget", type=float, default=math.inf, metavar="SECONDS", help="begin nothing after it")
+    parser.add_argument("--out", type=pathlib.Path, help="write, or add to, the table of this GPU model")
+    parser.add_argument("--again", action="store_true", help="measure what was measured before, too")
+    parser.add_argument(
+        "--processes", type=int, default=min(os.cpu_count() or 1, 12), help="that compile (%(default)s)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="show every configuration")
+    options = parser.parse_args(arguments)
+    begun = time.monotonic()
+
+    try:
+        tasks = _tasks(options)
+        operators.check_defaults()
+    except ValueError as error:
+        parser.error(str(error))
+
+    device = engine.device_name()
+    is_gpu = device != engine.INTERPRETER
+
+    if not is_gpu:
+        print("no GPU: kernels are interpreted, and times are those of this host; they say nothing about a GPU")
+
+        if options.out:
+            parser.error("--out needs a GPU: a table is of a GPU model")
+
+    works = [task.work() for task in tasks]
+    usable = {}
+
+    try:
+        if is_gpu:
+            wanted = engine.missing(works, device, again=options.again)
+            until = begun + COMPILING * options.budget
+            compiled = compiling.compile_all(tasks, works, wanted, processes=options.processes, deadline=until)
+            usable = {"usable": compiled.usable}
+
+        results = engine.run(works, device=device, deadline=begun + options.budget, again=options.again, **usable)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is kept in {store.path(device)}, run this again to go on")
+        return 130
+
+    for result in results:
+        print(result if options.verbose else str(result).partition("\n")[0])
+
+        if not options.verbose:
+            print("   " + " ".join(f"{name}={value}" for name, value in result.best.options.items()))
+
+    left = sum(map(len, engine.missing(works, device)))
+    print(
+        f"{len(results)} of {len(works)} problems measured in {time.monotonic() - begun:.0f} s, kept in "
+        f"{store.path(device)}" + (f"; {left} configurations left, run this again to go on" if left else "")
+    )
+
+    if options.out:
+        known = store.grouped(store.read(device))
+        # Where events did not see all the work, the host's clock was taken: that is no figure to ship.
+        timed = ([one for one in known.get(work.place, ()) if one.clock == "events"] for work in works)
+        best = [store.fastest(records) for records in timed]
+        store.save_table(options.out, device, [record for record in best if record is not None])
+        print(f"written: {options.out}")
+
+    return 0
+
+
+def _tasks(options):
+    if options.shape and len(options.op or ()) != 1:
+        raise ValueError("--shape needs one --op")
+
+    if options.dtype and not options.shape:
+        raise ValueError("--dtype needs --shape")
+
+    if options.shape:
+        sizes = [_sizes(shape) for shape in options.shape]
+        return [operators.task(options.op[0], shape, options.dtype or "bfloat16") for shape in sizes]
+
+    names = options.op or list(operators.OPERATORS)
+
+    for name in names:
+        operators.check_operator(name)
+
+    return [operators.task(name, shape, dtype) for name in names for dtype, shape in operators.OPERATORS[name].shapes]
+
+
+def _sizes(text):
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        raise ValueError(f"--shape {text!r} is not of the form 128x4096x4096") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
