@@ -4,6 +4,7 @@ import torch
 
 from ntops.host import output, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
+from ntops.host.configuration import heuristic
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import on_device, shared_memory
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
@@ -117,6 +118,7 @@ def _without_product(result, added, scales):
         mul(added, torch.scalar_tensor(scales[1], dtype=result.dtype).item(), out=result)
 
 
+@heuristic(("m", "n"), ((64, 64), (65, 65), (2048, 2048)))
 def config(m, n, dtype, ieee, shared_memory):
     """The configuration of a product.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ntops.host.configuration import heuristic
 from ntops.host.iteration import collapse, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
@@ -11,8 +12,9 @@ from ntops.torch.utils import Config, make
 LONGEST_TILE = 16384
 
 
+@heuristic(("columns",), tuple((1 << power,) for power in range(4, LONGEST_TILE.bit_length())))
 def config(columns, compute_dtype, longest_tile=LONGEST_TILE):
-    """The configuration for rows of ``columns`` elements, and whether a row is walked tile by tile.
+    """The configuration for rows of ``columns`` elements; a row longer than a tile is walked tile by tile.
 
     :param columns: The length of a row.
     :param compute_dtype: The dtype of the elements in registers.
@@ -26,7 +28,7 @@ def config(columns, compute_dtype, longest_tile=LONGEST_TILE):
     block_rows = max(4096 // width, 1)
     num_warps = 4 if width <= 4096 else 8 if width <= 8192 else 16
 
-    return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps), columns > longest
+    return Config((("block_rows", block_rows), ("block_columns", block_columns)), num_warps)
 
 
 def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
@@ -61,8 +63,8 @@ def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
         specialization = dataclasses.replace(specialization, aligned=False)
 
     compute_dtype = accumulate_dtype(output.dtype)
-    chosen, looped = config(columns, compute_dtype, longest_tile)
-    arguments = {"ndim": len(shape) + 1, "looped": looped}
+    chosen = config(columns, compute_dtype, longest_tile)
+    arguments = {"ndim": len(shape) + 1, "looped": columns > dict(chosen.blocks)["block_columns"]}
 
     if numbers:
         arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in numbers)

@@ -1,0 +1,100 @@
+"""Every configuration that a heuristic can choose is listed, and can be had for any call."""
+
+import itertools
+
+import pytest
+import torch
+
+import ntops
+from ntops.host import attention, configuration, products, repetition, rows
+
+SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
+HALF = torch.bfloat16
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("memory", [65536, 232448])
+def test_products_list_all(dtype, memory):
+    known = set(products.config.alternatives(1, 1, dtype, False, memory))
+    assert {products.config(m, n, dtype, False, memory) for m, n in itertools.product(SIZES, SIZES)} == known
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_list_all(dtype):
+    known = set(rows.config.alternatives(1, dtype))
+    assert {rows.config(columns, dtype) for columns in SIZES} == known
+
+
+@pytest.mark.parametrize(("dtype", "ieee"), [(torch.float16, False), (torch.float32, True), (torch.float32, False)])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_attention_lists_all(dtype, ieee, dim):
+    """But for the number of splits, of which there are the least and the most."""
+    for causal, mask_bytes, aligned in itertools.product((False, True), (0, 1), (False, True)):
+        rest = (dim, dim, dtype, ieee, causal, mask_bytes, aligned, 232448, 132)
+
+        def blocks(config):
+            return config.block_m, config.block_n, config.num_warps, config.num_stages
+
+        known = attention.config.alternatives(1, 1, 1, *rest)
+        found = [attention.config(size, 1, keys, *rest) for size, keys in itertools.product(SIZES, (1, 500, 10**6))]
+        assert {blocks(config) for config in found} == {blocks(config) for config in known}
+        assert {1, 132} <= {config.splits for config in known}
+
+
+def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
+    made = []
+    monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
+    few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (16, 100))
+
+    with configuration.fixed() as names:
+        ntops.torch.mm(few, few)
+
+    assert len(names) == 3
+
+    for number in range(4):
+        with configuration.fixed(number) as same:
+            ntops.torch.mm(few, few)
+            ntops.torch.mm(many, many)
+
+        assert same == names
+        assert [str(config) for config in made[-2:]] == [names[number % 3]] * 2
+
+    ntops.torch.mm(few, few)
+    assert made[-1] == made[0]
+
+
+def test_no_choice_has_no_names():
+    with configuration.fixed(1) as names:
+        ntops.torch.add(torch.ones(3, device=DEVICE), 1)
+
+    assert names == []
+
+
+def test_a_property_that_did_not_hold_is_not_used():
+    assert configuration.settled("aligned", True)
+
+    with configuration.fixed(0):
+        assert configuration.settled("other", True)
+        assert not configuration.settled("other", False)
+        assert not configuration.settled("aligned", False)
+        assert not configuration.settled("aligned", True)
+
+    with configuration.fixed():
+        assert configuration.settled("aligned", True)
+
+
+def test_recorded_calls_are_forgotten(monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(repetition, "forget", lambda: forgotten.append(True))
+
+    with configuration.fixed(0):
+        assert len(forgotten) == 1
+
+    assert len(forgotten) == 2
+
+    with configuration.fixed():
+        assert len(forgotten) == 3
+
+    # What was recorded while the library chose may be repeated.
+    assert len(forgotten) == 3
