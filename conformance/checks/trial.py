@@ -12,7 +12,7 @@ import torch
 
 from conformance.cases import Case
 from conformance.guards import bits, unwritten
-from conformance.implementations import Implementation
+from conformance.implementations import Implementation, NotProvided
 from conformance.spec import Call, Expected, OpSpec
 
 PASSED, FAILED, DEVIATION, UNCLAIMED = "passed", "failed", "deviation", "unclaimed"
@@ -107,8 +107,10 @@ class Trial:
     @property
     def left_out(self) -> bool:
         """Whether the implementation leaves the call out by declaration."""
-        declared = isinstance(self.ours.error, NotImplementedError) and self.refusal is None
-        return declared and self.spec.left_out(self.call)
+        error = self.ours.error
+        if isinstance(error, NotProvided):
+            return True
+        return isinstance(error, NotImplementedError) and self.refusal is None and self.spec.left_out(self.call)
 
     def excused(self, finding: Finding, case: Case, check: str) -> Finding:
         """The finding; a failure of torch itself that is known is a deviation."""

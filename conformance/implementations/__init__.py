@@ -56,6 +56,10 @@ class ImplementationError(ValueError):
     """A name under which nothing that can be judged is found. The message is for people."""
 
 
+class NotProvided(NotImplementedError):
+    """What an adapter raises for a call of which its library has no form: it is counted as not provided."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Implementation:
     """Something that can be judged, by the name under which ``load`` finds it again."""

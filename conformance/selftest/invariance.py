@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ _BLOCKS: list[int | None] = []
 
 
 @contextlib.contextmanager
-def _blocks(op: str, number: int | None = None) -> Iterator[list[str]]:
+def _blocks(op: str, number: int | None = None) -> Generator[list[str]]:
     """Block sizes, of which calls themselves take the first alone."""
     _BLOCKS.append(number)
     try:

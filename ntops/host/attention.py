@@ -27,8 +27,8 @@ class Config:
     num_stages: int = 1
 
 
-# One row of few sequences is decoding, with keys in parts; up to 64 rows are a tile.
-_POINTS = ((1, 1, 1 << 16), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1 << 16))
+# A few rows, or many, with keys in eight parts and in one; and what is between them.
+_POINTS = ((1, 1, 1024), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1024))
 
 
 @heuristic(("rows", "groups", "keys"), _POINTS)

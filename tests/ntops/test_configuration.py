@@ -29,7 +29,7 @@ def test_rows_list_all(dtype):
 @pytest.mark.parametrize(("dtype", "ieee"), [(torch.float16, False), (torch.float32, True), (torch.float32, False)])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_attention_lists_all(dtype, ieee, dim):
-    """But for the number of splits, of which there are the least and the most."""
+    """But for the number of splits, of which any is like any other."""
     for causal, mask_bytes, aligned in itertools.product((False, True), (0, 1), (False, True)):
         rest = (dim, dim, dtype, ieee, causal, mask_bytes, aligned, 232448, 132)
 
@@ -39,7 +39,7 @@ def test_attention_lists_all(dtype, ieee, dim):
         known = attention.config.alternatives(1, 1, 1, *rest)
         found = [attention.config(size, 1, keys, *rest) for size, keys in itertools.product(SIZES, (1, 500, 10**6))]
         assert {blocks(config) for config in found} == {blocks(config) for config in known}
-        assert {1, 132} <= {config.splits for config in known}
+        assert {config.splits for config in known} == {1, 8}
 
 
 def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
