@@ -62,8 +62,7 @@ def fixed(number=None):
     """A context in which each call has the ``number``-th configuration (counted round) that there is for its dtypes and
     properties, whatever its sizes; ``None``: the one that the library chooses. It holds for all threads.
 
-    It gives a list, which holds the names of the configurations that the last call could have; none where a kernel has
-    but one.
+    It gives a list, which holds the names of the configurations that the last kernel could have; none where none ran.
     """
     global _fixed
     # A call that is repeated chooses nothing.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention, configuration, products, repetition, rows
+from ntops.host import attention, configuration, elementwise, products, repetition, rows
 
 SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
 HALF = torch.bfloat16
@@ -24,6 +24,13 @@ def test_products_list_all(dtype, memory):
 def test_rows_list_all(dtype):
     known = set(rows.config.alternatives(1, dtype))
     assert {rows.config(columns, dtype) for columns in SIZES} == known
+
+
+@pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 2), (2, 0, 3), (3, 1, 3)])
+def test_elementwise_lists_all(ndim, across, count):
+    known = set(elementwise.config.alternatives(ndim, across, 1, 1))
+    assert {elementwise.config(ndim, across, *sizes) for sizes in itertools.product(SIZES, SIZES)} == known
+    assert len(known) == count
 
 
 @pytest.mark.parametrize(("dtype", "ieee"), [(torch.float16, False), (torch.float32, True), (torch.float32, False)])
@@ -64,9 +71,14 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     assert made[-1] == made[0]
 
 
-def test_no_choice_has_no_names():
+def test_no_choice_is_one_name_and_no_kernel_none():
     with configuration.fixed(1) as names:
         ntops.torch.add(torch.ones(3, device=DEVICE), 1)
+
+    assert len(names) == 1
+
+    with configuration.fixed(1) as names:
+        ntops.torch.add(torch.ones(0, device=DEVICE), 1)
 
     assert names == []
 
