@@ -14,9 +14,10 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,7 +27,7 @@ from conformance import cases, repro, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
-from conformance.implementations import Implementation, ImplementationError, load
+from conformance.implementations import Implementation, ImplementationError, NotProvided, load
 from conformance.runner import CRASH, Verdict
 
 
@@ -167,6 +168,13 @@ class Within:
     def __init__(self, implementation: Implementation, device: torch.device) -> None:
         self.implementation, self.device = implementation, device
         self.reply = Reply(outcome=FAILED, message="the test was not found in the child process")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call(self) -> Generator[None, Any, Any]:
+        try:
+            return (yield)
+        except NotProvided as missing:
+            pytest.skip(f"not provided: {missing}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:

@@ -252,7 +252,15 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
 def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, thorough: bool) -> Trial:
     function, device = implementation.function(prepared.case.op), prepared.device
     assert function is not None
-    ours = prepared.guarded(function, watch)
+    configurations: list[str] = []
+
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        with implementation.configurations(prepared.case.op) as names:
+            result = function(*args, **kwargs)
+        configurations[:] = names
+        return result
+
+    ours = prepared.guarded(observed, watch)
 
     def excuse(case: Case, check: str) -> str | None:
         return deviations.named_deviation(case, check, device) if implementation.name == TORCH else None
@@ -269,6 +277,7 @@ def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, tho
         attempt=functools.partial(prepared.guarded, function),
         derive=lambda case: _trial(prepare(case, device), implementation, _unwatched, thorough),
         excuse=excuse,
+        configurations=tuple(configurations),
         thorough=thorough,
         memory_fault=str(ours.error) if _is_memory_fault(ours.error) else "",
     )

@@ -52,7 +52,7 @@ def test_wheel_metadata(wheel):
     assert fields["Requires-Python"] == ">=3.11"
     needed = {Requirement(line).name for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {"ninetoothed", "numpy", "torch", "triton"}
-    assert set(fields.get_all("Provides-Extra", [])) == {"conformance", "dev", "redis"}
+    assert set(fields.get_all("Provides-Extra", [])) == {"conformance", "dev", "flag-gems", "liger", "redis"}
 
 
 def test_everything_that_ci_installs_is_pinned():

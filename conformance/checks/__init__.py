@@ -8,7 +8,14 @@ from conformance import cases
 from conformance.checks import forms
 from conformance.checks.again import deterministic, distribution, fully_written, guard_bands
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
-from conformance.checks.invariance import batch_invariant, in_batches, laid_out, layout_invariant
+from conformance.checks.invariance import (
+    batch_invariant,
+    config_invariant,
+    has_configurations,
+    in_batches,
+    laid_out,
+    layout_invariant,
+)
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, written
 from conformance.checks.trial import (
     DEVIATION,
@@ -41,7 +48,8 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, deterministic),
-        *(layout_invariant, batch_invariant, inplace, out_argument, aliasing, special_values, distribution),
+        *(layout_invariant, batch_invariant, config_invariant),
+        *(inplace, out_argument, aliasing, special_values, distribution),
     )
 }
 """By name, in the order in which they are made: the first that fails is what a failure is called."""
@@ -49,6 +57,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
 SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "layout_invariant": laid_out,
     "batch_invariant": in_batches,
+    "config_invariant": has_configurations,
     "inplace": forms.has_inplace,
     "out_argument": forms.has_out,
     "aliasing": forms.not_in_place,

@@ -6,6 +6,7 @@ from conformance.checks.result import worst
 from conformance.checks.trial import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, malformed
 from conformance.compare import compare, kept
 from conformance.distribution import faults
+from conformance.implementations import FIXED
 
 
 def guard_bands(trial: Trial) -> Finding:
@@ -56,5 +57,8 @@ def distribution(trial: Trial) -> Finding:
 
 
 def broken(trial: Trial, claim: str) -> str:
-    """The status of a finding that one of ``implementations.CLAIMS`` does not hold."""
-    return FAILED if claim in trial.implementation.claims(trial.case.op) else UNCLAIMED
+    """The status of a finding that one of ``implementations.CLAIMS`` does not hold; one that is ``FIXED`` is broken
+    where configurations can be fixed."""
+    claims = trial.implementation.claims(trial.case.op)
+    fixed = claim + FIXED in claims and trial.configurations
+    return FAILED if claim in claims or fixed else UNCLAIMED

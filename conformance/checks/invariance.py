@@ -1,23 +1,30 @@
 """Checks that change how a call is made, but not what it means: layouts and batch size, and the kernel's configuration.
 
-Each is a claim of the implementation: claimed and broken is a failure, unclaimed it is measured.
+The first two are claims of the implementation: claimed and broken is a failure, unclaimed they are measured.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
 
 import torch
 
 from conformance import cases
 from conformance.cases import Case, Same, View
 from conformance.checks.again import broken
-from conformance.checks.trial import PASSED, Finding, Trial, difference
+from conformance.checks.result import inputs_unchanged, judged, metadata
+from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
+from conformance.implementations import FIXED
+
+SHARE = 3
+"""One case in so many is tried in another configuration: that makes a kernel that no other call needs."""
 
 
 def layout_invariant(trial: Trial) -> Finding:
     """Contiguous copies of all operands give the same bits."""
-    again = trial.attempt(inputs=[tensor.clone(memory_format=torch.contiguous_format) for tensor in trial.inputs])
-    message = difference(trial.ours, again, "the call and that of contiguous copies")
-    return Finding("layout_invariant", broken(trial, "layout_invariant") if message else PASSED, message)
+    inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in trial.inputs]
+    return _invariant(trial, "layout_invariant", inputs, "the call and that of contiguous copies")
 
 
 def laid_out(trial: Trial) -> bool:
@@ -35,16 +42,60 @@ def batch_invariant(trial: Trial) -> Finding:
         tensor if dim is None else tensor.narrow(dim, start, length)
         for tensor, dim in zip(trial.inputs, batch.operands, strict=True)
     ]
-    alone = trial.attempt(inputs=inputs)
     what = f"[{start}, {start + length}) of dim {batch.result} within the batch and alone"
-    message = difference(trial.ours.part(batch.result, start, length), alone, what)
-    return Finding("batch_invariant", broken(trial, "batch_invariant") if message else PASSED, message)
+    return _invariant(trial, "batch_invariant", inputs, what, lambda whole: whole.part(batch.result, start, length))
 
 
 def in_batches(trial: Trial) -> bool:
     """Whether the case has a batch dim of which a part can be computed alone."""
     batch = trial.spec.batch(trial.case)
     return batch is not None and batch.size > 1 and not entangled(trial.case)
+
+
+def config_invariant(trial: Trial) -> Finding:
+    """The kernel's other configurations give results within the bound."""
+    number = _configuration(trial)
+    (again,) = trial.configured(number, {})
+    if again.error is not None:
+        message = f"raised {describe(again.error)}"
+    elif not (message := again.trespass or malformed(again.value, trial.reference.value)):
+        other = dataclasses.replace(trial, ours=again)
+        found = (metadata(other), judged(trial, again), inputs_unchanged(other))
+        message = next((f"{finding.check}: {finding.message}" for finding in found if finding.status == FAILED), "")
+    where = f"in the configuration {trial.configurations[number]}: "
+    return Finding("config_invariant", FAILED if message else PASSED, message and where + message)
+
+
+def has_configurations(trial: Trial) -> bool:
+    """Whether the kernel has another configuration, in which this case is one to try it."""
+    return len(trial.configurations) > 1 and cases.seed(trial.case) // 17 % SHARE == 0
+
+
+def _configuration(trial: Trial) -> int:
+    """The number of one of the call's configurations."""
+    return cases.seed(trial.case) // 19 % len(trial.configurations)
+
+
+def _invariant(
+    trial: Trial,
+    claim: str,
+    inputs: Sequence[torch.Tensor],
+    what: str,
+    part: Callable[[Outcome], Outcome] = lambda whole: whole,
+) -> Finding:
+    """Whether a part of the call has the same bits as the call with other operands. Where the claim is of a fixed
+    configuration, both are made in one."""
+    if claim + FIXED in trial.implementation.claims(trial.case.op) and trial.configurations:
+        number = _configuration(trial)
+        whole, again = trial.configured(number, {}, {"inputs": inputs})
+        what += f", in the configuration {trial.configurations[number]},"
+    else:
+        whole, again = trial.ours, trial.attempt(inputs=inputs)
+    if whole.error is not None:
+        message = f"{what} differ: the first raised {describe(whole.error)}"
+    else:
+        message = malformed(whole.value, trial.ours.value) or difference(part(whole), again, what)
+    return Finding(claim, broken(trial, claim) if message else PASSED, message)
 
 
 def _slice(seed: int, size: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ import torch
 
 from conformance.cases import Case
 from conformance.guards import bits, unwritten
-from conformance.implementations import Implementation
+from conformance.implementations import Implementation, NotProvided
 from conformance.spec import Call, Expected, OpSpec
 
 PASSED, FAILED, DEVIATION, UNCLAIMED = "passed", "failed", "deviation", "unclaimed"
@@ -88,16 +88,29 @@ class Trial:
     """A trial of another call of the op."""
     excuse: Callable[[Case, str], str | None]
     """The name of the deviation of torch itself that a failure of a check for a case can be."""
+    configurations: tuple[str, ...] = ()
+    """The names of the kernel's configurations that the call could have had, where the implementation says."""
     thorough: bool = True
     """Whether every form of the call is tried, and not one."""
     memory_fault: str = ""
     """What the interpreter saw a kernel do to memory that it must not."""
 
+    def configured(self, number: int, *calls: Mapping[str, Any]) -> list[Outcome]:
+        """The outcomes of ``attempt`` with each of these keywords, all in the configuration of the number."""
+        try:
+            with self.implementation.configurations(self.case.op, number):
+                return [self.attempt(**keywords) for keywords in calls]
+        # Somebody else's code: an exception is a finding.
+        except Exception as error:  # noqa: BLE001
+            return [Outcome((), error=error) for _ in calls]
+
     @property
     def left_out(self) -> bool:
         """Whether the implementation leaves the call out by declaration."""
-        declared = isinstance(self.ours.error, NotImplementedError) and self.refusal is None
-        return declared and self.spec.left_out(self.call)
+        error = self.ours.error
+        if isinstance(error, NotProvided):
+            return True
+        return isinstance(error, NotImplementedError) and self.refusal is None and self.spec.left_out(self.call)
 
     def excused(self, finding: Finding, case: Case, check: str) -> Finding:
         """The finding; a failure of torch itself that is known is a deviation."""

@@ -3,11 +3,13 @@ signatures; and torch itself."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,14 +21,20 @@ TORCH = "torch"
 TORCH_SPACES = (torch.nn.functional, torch)
 CLAIMS = ("deterministic", "layout_invariant", "batch_invariant")
 """Checks that are failures only for who claims them; for others they are measured."""
+FIXED = ":fixed"
+"""After the name of one of ``CLAIMS``: it holds where the kernels' configuration is fixed."""
 
 KNOWN_CLAIMS: Mapping[str, Mapping[str, Collection[str]]] = {
     # softmax runs along any dim of any strides without a copy; compiled, the order of its sums follows them.
-    # Attention takes other blocks where rows are not aligned, and splits keys where a batch is small.
+    # Products take other blocks for few rows. Attention splits keys where a batch is small, and takes other blocks
+    # where rows are not aligned.
     "ntops.torch": {
         "*": CLAIMS,
         "softmax": ("deterministic",),
-        "scaled_dot_product_attention": ("deterministic",),
+        **dict.fromkeys(
+            ("mm", "addmm", "bmm", "matmul"), ("deterministic", "layout_invariant", f"batch_invariant{FIXED}")
+        ),
+        "scaled_dot_product_attention": ("deterministic", f"batch_invariant{FIXED}"),
     },
     # torch breaks the other two for some ops (sums are split differently for other layouts and batch sizes).
     TORCH: {"*": ("deterministic",)},
@@ -34,8 +42,22 @@ KNOWN_CLAIMS: Mapping[str, Mapping[str, Collection[str]]] = {
 """Claims per op of implementations that do not declare ``conformance_claims`` themselves; "*" is any other op."""
 
 
+def _of_ntops(op: str, number: int | None = None) -> AbstractContextManager[Sequence[str]]:
+    from ntops.host import configuration
+
+    return configuration.fixed(number)
+
+
+KNOWN_CONFIGURATIONS: Mapping[str, Callable[..., AbstractContextManager[Sequence[str]]]] = {"ntops.torch": _of_ntops}
+"""For implementations that do not have ``conformance_configurations`` themselves."""
+
+
 class ImplementationError(ValueError):
     """A name under which nothing that can be judged is found. The message is for people."""
+
+
+class NotProvided(NotImplementedError):
+    """What an adapter raises for a call of which its library has no form: it is counted as not provided."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +76,25 @@ class Implementation:
         return function if callable(function) else None
 
     def claims(self, op: str) -> frozenset[str]:
-        """Which of ``CLAIMS`` hold for the op, by the implementation's own word."""
+        """Which of ``CLAIMS`` hold for the op, some of them ``FIXED``, by the implementation's own word."""
         return frozenset(self.claimed.get(op, self.claimed.get("*", ())))
+
+    def configurations(self, op: str, number: int | None = None) -> AbstractContextManager[Sequence[str]]:
+        """A context of calls of the op, in the configuration of a number; None: in the one that each gets.
+
+        It gives a list that holds, after a call, the names of the configurations that the call could have: none where
+        the implementation does not say.
+        """
+        known = KNOWN_CONFIGURATIONS.get(self.name)
+        offered = getattr(self.provider, "conformance_configurations", known)
+        return contextlib.nullcontext(()) if offered is None else offered(op, number)
 
 
 def load(name: str) -> Implementation:
     """The implementation called ``name``: ``torch``, a module, or ``module:object``.
 
-    Its attribute ``conformance_claims``, if it has one, maps op names (or "*") to names among ``CLAIMS``.
+    Its attribute ``conformance_claims``, if it has one, maps op names (or "*") to names among ``CLAIMS``, some of them
+    ``FIXED``; ``conformance_configurations`` is as ``Implementation.configurations``.
     Raises ImplementationError: nothing importable by this name, or claims that are not of that form.
     """
     if name == TORCH:
@@ -97,6 +130,7 @@ def _claims(name: str, provider: Any) -> Mapping[str, Collection[str]]:
     if not isinstance(claims, Mapping):
         raise ImplementationError(f"implementation {name!r}: conformance_claims maps op names to names of {CLAIMS}")
     for op, names in claims.items():
-        if isinstance(names, str) or set(names) - set(CLAIMS):
-            raise ImplementationError(f"implementation {name!r}: conformance_claims[{op!r}] holds names of {CLAIMS}")
+        if isinstance(names, str) or {claim.removesuffix(FIXED) for claim in names} - set(CLAIMS):
+            of = f"{CLAIMS}, with or without {FIXED!r}"
+            raise ImplementationError(f"implementation {name!r}: conformance_claims[{op!r}] holds names of {of}")
     return claims

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Argument, Case, operands
+from conformance.cases import Argument, Case, Same, operands
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import OUTS as every_out
@@ -131,11 +131,22 @@ def batches(draw: st.DrawFn, m: int, k: int, n: int) -> int:
 
 
 def batch(case: Case) -> Batch | None:
-    """A dim of the batch of matrices, with the operands that are not broadcast along it."""
+    """A dim of the batch of matrices, with the operands that are not broadcast along it; else the rows of the first."""
     if "out" in case.kwargs:
         return None
     batches = [spec.shape[:-2] for spec in operands(case)]
-    return elementwise.along(case, torch.broadcast_shapes(*batches), batches)
+    found = elementwise.along(case, torch.broadcast_shapes(*batches), batches)
+    return _rows(case) if found is None else found
+
+
+def _rows(case: Case) -> Batch | None:
+    if any(isinstance(argument, Same) for argument in case.args):
+        return None
+    *added, left, right = (spec.shape for spec in operands(case))
+    if len(left) < 2 or left[-2] < 2:
+        return None
+    along_added = (len(shape) - 2 if len(shape) > 1 and shape[-2] > 1 else None for shape in added)
+    return Batch(left[-2], (*along_added, len(left) - 2, None), max(len(left), len(right)) - 2)
 
 
 @st.composite

@@ -109,6 +109,7 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=products.DTYPES,
     outs=products.OUTS,
+    batch=products.batch,
     expected=expected,
     # Of a prompt of 4096 tokens, of one token of each of 16 sequences, and a call whose time is the host's.
     benchmarks=(linear(4096, 4096, 4096), linear(4096, 4096, 14336), linear(16, 4096, 4096), linear(64, 64, 64)),

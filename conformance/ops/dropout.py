@@ -98,5 +98,6 @@ SPEC = OpSpec(
     checks=("values", "metadata", "inputs_unchanged", "deterministic", "errors", "distribution"),
     # A comparison and a product; the generator is not counted.
     benchmarks=elementwise.benchmarks("dropout", 1, element_flops=2),
+    # No batch: what is dropped of a part that is computed alone is drawn anew.
     cuda_refuses=partial(deviations.cuda_refuses, "dropout"),
 )

@@ -59,6 +59,7 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=products.DTYPES,
     outs=products.OUTS,
+    batch=products.batch,
     expected=expected,
     benchmarks=(
         *(benchmark(size, size, size, dtype) for size, dtype in _sizes.BENCHMARK_SQUARES),

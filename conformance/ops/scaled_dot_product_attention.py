@@ -13,7 +13,7 @@ from conformance.cases import Argument, Case, Variant, View
 from conformance.ops import _attention as attention
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from conformance.spec import Benchmark, Call, OpSpec
+from conformance.spec import Batch, Benchmark, Call, OpSpec
 from strategies import attention as calls
 from strategies import dtypes as dtype_names
 from strategies.attention import Attention, Positions, Views
@@ -72,6 +72,19 @@ def left_out_cases(dtype: str) -> st.SearchStrategy[Case]:
     return st.sampled_from(shapes).map(
         lambda found: Case(op=OP, args=tuple(TensorSpec(shape, dtype) for shape in found))
     )
+
+
+def batch(case: Case) -> Batch | None:
+    """The sequences. Of those whose length a slot says, the longest decides what mask is legal."""
+    query = case.args[0]
+    assert isinstance(query, TensorSpec)
+    named = {f"args {place}": argument for place, argument in enumerate(case.args)} | dict(sorted(case.kwargs.items()))
+    tensors = {name: argument for name, argument in named.items() if isinstance(argument, TensorSpec)}
+    mask, slot = tensors.get("attn_mask"), tensors.get("present_key_slot")
+    if len(query.shape) < 4 or (mask is not None and slot is not None):
+        return None
+    whole = (name == "attn_mask" and (len(spec.shape) < 4 or spec.shape[0] == 1) for name, spec in tensors.items())
+    return Batch(query.shape[0], tuple(None if each else 0 for each in whole), 0)
 
 
 # --- refused calls -----------------------------------------------------------------------------------------------
@@ -235,6 +248,7 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=DTYPES,
+    batch=batch,
     expected=attention.expected,
     checks=("memory", "values", "metadata", "inputs_unchanged", "written", "deterministic", "errors"),
     # Prompts of models with 32 heads of 128 and of 64, a long one, and one token of each of some sequences.

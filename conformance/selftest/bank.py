@@ -38,19 +38,31 @@ class Defect:
     """With the op's torch signature."""
     about: str
     """What is wrong, in a few words."""
+    configurations: Callable[..., Any] | None = None
+    """``conformance_configurations``, of a mistake that some of a kernel's configurations have."""
 
     @property
     def implementation(self) -> Implementation:
         """What the harness judges. It claims to be deterministic, and the property that it breaks if that is one."""
         claims = {self.op: ("deterministic", *({self.check} & (set(CLAIMS) - {"deterministic"})))}
         provider = SimpleNamespace(**{self.op: self.function}, conformance_claims=claims)
+        if self.configurations is not None:
+            provider.conformance_configurations = self.configurations
         return Implementation(f"{NAME}:{self.name}", provider, claims)
 
 
 _DEFECTS: dict[str, Defect] = {}
 
 
-def plant(op: str, name: str, kind: str, check: str, wrong: Wrong, about: str = "") -> None:
+def plant(
+    op: str,
+    name: str,
+    kind: str,
+    check: str,
+    wrong: Wrong,
+    about: str = "",
+    configurations: Callable[..., Any] | None = None,
+) -> None:
     """Enter one defect. Raises ValueError where the name is taken."""
     from conformance.selftest import sound
 
@@ -58,15 +70,21 @@ def plant(op: str, name: str, kind: str, check: str, wrong: Wrong, about: str = 
     if full in _DEFECTS:
         raise ValueError(f"there are two defects {full!r}")
     about = about or " ".join((wrong.__doc__ or name.replace("_", " ")).split())
-    _DEFECTS[full] = Defect(full, op, kind, check, partial(wrong, sound.right(op)), about)
+    _DEFECTS[full] = Defect(full, op, kind, check, partial(wrong, sound.right(op)), about, configurations)
 
 
-def defect(ops: str | Iterable[str], kind: str, check: str = "values", name: str = "") -> Callable[[Any], Any]:
+def defect(
+    ops: str | Iterable[str],
+    kind: str,
+    check: str = "values",
+    name: str = "",
+    configurations: Callable[..., Any] | None = None,
+) -> Callable[[Any], Any]:
     """Enter the decorated function as a defect of each of ``ops``, under its own name or ``name``."""
 
     def enter(wrong: Any) -> Any:
         for op in ops.split() if isinstance(ops, str) else ops:
-            plant(op, name or wrong.__name__, kind, check, wrong)
+            plant(op, name or wrong.__name__, kind, check, wrong, configurations=configurations)
         return wrong
 
     return enter

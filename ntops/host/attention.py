@@ -6,6 +6,7 @@ import math
 import torch
 
 from ntops.host import choice, repetition
+from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import ordered_dims
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
@@ -119,6 +120,11 @@ def _shared(options, block_e, block_ev, itemsize, mask_bytes):
     return itemsize * options.block_m * block_e + options.num_stages * stage
 
 
+# A few rows, or many, with keys in eight parts and in one; and what is between them.
+_POINTS = ((1, 1, 1024), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1024))
+
+
+@heuristic(("rows", "groups", "keys"), _POINTS)
 def config(
     rows,
     groups,
@@ -297,10 +303,11 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     if unit_strides:
         strides = [[*own[:3], 1] for own in strides]
 
-    aligned = (
+    aligned = settled(
+        "aligned",
         unit_strides
         and all(stride % 16 == 0 for own in strides for stride in own[:3])
-        and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+        and all(tensor.data_ptr() % 16 == 0 for tensor in tensors),
     )
     mask_bytes = 0 if mask is None else mask.element_size()
     causal = lower_right is not None
@@ -327,7 +334,8 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
 
     extents = [chosen.block_n * row + max(block_e, block_ev) * dim for _, _, row, dim in strides[1:3]]
     mask_strides = [0] * 4 if mask is None else _strides(mask)
-    mask_unit = 16 if mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3]) else 1
+    mask_aligned = mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3])
+    mask_unit = 16 if settled("mask_aligned", mask_aligned) else 1
     is_wide = max(*extents, chosen.block_n * mask_strides[3]) >= 2**31
     kind = kernels.NO_MASK if mask is None else kernels.FLOAT_MASK if is_float_mask else kernels.BOOL_MASK
 

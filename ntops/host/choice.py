@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import launch, repetition, store
+from ntops.host import configuration, launch, repetition, store
 
 REGISTERS = 255
 """What a thread can have at most, and ``REGISTER_FILE`` all threads of a program, on NVIDIA's GPUs; AMD's have more."""
@@ -112,7 +112,9 @@ def choose(kernel: str, problem: Problem, index: int) -> Any:
     if kernel in _forced:
         return _forced[kernel]
 
-    return _measured(kernel, problem, index) or problem.rule(device(index))
+    # Where a configuration is fixed it is one of the rule's.
+    measured = None if configuration.is_fixed() else _measured(kernel, problem, index)
+    return measured or problem.rule(device(index))
 
 
 # What was measured is looked for once for each geometry, though it changes only where something is measured.

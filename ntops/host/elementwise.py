@@ -6,6 +6,7 @@ import torch
 
 from ntops.host import iteration, output, repetition
 from ntops.host.arguments import check_operands, check_tensor, common_device
+from ntops.host.configuration import heuristic
 from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, result_dtype, scalar_type
 from ntops.torch.utils import Config, make
@@ -135,34 +136,38 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
         arguments = arguments | {"scalars": scalars}
 
     specialization = iteration.specialize(views)
-    config = configuration(views, specialization.unit_strides)
-    kernel = make(premake, {"ndim": first.ndim} | arguments, config, specialization)
+    last = first.ndim - 1
+    # An operand that is expanded along the last dim is read once for each row either way.
+    across = [dim for name, dim in specialization.unit_strides if dim != last and views[name].stride(last)]
+    other = across[0] if across else None
+    chosen = config(first.ndim, other, first.shape[last], first.shape[other] if across else 0)
+    kernel = make(premake, {"ndim": first.ndim} | arguments, chosen, specialization)
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 
     with on_device(first.device):
         kernel(*(_argument(views.get(name, value), number_type) for name, value in operands.items()), *constants)
 
 
-def configuration(views, unit_strides):
+@heuristic(("row", "column"), ((1, 1), (FLAT, 1), (SIDE, SIDE)))
+def config(ndim, across, row, column):
     """The tiles of an elementwise kernel: flat ones if they can be, else ones that suit the memory.
 
     Where there are several dims, a flat tile divides to find each element's place, which a tile along a long last dim
     need not. And where an operand runs along another dim than the output, it takes a line of memory for each element;
     a square tile reads and writes whole lines.
 
-    :param views: The tensors as the kernel sees them, by name, the output first; it runs along the last dim.
-    :param unit_strides: The (name, dim) along which neighbours are next to each other.
+    :param ndim: How many dims the kernel sees.
+    :param across: The dim that an operand runs along, if that is not the last, as the output's is; or ``None``.
+    :param row: The size of the last dim.
+    :param column: The size of ``across``.
     """
-    shape = next(iter(views.values())).shape
-    last = len(shape) - 1
-    # An operand that is expanded along the last dim is read once for each row either way.
-    across = [dim for name, dim in unit_strides if dim != last and views[name].stride(last)]
+    last = ndim - 1
 
-    if across and min(shape[across[0]], shape[last]) >= SIDE // 4:
-        tile = tuple(SIDE if dim in (across[0], last) else 1 for dim in range(len(shape)))
+    if across is not None and min(row, column) >= SIDE // 4:
+        tile = tuple(SIDE if dim in (across, last) else 1 for dim in range(ndim))
         return Config(blocks=(("block_size", tile),), num_warps=8)
 
-    if last and shape[last] >= FLAT // 2:
+    if last and row >= FLAT // 2:
         return Config(blocks=(("block_size", (1,) * last + (FLAT,)),), num_warps=CONFIG.num_warps)
 
     return CONFIG

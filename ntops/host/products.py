@@ -6,6 +6,7 @@ import torch
 
 from ntops.host import choice, output, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
+from ntops.host.configuration import heuristic
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
@@ -179,6 +180,7 @@ class Problem(choice.Problem):
         return resources(options, self.dtype)
 
 
+@heuristic(("m", "n"), ((16, 64), (64, 64), (65, 65), (2048, 2048)))
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
     """The options of a product.
 

@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 from ntops.host import choice
+from ntops.host.configuration import heuristic
 from ntops.host.iteration import collapse, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
@@ -83,6 +84,7 @@ class Problem(choice.Problem):
         return choice.Resources(4 * options.num_warps * options.block_rows, 24 + int(elements * parts), threads)
 
 
+@heuristic(("columns",), tuple((1 << power,) for power in range(4, LONGEST_TILE.bit_length())))
 def config(columns, compute_dtype, longest_tile=LONGEST_TILE):
     """The options for rows of ``columns`` elements; rows of more than ``block_columns`` are walked tile by tile.
 

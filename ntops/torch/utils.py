@@ -77,7 +77,7 @@ class Specialization:
 class Config:
     """The choice of a kernel's configuration: block sizes by the name that ``premake`` gives them."""
 
-    blocks: tuple[tuple[str, int], ...]
+    blocks: tuple[tuple[str, int | tuple[int, ...]], ...]
     num_warps: int = 4
     num_stages: int = 1
 

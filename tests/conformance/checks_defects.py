@@ -3,6 +3,7 @@ checks_defects:NAME``. They are torch with something broken on top, and reach me
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 from collections.abc import Callable
@@ -26,13 +27,14 @@ class Defect:
 DEFECTS: dict[str, Defect] = {}
 
 
-def defect(dtypes: str, check: str) -> Callable[[Callable[..., Any]], Any]:
+def defect(dtypes: str, check: str, **attributes: Any) -> Callable[[Callable[..., Any]], Any]:
     """Make an implementation of ``<op>_<what is wrong>``, which claims what it breaks, and enter it in ``DEFECTS``."""
 
     def enter(function: Callable[..., Any]) -> SimpleNamespace:
         op = function.__name__.partition("_")[0]
         DEFECTS[function.__name__] = Defect(op, tuple(dtypes.split()), check)
-        return SimpleNamespace(**{op: function}, conformance_claims={"*": {"deterministic", check} & set(CLAIMS)})
+        claims = {"*": {"deterministic", check} & set(CLAIMS)}
+        return SimpleNamespace(**{op: function}, conformance_claims=claims, **attributes)
 
     return enter
 
@@ -156,6 +158,31 @@ def softmax_splits_small_batches(input, dim, dtype=None):
     result = torch.nn.functional.softmax(input, dim, dtype=dtype)
     few = result.ndim > 1 and result.numel() <= 4 * result.shape[dim]
     return result.copy_(torch.nextafter(result, torch.zeros_like(result))) if few else result
+
+
+# --- config_invariant --------------------------------------------------------------------------------------------
+
+_BLOCKS: list[int | None] = []
+
+
+@contextlib.contextmanager
+def blocks(op, number=None):
+    """Block sizes, of which calls themselves take the first alone."""
+    _BLOCKS.append(number)
+    try:
+        yield ["blocks of 1024", "blocks of 4", "blocks of 8"]
+    finally:
+        _BLOCKS.pop()
+
+
+@defect("float32", "config_invariant", conformance_configurations=blocks)
+def relu_whole_blocks(input, inplace=False):
+    """In smaller blocks than the call itself takes, what is past the last whole one is left at zero."""
+    result = torch.nn.functional.relu(input, inplace)
+    size = {1: 4, 2: 8}.get(_BLOCKS[-1] if _BLOCKS else None)
+    if size is not None and not inplace and result.is_contiguous():
+        result.view(-1)[result.numel() // size * size :] = 0
+    return result
 
 
 # --- inplace, out_argument ---------------------------------------------------------------------------------------

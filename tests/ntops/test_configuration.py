@@ -1,0 +1,125 @@
+"""Every configuration that a heuristic can choose is listed, and can be had for any call."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+import ntops
+from ntops.host import attention, configuration, elementwise, products, repetition, rows
+
+SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
+HALF = torch.bfloat16
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("memory", [65536, 232448])
+def test_products_list_all(dtype, memory):
+    """But for the number of splits, which any may have that divides K."""
+    rest = (4096, dtype, False, memory, 132)
+
+    def blocks(options):
+        return dataclasses.replace(options, splits=1)
+
+    known = products.config.alternatives(1, 1, *rest)
+    found = [products.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
+    assert {blocks(options) for options in found} == {blocks(options) for options in known}
+    assert {options.splits for options in known} == ({1, 4} if dtype is torch.float16 else {1})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_list_all(dtype):
+    known = set(rows.config.alternatives(1, dtype))
+    assert {rows.config(columns, dtype) for columns in SIZES} == known
+
+
+@pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 2), (2, 0, 3), (3, 1, 3)])
+def test_elementwise_lists_all(ndim, across, count):
+    known = set(elementwise.config.alternatives(ndim, across, 1, 1))
+    assert {elementwise.config(ndim, across, *sizes) for sizes in itertools.product(SIZES, SIZES)} == known
+    assert len(known) == count
+
+
+@pytest.mark.parametrize(("dtype", "ieee"), [(torch.float16, False), (torch.float32, True), (torch.float32, False)])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_attention_lists_all(dtype, ieee, dim):
+    """But for the number of splits, of which any is like any other."""
+    for causal, mask_bytes, aligned in itertools.product((False, True), (0, 1), (False, True)):
+        rest = (dim, dim, dtype, ieee, causal, mask_bytes, aligned, 232448, 132)
+
+        def blocks(config):
+            return config.block_m, config.block_n, config.num_warps, config.num_stages
+
+        known = attention.config.alternatives(1, 1, 1, *rest)
+        found = [attention.config(size, 1, keys, *rest) for size, keys in itertools.product(SIZES, (1, 500, 10**6))]
+        assert {blocks(config) for config in found} == {blocks(config) for config in known}
+        assert {config.splits for config in known} == {1, 8}
+
+
+def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
+    made = []
+    monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
+    few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (16, 100))
+
+    with configuration.fixed() as names:
+        ntops.torch.mm(few, few)
+
+    assert len(names) == 4
+
+    for number in range(5):
+        with configuration.fixed(number) as same:
+            ntops.torch.mm(few, few)
+            ntops.torch.mm(many, many)
+
+        assert same == names
+        assert made[-1] == made[-2]
+
+    # The first one, all four, and again the first of these.
+    assert len(set(made[1::2])) == 4
+    assert made[1] == made[-1]
+
+    ntops.torch.mm(few, few)
+    assert made[-1] == made[0]
+
+
+def test_no_choice_is_one_name_and_no_kernel_none():
+    with configuration.fixed(1) as names:
+        ntops.torch.add(torch.ones(3, device=DEVICE), 1)
+
+    assert len(names) == 1
+
+    with configuration.fixed(1) as names:
+        ntops.torch.add(torch.ones(0, device=DEVICE), 1)
+
+    assert names == []
+
+
+def test_a_property_that_did_not_hold_is_not_used():
+    assert configuration.settled("aligned", True)
+
+    with configuration.fixed(0):
+        assert configuration.settled("other", True)
+        assert not configuration.settled("other", False)
+        assert not configuration.settled("aligned", False)
+        assert not configuration.settled("aligned", True)
+
+    with configuration.fixed():
+        assert configuration.settled("aligned", True)
+
+
+def test_recorded_calls_are_forgotten(monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(repetition, "forget", lambda: forgotten.append(True))
+
+    with configuration.fixed(0):
+        assert len(forgotten) == 1
+
+    assert len(forgotten) == 2
+
+    with configuration.fixed():
+        assert len(forgotten) == 3
+
+    # What was recorded while the library chose may be repeated.
+    assert len(forgotten) == 3
