@@ -355,7 +355,7 @@ def fused_rmsnorm_rope(
     """
     form = FORMATS[dtype]
     errors = (
-        NORM * form.unit * np.abs(term) + form.subnormal * ((1 + np.abs(weight)) / 2) * np.abs(factor)
+        NORM * form.unit * np.abs(term) + form.subnormal * np.abs(factor) * ((1 + np.abs(weight)) / 2)
         for term, weight, factor in zip((own, other), weights, table, strict=True)
     )
     return sum(errors) + rope(own, other, dtype)

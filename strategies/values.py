@@ -288,9 +288,11 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "neighbours": (_TABLE, _repeating(halves=False)),
 }
 MASKS = ("masked", "prefix")
-"""Attention masks, bool (True takes part) or added to scores (0 or -inf); drawn only where they are named."""
+"""Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
-"""Tables of sines or cosines that say each number twice; drawn only where they are named."""
+"""Tables of sines or cosines that say each number twice."""
+NAMED = (*MASKS, *TABLES)
+"""Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data."""
 _LONGEST_LIST = 64
@@ -367,5 +369,5 @@ def _recipes(dtype: str, names: tuple[str, ...] | None) -> st.SearchStrategy[str
         if name not in _RECIPES:
             raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
     possible = recipes_of(dtype)
-    plain = tuple(name for name in possible if name not in (*MASKS, *TABLES))
+    plain = tuple(name for name in possible if name not in NAMED)
     return st.sampled_from(tuple(name for name in possible if name in names) or plain if names is not None else plain)

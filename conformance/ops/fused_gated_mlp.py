@@ -27,8 +27,20 @@ from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import TensorSpec
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": functional.silu,
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _by_erf(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def _by_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+# torch's own gelu of infinity is NaN on the CPU.
+ACTIVATIONS: dict[str, Function] = {"silu": functional.silu, "gelu": _by_erf, "gelu_tanh": _by_tanh}
+OF_TORCH: dict[str, Function] = ACTIVATIONS | {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
 }
@@ -66,14 +78,15 @@ def composed(
     if x.ndim == 0 or gate_weight.shape != up_weight.shape or gate_weight.shape[1] != x.shape[-1]:
         raise RuntimeError(f"weights must be (intermediate, {x.shape[-1:]}) of one shape")
     compute = bounds.compute_dtype(x.dtype)
-    return in_dtype(*(tensor.to(compute) for tensor in operands), activation).to(x.dtype)
+    wide, gate, up = (tensor.to(compute) for tensor in operands)
+    return (ACTIVATIONS[activation](functional.linear(wide, gate)) * functional.linear(wide, up)).to(x.dtype)
 
 
 def in_dtype(
     x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, activation: str = "silu"
 ) -> torch.Tensor:
     """What models have instead, which is what is timed: half types are rounded to between any two operators."""
-    return ACTIVATIONS[activation](functional.linear(x, gate_weight)) * functional.linear(x, up_weight)
+    return OF_TORCH[activation](functional.linear(x, gate_weight)) * functional.linear(x, up_weight)
 
 
 # --- calls -------------------------------------------------------------------------------------------------------
