@@ -171,7 +171,7 @@ def expected(call: Call) -> Expected:
     shape = (*x.shape[:-1], gate_weight.shape[0])
     if not math.prod(shape):
         return elementwise.exactly(call, torch.empty(shape, dtype=dtype))
-    rows = oracle.operand(x, dtype).reshape(-1, terms)
+    rows = oracle.operand(x, dtype).reshape(math.prod(shape[:-1]), terms)
     gate, up = (products.product(rows, oracle.operand(w.mT, dtype), dtype) for w in (gate_weight, up_weight))
     formula, precise = FORMULAS[activation]
     with np.errstate(all="ignore"):

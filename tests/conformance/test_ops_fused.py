@@ -41,7 +41,7 @@ def normal(op: str, dtype: str, **kwargs: object) -> Case:
 @SPECS
 @pytest.mark.parametrize("dtype", dtype_names.FLOATING)
 def test_the_composition_passes(spec, dtype):
-    found = drawn(spec.cases((dtype,)), 20 if dtype == "float64" else 40)
+    found = drawn(spec.cases((dtype,)), 15)
     assert {tensor.dtype for case in found for tensor in cases.operands(case)} == {dtype}
     assert failures(found) == []
 
@@ -49,7 +49,7 @@ def test_the_composition_passes(spec, dtype):
 @SPECS
 def test_what_is_refused_is_refused(spec):
     kinds = set()
-    for case in drawn(spec.refused(dtype_names.FLOATING), 120):
+    for case in drawn(spec.refused(dtype_names.FLOATING), 60):
         with pytest.raises((RuntimeError, TypeError, ValueError)) as raised:
             by_torch(case)
         kinds.add(raised.type)
@@ -209,14 +209,14 @@ def test_strategies_reach(spec, wanted):
 
 def test_tables_of_the_full_width_say_each_number_twice():
     seen = 0
-    for case in drawn(NORM.cases(("float32",)), 60):
+    for case in drawn(NORM.cases(("float32",)), 40):
         given = call(case)
         *_, cos, sin = given.args
         size, interleaved = given.kwargs.get("head_dim", cos.shape[1]), given.kwargs.get("interleaved", False)
         if cos.shape[1] == size and cos.numel():
             seen += 1
             assert all(torch.equal(*norm.pairs(table, interleaved)) for table in (cos, sin))
-    assert seen > 10
+    assert seen > 5
 
 
 @SPECS
@@ -224,7 +224,7 @@ def test_benchmarks_count_bytes_and_flops(spec):
     for benchmark in spec.benchmarks:
         given = [elementwise.meta(operand) for operand in cases.operands(benchmark.case)]
         moved = sum(x.numel() * x.element_size() for x in given)
-        result = spec.reference(*given, **benchmark.case.kwargs)
+        result = given[0] if spec is NORM else given[0] @ given[1].mT
         moved += result.numel() * result.element_size()
         if spec is MLP:
             assert benchmark.flops == 4 * result.numel() * given[0].shape[-1]
