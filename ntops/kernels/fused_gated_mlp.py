@@ -1,4 +1,4 @@
-"""``act(x @ gate) * (x @ up)``: two products of one matrix, of which nothing but the result is written."""
+"""``act(x @ gate.T) * (x @ up.T)``: two products of one matrix, of which nothing but the result is written."""
 
 import functools
 
@@ -33,7 +33,7 @@ def arrangement(output, x, gate, up, *constants, block_size_m=None, block_size_n
     rows.dtype.dtype = rows.dtype.dtype.squeeze((0, 1))
 
     def walked(weight):
-        tiled = weight.tile((block_k, block_n)).tile((-1, 1)).unsqueeze(2).unsqueeze(3)
+        tiled = weight.permute((1, 0)).tile((block_k, block_n)).tile((-1, 1)).unsqueeze(2).unsqueeze(3)
         tiled = tiled.expand((groups, -1, tiles, -1))
         tiled.dtype = tiled.dtype.squeeze(1)
         return tiled
@@ -72,7 +72,7 @@ def premake(
     block_size_k=None,
     group=1,
 ):
-    """Arrangement, application and tensors of ``fused_gated_mlp``; ``gate`` and ``up`` are (hidden, intermediate).
+    """Arrangement, application and tensors of ``fused_gated_mlp``; ``gate`` and ``up`` are (intermediate, hidden).
 
     :param activation: "silu", "gelu" or "gelu_tanh"; silu where only ``dtype`` is given.
     """

@@ -88,8 +88,8 @@ def _launch(output, x, gate_weight, up_weight, activation):
     views = {
         "output": output.view(rows, columns),
         "x": x.reshape(rows, x.shape[-1]),
-        "gate": gate_weight.mT,
-        "up": up_weight.mT,
+        "gate": gate_weight,
+        "up": up_weight,
     }
     limit = shared_memory(output.device.index or 0)
     chosen = _config(rows, columns, x.dtype, ieee, limit)
