@@ -7,7 +7,6 @@ from ninetoothed import Tensor, block_size
 from ninetoothed.language import libdevice
 
 from ntops.kernels import constants
-from ntops.kernels.functions import divide, exp
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -51,8 +50,7 @@ def application(output, x, gate, up, compute_dtype, input_precision, activation)
         factor = ntl.dot(rows, up[k], acc=factor, input_precision=input_precision, out_dtype=compute_dtype)
 
     if activation == "silu":
-        power = exp(-gated, compute_dtype)
-        activated = divide(gated, 1 + power, compute_dtype)
+        activated = gated / (1 + libdevice.exp(-gated))
     elif activation == "gelu":
         activated = gated * 0.5 * (1 + ntl.erf(gated * 0.7071067811865476))
     else:
