@@ -11,7 +11,7 @@ from ntops.host.rows import LONGEST_TILE
 from ntops.kernels.fused_rmsnorm_rope import premake
 from ntops.torch.utils import Config, make
 
-_APART = (("output", "rotated"), ("first", "second"), ("weight_first", "weight_second"))
+_APART = (("output", "rotated"), ("x0", "x1"), ("w0", "w1"))
 
 
 def check_tables(x, cos, sin, head_dim):
@@ -82,7 +82,6 @@ def config(heads, pairs, compute_dtype, interleaved):
         # As for the norms: a tile of about 4096 registers keeps a program busy; narrow rows share one.
         ("block_rows", max(4096 // width, 1)),
         ("block_heads", block_heads),
-        ("block_columns", 2 * block_pairs if whole else block_pairs),
         ("block_pairs", block_pairs),
     )
 

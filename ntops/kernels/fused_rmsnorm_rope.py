@@ -8,21 +8,21 @@ from ninetoothed import Tensor, block_size
 from ntops.kernels import constants
 
 
-def arrangement(*tensors, block_rows=None, block_heads=None, block_columns=None, block_pairs=None, looped=False):
+def arrangement(*tensors, block_rows=None, block_heads=None, block_pairs=None, interleaved=False, looped=False):
     """Tile tensors of (batch, positions, heads, columns): a program takes ``block_rows`` positions of a sequence.
 
     Behind them come the two tables, which have one row for all heads, (batch, positions, 1, pairs), and numbers.
 
     :param block_rows: How many positions a program takes.
     :param block_heads: How many heads a tile has; all of them unless ``looped``.
-    :param block_columns: How many columns a tile has; it must hold all those of a head.
-    :param block_pairs: How many columns a tile of a table has, likewise.
+    :param block_pairs: How many pairs a tile has; it must hold all those of a head.
+    :param interleaved: Whether heads are whole, so that their tiles have two columns for each pair.
     :param looped: Whether a program walks over the heads of its rows; then what has heads is a row of tiles to it.
     """
     *rows, cos, sin = (tensor for tensor in tensors if tensor.ndim)
     numbers = (tensor for tensor in tensors if not tensor.ndim)
-    blocks = (block_rows, block_heads, block_columns, block_pairs)
-    block_rows, block_heads, block_columns, block_pairs = (block or block_size() for block in blocks)
+    block_rows, block_heads, block_pairs = (b or block_size() for b in (block_rows, block_heads, block_pairs))
+    block_columns = 2 * block_pairs if interleaved else block_pairs
 
     def tile(tensor, *blocks):
         tiled = tensor.tile((1, *blocks))
@@ -40,30 +40,28 @@ def arrangement(*tensors, block_rows=None, block_heads=None, block_columns=None,
     return *(map(walk, tiled) if looped else tiled), *tables, *numbers
 
 
-def application(output, rotated, first, second, weight_first, weight_second, cos, sin, count, eps, compute_dtype):
-    x0 = ntl.cast(first, compute_dtype)
-    x1 = ntl.cast(second, compute_dtype)
-    squares = ntl.sum(ntl.sum(x0 * x0 + x1 * x1, axis=2), axis=1)
+def application(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, compute_dtype):
+    n0 = ntl.cast(x0, compute_dtype)
+    n1 = ntl.cast(x1, compute_dtype)
+    squares = ntl.sum(ntl.sum(n0 * n0 + n1 * n1, axis=2), axis=1)
     scale = 1 / ntl.sqrt(squares / ntl.cast(count, compute_dtype) + ntl.cast(eps, compute_dtype))
-    x0 = x0 * scale[:, None, None] * ntl.cast(weight_first, compute_dtype)
-    x1 = x1 * scale[:, None, None] * ntl.cast(weight_second, compute_dtype)
+    n0 = n0 * scale[:, None, None] * ntl.cast(w0, compute_dtype)
+    n1 = n1 * scale[:, None, None] * ntl.cast(w1, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
-    output = ntl.cast(x0 * cosine - x1 * sine, output.dtype)
-    rotated = ntl.cast(x0 * sine + x1 * cosine, rotated.dtype)
+    output = ntl.cast(n0 * cosine - n1 * sine, output.dtype)
+    rotated = ntl.cast(n0 * sine + n1 * cosine, rotated.dtype)
 
 
-def application_looped(
-    output, rotated, first, second, weight_first, weight_second, cos, sin, count, eps, compute_dtype
-):
-    x0 = ntl.cast(first[0], compute_dtype)
-    x1 = ntl.cast(second[0], compute_dtype)
-    squares = x0 * x0 + x1 * x1
+def application_looped(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, compute_dtype):
+    n0 = ntl.cast(x0[0], compute_dtype)
+    n1 = ntl.cast(x1[0], compute_dtype)
+    squares = n0 * n0 + n1 * n1
 
-    for i in range(1, first.shape[0]):
-        x0 = ntl.cast(first[i], compute_dtype)
-        x1 = ntl.cast(second[i], compute_dtype)
-        squares += x0 * x0 + x1 * x1
+    for i in range(1, x0.shape[0]):
+        n0 = ntl.cast(x0[i], compute_dtype)
+        n1 = ntl.cast(x1[i], compute_dtype)
+        squares += n0 * n0 + n1 * n1
 
     mean = ntl.sum(ntl.sum(squares, axis=2), axis=1) / ntl.cast(count, compute_dtype)
     scale = 1 / ntl.sqrt(mean + ntl.cast(eps, compute_dtype))
@@ -71,10 +69,10 @@ def application_looped(
     sine = ntl.cast(sin, compute_dtype)
 
     for i in range(output.shape[0]):
-        x0 = ntl.cast(first[i], compute_dtype) * scale[:, None, None] * ntl.cast(weight_first[i], compute_dtype)
-        x1 = ntl.cast(second[i], compute_dtype) * scale[:, None, None] * ntl.cast(weight_second[i], compute_dtype)
-        output[i] = ntl.cast(x0 * cosine - x1 * sine, output.dtype.dtype)
-        rotated[i] = ntl.cast(x0 * sine + x1 * cosine, rotated.dtype.dtype)
+        n0 = ntl.cast(x0[i], compute_dtype) * scale[:, None, None] * ntl.cast(w0[i], compute_dtype)
+        n1 = ntl.cast(x1[i], compute_dtype) * scale[:, None, None] * ntl.cast(w1[i], compute_dtype)
+        output[i] = ntl.cast(n0 * cosine - n1 * sine, output.dtype.dtype)
+        rotated[i] = ntl.cast(n0 * sine + n1 * cosine, rotated.dtype.dtype)
 
 
 def application_interleaved(output, input, weight, cos, sin, count, eps, compute_dtype):
@@ -83,11 +81,11 @@ def application_interleaved(output, input, weight, cos, sin, count, eps, compute
     scale = 1 / ntl.sqrt(squares / ntl.cast(count, compute_dtype) + ntl.cast(eps, compute_dtype))
     values = values * scale[:, None, None] * ntl.cast(weight, compute_dtype)
     pairs = ntl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // 2, 2))
-    x0, x1 = ntl.split(pairs)
+    n0, n1 = ntl.split(pairs)
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
     # Loaded and stored as they lie, 16 bytes at a time: elements two apart would be loaded one by one.
-    output = ntl.cast(ntl.interleave(x0 * cosine - x1 * sine, x0 * sine + x1 * cosine), output.dtype)
+    output = ntl.cast(ntl.interleave(n0 * cosine - n1 * sine, n0 * sine + n1 * cosine), output.dtype)
 
 
 def premake(
@@ -100,12 +98,11 @@ def premake(
     looped=False,
     block_rows=None,
     block_heads=None,
-    block_columns=None,
     block_pairs=None,
 ):
     """Arrangement, application and tensors of ``fused_rmsnorm_rope``; ``count`` is the number of elements of a row.
 
-    :param interleaved: Whether a head is one tensor, whose neighbours are pairs; else the first and the second
+    :param interleaved: Whether heads are whole, and neighbours in them are pairs; else the first and the second
         elements of all pairs are tensors of their own, whatever their strides.
     :param looped: Whether a row is longer than a tile; not with ``interleaved``.
     """
@@ -118,8 +115,8 @@ def premake(
         return (Tensor(shape=output.shape, dtype=dtype, other=0, name=name) for name in names)
 
     outputs = () if interleaved else ("rotated",)
-    inputs = ("input",) if interleaved else ("first", "second")
-    weights = ("weight",) if interleaved else ("weight_first", "weight_second")
+    inputs = ("input",) if interleaved else ("x0", "x1")
+    weights = ("weight",) if interleaved else ("w0", "w1")
     tensors = (
         output,
         *like(dtype, *outputs, *inputs),
@@ -128,12 +125,7 @@ def premake(
         *(Tensor(0, dtype=scalars.get(name), name=name) for name in ("count", "eps")),
     )
     variant = application_interleaved if interleaved else application_looped if looped else application
-    blocks = {
-        "block_rows": block_rows,
-        "block_heads": block_heads,
-        "block_columns": block_columns,
-        "block_pairs": block_pairs,
-    }
-    arranged = functools.partial(arrangement, looped=looped, **blocks)
+    blocks = {"block_rows": block_rows, "block_heads": block_heads, "block_pairs": block_pairs}
+    arranged = functools.partial(arrangement, interleaved=interleaved, looped=looped, **blocks)
 
     return arranged, *constants.bind(variant, tensors, compute_dtype=compute_dtype)
