@@ -264,7 +264,6 @@ _EVERY = ("float", "int", "uint", "bool")
 _NUMBERS = ("float", "int", "uint")
 _FLOAT = ("float",)
 _MASK = ("mask",)
-_TABLE = ("table",)
 
 _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "normal": (_EVERY, _scaled_normal(1.0)),
@@ -284,8 +283,8 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "every_exponent": (_FLOAT, _every_exponent),
     "masked": (_MASK, _masked),
     "prefix": (_MASK, _prefix),
-    "halves": (_TABLE, _repeating(halves=True)),
-    "neighbours": (_TABLE, _repeating(halves=False)),
+    "halves": (_FLOAT, _repeating(halves=True)),
+    "neighbours": (_FLOAT, _repeating(halves=False)),
 }
 MASKS = ("masked", "prefix")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
@@ -296,12 +295,8 @@ NAMED = (*MASKS, *TABLES)
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data."""
 _LONGEST_LIST = 64
-_WHOLE_TENSOR = (
-    "constant",
-    "one_hot",
-    "prefix",
-    *TABLES,
-)  # recipes that take two words for the tensor, none per element
+# Recipes that take two words for the tensor, none per element.
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix", *TABLES)
 
 RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""
@@ -310,10 +305,8 @@ RECIPES = tuple(_RECIPES)
 def recipes_of(dtype: str) -> tuple[str, ...]:
     """The recipes that make sense for a dtype, simplest first."""
     form = format_of(dtype)
-    kinds = {form.kind}
-    kinds |= {"mask"} if form.kind == "bool" or (form.kind == "float" and form.infinity) else set()
-    kinds |= {"table"} if form.kind == "float" else set()
-    return tuple(name for name, (fitting, _) in _RECIPES.items() if kinds & set(fitting))
+    mask = form.kind == "bool" or (form.kind == "float" and form.infinity)
+    return tuple(name for name, (kinds, _) in _RECIPES.items() if form.kind in kinds or (mask and "mask" in kinds))
 
 
 def check_recipe(recipe: str, dtype: str) -> None:
