@@ -91,6 +91,12 @@ def normal(op: str, dtype: str) -> Case | None:
             args = (tensor(2, terms), (terms,))
         case "rotary_position_embedding":
             args = (tensor(1, 8, 2, terms // 16), *(tensor(8, terms // 32, values="uniform", seed=n) for n in (1, 2)))
+        case "fused_rmsnorm_rope":
+            args = (tensor(2, 8, terms), tensor(terms), *(tensor(8, 64, values="uniform", seed=n) for n in (1, 2)))
+            return Case(op=op, args=args, kwargs={"head_dim": 128})
+        case "fused_gated_mlp":
+            # Products of about 1, so that gates let some pass and stop some.
+            args = (tensor(ROWS, terms), *(tensor(ROWS, terms, values="normal_small", seed=n) for n in (0, 1)))
         case "scaled_dot_product_attention":
             args = tuple(tensor(1, 2, rows, 64) for rows in (ROWS, terms // 4, terms // 4))
         case "add" | "sub" | "mul" | "div":

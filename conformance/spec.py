@@ -96,6 +96,9 @@ class OpSpec:
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
     left_out: Callable[[Call], bool] = lambda call: False
     """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
+    peer: Callable[..., Any] | None = None
+    """What is written in torch instead, and timed, where torch has no such function and the reference, in the dtype
+    that is computed in, is not how anybody writes it for speed; None: the reference."""
     strides: bool = True
     """Whether strides of results are torch's. Not where torch's depend on the algorithm that it chooses."""
     writes: Callable[[Case], Collection[int]] = cases.written

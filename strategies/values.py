@@ -189,6 +189,24 @@ def _prefix(words: np.ndarray, chunk: _Chunk) -> Bits:
     return _mask(column < spread % np.uint64(columns + 1), chunk.form)
 
 
+def _repeating(halves: bool) -> Callable[[np.ndarray, _Chunk], Bits]:
+    """Uniform in [-1, 1), each number twice in a row of the last dim: the second half of the row repeats the first, or
+    each second element the one before it. Tables of sines and cosines by element, not by pair, are like that."""
+
+    def recipe(words: np.ndarray, chunk: _Chunk) -> Bits:
+        columns = chunk.shape[-1] if chunk.shape else 1
+        row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
+        pairs = np.uint64(max(columns // 2, 1))
+        mixed = words[0] + row * pairs + (column % pairs if halves else column // np.uint64(2))
+        # The finalizer of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return encode((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1, chunk.form)
+
+    return recipe
+
+
 def _large_mean(chunk: _Chunk) -> Bits:
     """A mean of 2^12 for float32 (2^26 for float64, 2^mantissa for narrow types) and a deviation of 1: the mean
     of the squares less the square of the mean, in the same precision, is worthless."""
@@ -265,13 +283,20 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "every_exponent": (_FLOAT, _every_exponent),
     "masked": (_MASK, _masked),
     "prefix": (_MASK, _prefix),
+    "halves": (_FLOAT, _repeating(halves=True)),
+    "neighbours": (_FLOAT, _repeating(halves=False)),
 }
 MASKS = ("masked", "prefix")
-"""Attention masks, bool (True takes part) or added to scores (0 or -inf); drawn only where they are named."""
+"""Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
+TABLES = ("halves", "neighbours")
+"""Tables of sines or cosines that say each number twice."""
+NAMED = (*MASKS, *TABLES)
+"""Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data."""
 _LONGEST_LIST = 64
-_WHOLE_TENSOR = ("constant", "one_hot", "prefix")  # recipes that take two words for the tensor, none per element
+# Recipes that take two words for the tensor, none per element.
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix", *TABLES)
 
 RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""
@@ -337,5 +362,5 @@ def _recipes(dtype: str, names: tuple[str, ...] | None) -> st.SearchStrategy[str
         if name not in _RECIPES:
             raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
     possible = recipes_of(dtype)
-    plain = tuple(name for name in possible if name not in MASKS)
+    plain = tuple(name for name in possible if name not in NAMED)
     return st.sampled_from(tuple(name for name in possible if name in names) or plain if names is not None else plain)

@@ -126,7 +126,7 @@ def of_torch(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cal
             with contextlib.suppress(TypeError):
                 function(*args, **kwargs)
                 return function
-    return spec.reference
+    return spec.peer or spec.reference
 
 
 def functions(

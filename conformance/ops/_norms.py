@@ -131,9 +131,9 @@ def exactly(
     plain = judged & np.isfinite(x).all(axis=1)
     if plain.any() and value.shape[1]:
         # A parameter that is not finite spoils its own column only.
-        finite = [np.broadcast_to(np.where(np.isfinite(a), a, 1.0), x[plain].shape) for a in affine]
-        again, rest = oracle.by_mpmath(function, x[plain], *finite)
-        keep = np.logical_and.reduce([np.isfinite(a) for a in affine]) & np.isfinite(again)
+        used = [np.broadcast_to(a, x.shape)[plain] for a in affine]
+        again, rest = oracle.by_mpmath(function, x[plain], *(np.where(np.isfinite(a), a, 1.0) for a in used))
+        keep = np.logical_and.reduce([np.isfinite(a) for a in used]) & np.isfinite(again)
         high[plain] = np.where(keep, again, value[plain])
         low[plain] = np.where(keep, rest, 0.0)
     return high, low

@@ -115,13 +115,14 @@ def _silu(x: torch.Tensor) -> torch.Tensor:
 
 
 def _gelu(input: torch.Tensor, approximate: str = "none") -> tuple[torch.dtype, Value]:
-    x = input.double()
-    if input.dtype not in NARROW:
-        return input.dtype, None
+    return input.dtype, _gelu_of(input.double(), approximate) if input.dtype in NARROW else None
+
+
+def _gelu_of(x: torch.Tensor, approximate: str) -> torch.Tensor:
     if approximate == "tanh":
         # 1 + tanh(y) is 2 / (1 + exp(-2 y)).
-        return input.dtype, x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return input.dtype, x / 2 * torch.special.erfc(-x * math.sqrt(0.5))
+        return x / (1 + torch.exp(-2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return x / 2 * torch.special.erfc(-x * math.sqrt(0.5))
 
 
 # --- rows --------------------------------------------------------------------------------------------------------
@@ -211,6 +212,36 @@ def rotated(
     return result
 
 
+def _norm_and_rotation(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    interleaved: bool = False,
+    head_dim: int | None = None,
+) -> tuple[torch.dtype, Value]:
+    if not x.numel() or x.dtype not in NARROW:
+        return x.dtype, None
+    # Heads as a dim of their own, and each number of a table once.
+    size = cos.shape[1] if head_dim is None else head_dim
+    step = 2 if interleaved and cos.shape[1] == size else 1
+    normalized = x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+    sin, cos = (table[:, : step * size // 2 : step] for table in (sin, cos))
+    return x.dtype, rotated(normalized.unflatten(2, (-1, size)), sin, cos, interleaved).flatten(2)
+
+
+def _gated_mlp(
+    x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, activation: str = "silu"
+) -> tuple[torch.dtype, Value]:
+    if x.dtype not in NARROW:
+        return x.dtype, None
+    gate, up = (x.double() @ weight.double().mT for weight in (gate_weight, up_weight))
+    activated = _silu(gate) if activation == "silu" else _gelu_of(gate, activation.removeprefix("gelu_"))
+    return x.dtype, activated * up
+
+
 FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "add": _sum(1),
     "sub": _sum(-1),
@@ -227,5 +258,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "addmm": _addmm,
     "dropout": _dropout,
     "rotary_position_embedding": _rotary,
+    "fused_rmsnorm_rope": _norm_and_rotation,
+    "fused_gated_mlp": _gated_mlp,
 }
 """(the dtype that is computed in, the value) by op; an op that is exact has none."""

@@ -60,7 +60,7 @@ def has_rows(input, shape):
     return math.prod(input.shape[: input.ndim - len(shape)]) > 0
 
 
-def _walkable(tensor, first=0):
+def walkable(tensor, first=0):
     """The tensor, or a copy of it, such that its rows are loaded, and so added up, like those of a contiguous tensor.
 
     Rows are the dims from ``first`` on. torch copies, too, what is not contiguous.
@@ -85,8 +85,8 @@ def norm(premake, input, shape, parameters, eps):
         return output
 
     first = input.ndim - len(shape)
-    tensors = {"input": _walkable(input, first)} | {
-        name: _walkable(value)
+    tensors = {"input": walkable(input, first)} | {
+        name: walkable(value)
         if isinstance(value, torch.Tensor)
         else repetition.constant(value, input.device).expand(shape)
         for name, value in parameters.items()

@@ -1,11 +1,13 @@
 """The operators, with the signatures and the semantics of PyTorch's functions on CUDA.
 
-Every public function of a module of this package that has the module's name is exported.
+Every public function of a module of this package that has the module's name is exported; so are the modules over
+fused operators, from :mod:`ntops.modules`.
 """
 
 import importlib
 import pkgutil
 
+from ntops.modules import FusedGatedMLP, FusedRMSNormRoPE, replace, restore
 from ntops.torch.utils import (
     get_default_max_num_configs,
     get_default_num_stages,
@@ -22,9 +24,13 @@ for _name in OPERATORS:
 
 __all__ = [  # noqa: PLE0604  (the names of the operators follow from the files)
     *OPERATORS,
+    "FusedGatedMLP",
+    "FusedRMSNormRoPE",
     "get_default_max_num_configs",
     "get_default_num_stages",
     "get_default_num_warps",
+    "replace",
+    "restore",
     "set_default_max_num_configs",
     "set_default_num_stages",
     "set_default_num_warps",

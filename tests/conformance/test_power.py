@@ -15,8 +15,9 @@ from conformance.spec import registry
 from strategies import dtypes as dtype_names
 
 PAIRS = [(op, dtype) for op in sorted(registry()) for dtype in dtype_names.FLOATING if normal(op, dtype)]
-PRODUCTS = ("mm", "bmm", "addmm", "matmul")
-NOT_ELEMENTWISE = (*PRODUCTS, "softmax", "layer_norm", "rms_norm", "scaled_dot_product_attention")
+PRODUCTS = ("mm", "bmm", "addmm", "matmul", "fused_gated_mlp")
+ROWS = ("softmax", "layer_norm", "rms_norm", "fused_rmsnorm_rope")
+NOT_ELEMENTWISE = (*PRODUCTS, *ROWS, "scaled_dot_product_attention")
 ULPS = {"sigmoid": 6, "silu": 6, "gelu": 8, "pow": 16}
 """Of ops whose bound is more than 4 ulps of the compute dtype; it shows where that is the output's too."""
 HALF = [pair for pair in PAIRS if pair[1] in dtype_names.HALF]
@@ -46,8 +47,8 @@ def test_floors(op, dtype):
     if op not in NOT_ELEMENTWISE:
         assert found.ulps <= (4 if dtype in dtype_names.HALF else ULPS.get(op, 4))
     elif op in PRODUCTS and dtype in dtype_names.HALF:
-        # Where a thousandth is less than a step of the dtype, the next number but one.
-        assert found.relative <= 1e-3 or found.ulps <= 2
+        # Where a thousandth is less than a step of the dtype, the next number but one. Errors of two products add up.
+        assert found.relative <= (2e-3 if op == "fused_gated_mlp" else 1e-3) or found.ulps <= 2
     assert math.isfinite(found.relative)
 
 

@@ -245,7 +245,7 @@ def test_specials_are_those_values(name):
 
 @pytest.mark.parametrize("name", dtypes.NAMES)
 def test_each_recipe_is_drawn(examples, name):
-    assert set(examples(values.recipes(name), 200)) == set(values.recipes_of(name)) - set(values.MASKS)
+    assert set(examples(values.recipes(name), 200)) == set(values.recipes_of(name)) - set(values.NAMED)
 
 
 @pytest.mark.parametrize("name", [*dtypes.FLOATING, "bool"])
@@ -263,6 +263,18 @@ def test_masks_keep_some_and_are_drawn_where_they_are_named(examples, name):
     assert set(examples(values.recipes(name, values.MASKS), 50)) == set(values.MASKS)
 
 
+@pytest.mark.parametrize("name", FLOATS)
+def test_tables_say_each_number_twice(examples, name):
+    halves, neighbours = (elements(name, recipe, (40, 64)) for recipe in values.TABLES)
+    np.testing.assert_array_equal(halves[:, :32], halves[:, 32:])
+    np.testing.assert_array_equal(neighbours[:, ::2], neighbours[:, 1::2])
+    for once in (halves[:, :32], neighbours[:, ::2]):
+        assert abs(once.mean()) < 0.1
+        assert abs(once.std() - 3**-0.5) < 0.1
+        assert len(set(once.ravel())) > 0.9 * min(once.size, 2 ** (dtypes.format_of(name).mantissa + 1))
+    assert set(examples(values.recipes(name, values.TABLES), 50)) == set(values.TABLES)
+
+
 def test_listed_elements():
     assert materialize(TensorSpec((2, 4), "int32", "listed:3,0,-5")).tolist() == [[3, 0, -5, 3], [0, -5, 3, 0]]
     assert materialize(TensorSpec((0,), "uint8", "listed:255")).tolist() == []
@@ -271,7 +283,7 @@ def test_listed_elements():
 def test_recipes_that_make_no_sense_for_a_dtype_are_not_drawn(examples):
     assert set(examples(values.recipes("int8", ["subnormal", "uniform"]), 50)) == {"uniform"}
     assert set(examples(values.recipes("bool", ["subnormal"]), 50)) == set(values.recipes_of("bool")) - set(
-        values.MASKS
+        values.NAMED
     )
     with pytest.raises(ValueError, match="unknown values 'nromal'; known: normal"):
         values.recipes("float32", ["nromal"])

@@ -1,0 +1,126 @@
+"""Rotation of the heads of normalized rows: what tables fit, how pairs are laid out, and the launch."""
+
+import operator
+
+from ntops.host import repetition
+from ntops.host.iteration import contiguous_strides, specialize
+from ntops.host.launch import next_power_of_2, on_device
+from ntops.host.norms import walkable
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
+from ntops.host.rows import LONGEST_TILE
+from ntops.kernels.fused_rmsnorm_rope import premake
+from ntops.torch.utils import Config, make
+
+_APART = (("output", "rotated"), ("x0", "x1"), ("w0", "w1"))
+
+
+def check_tables(x, cos, sin, head_dim):
+    """Refuse tables that do not fit the rows of ``x``, (B, T, hidden), and return the number of pairs of a head.
+
+    :raises TypeError: ``head_dim`` is no int.
+    :raises RuntimeError: Shapes do not fit.
+    :raises NotImplementedError: A head is too long.
+    """
+    length, hidden = x.shape[1:]
+
+    for name, table in (("cos", cos), ("sin", sin)):
+        if table.ndim != 2 or table.shape[0] < length:
+            raise RuntimeError(
+                f"argument '{name}' must be (T', head_dim) or (T', head_dim / 2) with T' of at least {length}, not "
+                f"{tuple(table.shape)}"
+            )
+
+    if sin.shape != cos.shape:
+        raise RuntimeError(f"arguments 'cos' {tuple(cos.shape)} and 'sin' {tuple(sin.shape)} must have one shape")
+
+    width = cos.shape[1]
+
+    if head_dim is None:
+        head_dim, given = width, f"the width of the tables is {width}; with tables of half a head's width, give it"
+    else:
+        if isinstance(head_dim, bool):
+            raise TypeError("argument 'head_dim' must be an int, not bool")
+
+        try:
+            head_dim = operator.index(head_dim)
+        except TypeError:
+            raise TypeError(f"argument 'head_dim' must be an int, not {type(head_dim).__name__}") from None
+
+        given = f"it is {head_dim}"
+
+    if head_dim < 2 or head_dim % 2 or hidden % head_dim:
+        raise RuntimeError(f"argument 'head_dim' must be even and divide the {hidden} columns of 'x': {given}")
+
+    if head_dim > LONGEST_TILE:
+        raise NotImplementedError(f"argument 'head_dim' is {head_dim}; heads of more than {LONGEST_TILE} are left out")
+
+    if width not in (head_dim, head_dim // 2):
+        raise RuntimeError(
+            f"argument 'cos' has {width} columns, but 'head_dim' {head_dim} takes {head_dim} or {head_dim // 2}"
+        )
+
+    return head_dim // 2
+
+
+def config(heads, pairs, compute_dtype, interleaved):
+    """The configuration for rows of so many heads of so many pairs, and which of the kernels it is for.
+
+    It does not depend on how many rows there are, so that a row has the same bits in every batch.
+
+    :return: The configuration, whether a program walks over the heads of its rows, and whether it takes heads whole,
+        not the first and the second elements of their pairs apart.
+    """
+    registers = compute_dtype.itemsize // 4
+    block_pairs = next_power_of_2(pairs)
+    longest = max(LONGEST_TILE // (2 * block_pairs * registers), 1)
+    block_heads = min(next_power_of_2(heads), longest)
+    looped = heads > longest
+    # Neighbours that are apart are loaded one by one, which only rows too long for a tile have to bear.
+    whole = interleaved and not looped
+    width = 2 * block_heads * block_pairs * registers
+    blocks = (
+        # As for the norms: a tile of about 4096 registers keeps a program busy; narrow rows share one.
+        ("block_rows", max(4096 // width, 1)),
+        ("block_heads", block_heads),
+        ("block_pairs", block_pairs),
+    )
+
+    return Config(blocks, 4 if width <= 4096 else 8 if width <= 8192 else 16), looped, whole
+
+
+def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
+    """``fused_rmsnorm_rope`` of arguments that have been checked, with so many ``pairs`` a head."""
+    batch, length, hidden = x.shape
+    output = repetition.empty(x.shape, contiguous_strides(x.shape), x.dtype, x.device)
+
+    if not output.numel():
+        return output
+
+    shape = (batch, length, hidden // (2 * pairs))
+    compute_dtype = accumulate_dtype(x.dtype)
+    chosen, looped, whole = config(shape[2], pairs, compute_dtype, interleaved)
+    # Rows are loaded, and so added up, like those of contiguous tensors.
+    rows = {"output": output, "input": walkable(x, 2), "weight": walkable(weight).expand(x.shape)}
+    views = {name: tensor.unflatten(2, (shape[2], 2 * pairs)) for name, tensor in rows.items()}
+
+    if not whole:
+        views = {
+            name: view[..., part::2] if interleaved else view[..., part * pairs : (part + 1) * pairs]
+            for names, view in zip(_APART, views.values(), strict=True)
+            for part, name in enumerate(names)
+        }
+
+    for name, table in (("cos", cos), ("sin", sin)):
+        # Of a table of the full width one half says all.
+        step = 2 if interleaved and table.shape[1] != pairs else 1
+        used = walkable(table[:length, : step * pairs : step], 1)
+        views[name] = used.as_strided((batch, length, 1, pairs), (0, used.stride(0), 0, 1))
+
+    arguments = {"interleaved": whole, "looped": looped}
+    arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in ("count", "eps"))
+    kernel = make(premake, arguments, chosen, specialize(views))
+
+    with on_device(x.device):
+        kernel(*views.values(), float(hidden), eps, TRITON_DTYPES[compute_dtype])
+
+    return output

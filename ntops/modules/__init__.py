@@ -1,0 +1,7 @@
+"""Modules over the fused operators, and the call that puts them into a model; exported from ``ntops.torch``."""
+
+from ntops.modules.fused_gated_mlp import FusedGatedMLP
+from ntops.modules.fused_rmsnorm_rope import FusedRMSNormRoPE
+from ntops.modules.replacement import replace, restore
+
+__all__ = ["FusedGatedMLP", "FusedRMSNormRoPE", "replace", "restore"]

@@ -1,0 +1,100 @@
+import torch
+
+from ntops.host import repetition
+from ntops.host.iteration import contiguous_strides, specialize
+from ntops.host.launch import on_device, shared_memory
+from ntops.host.products import check_dims, check_factors, config
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.host.repetition import repeatable
+from ntops.kernels.fused_gated_mlp import ACTIVATIONS, premake
+from ntops.torch.utils import Config, make
+
+# Rows of tiles that go together, where there are as many: the columns that they share then come from the cache.
+_GROUP = 8
+
+
+@repeatable(state=torch.get_float32_matmul_precision)
+def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
+    """``act(x @ gate_weight.T) * (x @ up_weight.T)``, the first half of a gated MLP (Shazeer, arXiv:2002.05202).
+
+    One kernel: neither product is written to memory. Half types accumulate, and are activated and multiplied, in
+    float32, and are rounded once. Float32 follows :func:`torch.get_float32_matmul_precision` at the time of the call:
+    "highest" is IEEE, anything else TF32.
+
+    :param x: A floating-point tensor, (..., hidden).
+    :param gate_weight: A tensor of the same dtype, (intermediate, hidden), as :class:`torch.nn.Linear` has it.
+    :param up_weight: A tensor of the same dtype and shape.
+    :param activation: "silu", "gelu" (by the error function), or "gelu_tanh" (its approximation by tanh).
+    :return: A contiguous tensor, (..., intermediate).
+    :raises TypeError: An argument has the wrong type.
+    :raises ValueError: An unknown ``activation``.
+    :raises RuntimeError: Shapes, dtypes or devices do not fit.
+    :raises NotImplementedError: Integers or bools; complex, sparse, quantized or nested operands, or one that requires
+        grad.
+    """
+    device = check_factors(x=x, gate_weight=gate_weight, up_weight=up_weight)
+    check_dims(2, gate_weight=gate_weight, up_weight=up_weight)
+
+    if not isinstance(activation, str):
+        raise TypeError(f"argument 'activation' must be a str, not {type(activation).__name__}")
+
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"argument 'activation' is {activation!r}; valid are {', '.join(ACTIVATIONS)}")
+
+    if not x.dtype.is_floating_point:
+        raise NotImplementedError(
+            f"argument 'x' has dtype {x.dtype}; fused_gated_mlp is defined for floating-point only"
+        )
+
+    if x.ndim == 0:
+        raise RuntimeError("argument 'x' must be (..., hidden), not 0-d")
+
+    for name, weight in (("gate_weight", gate_weight), ("up_weight", up_weight)):
+        if weight.shape[1] != x.shape[-1]:
+            raise RuntimeError(
+                f"argument '{name}' must be (intermediate, {x.shape[-1]}), as 'x' has rows, not {tuple(weight.shape)}"
+            )
+
+    if up_weight.shape != gate_weight.shape:
+        raise RuntimeError(
+            f"arguments 'gate_weight' {tuple(gate_weight.shape)} and 'up_weight' {tuple(up_weight.shape)} must have "
+            "one shape"
+        )
+
+    shape = torch.Size((*x.shape[:-1], gate_weight.shape[0]))
+    output = repetition.empty(shape, contiguous_strides(shape), x.dtype, device)
+
+    if output.numel():
+        _launch(output, x, gate_weight, up_weight, activation)
+
+    return output
+
+
+def _config(m, n, k, dtype, ieee, limit):
+    """The configuration of a product with twice the columns, half of whose tiles are of the gate."""
+    # K is not split: the activation is of whole sums.
+    chosen = config(m, 2 * n, k, dtype, ieee, limit, 0)
+    tiles = -(-m // chosen.block_m)
+    # What a group lacks is computed for nothing.
+    group = next(size for size in (_GROUP, 4, 2, 1) if -tiles % size <= tiles // 32)
+    blocks = {"m": chosen.block_m, "n": chosen.block_n // 2, "k": chosen.block_k}
+    sizes = ((f"block_size_{name}", size) for name, size in blocks.items())
+
+    return Config((*sizes, ("group", group)), chosen.num_warps, chosen.num_stages)
+
+
+def _launch(output, x, gate_weight, up_weight, activation):
+    ieee = torch.get_float32_matmul_precision() == "highest"
+    rows, columns = x.shape[:-1].numel(), output.shape[-1]
+    views = {
+        "output": output.view(rows, columns),
+        "x": x.reshape(rows, x.shape[-1]),
+        "gate": gate_weight,
+        "up": up_weight,
+    }
+    limit = shared_memory(output.device.index or 0)
+    chosen = _config(rows, columns, x.shape[-1], x.dtype, ieee, limit)
+    kernel = make(premake, {"activation": activation}, chosen, specialize(views))
+
+    with on_device(output.device):
+        kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(x.dtype)], "ieee" if ieee else "tf32")
