@@ -250,6 +250,17 @@ def addmm(
     )
 
 
+# fp8_gemm: 2^-10 sum|terms|. An H100's tensor cores align the terms of a sum of fp8 products to 14 bits; 128 of them
+# at a time, added in float32, stay within it, all of a long K do not. Torch's float32 on the CPU: 2^-22 of sum|terms|.
+FP8_PRODUCT = 2.0**-10
+
+
+def fp8_product(magnitude: np.ndarray, ties: np.ndarray, terms: int) -> np.ndarray:
+    """``magnitude`` is sum |terms|, ``ties`` what elements that lie between two 8-bit numbers change. Each 128 terms are
+    scaled, which may underflow."""
+    return FP8_PRODUCT * magnitude + ties + (terms / 128 + 1) * FORMATS[torch.float32].subnormal
+
+
 # --- norms -------------------------------------------------------------------------------------------------------
 
 # layer_norm: 6u ((|x| + mean|x|) rstd |w| + |b| + |r|). Torch: 3.6 of the 6. rms_norm: 6u |r|. Torch: 2.5 of the 6.

@@ -33,8 +33,8 @@ LAYOUTS = (
 def specs() -> list[tuple[TensorSpec, int]]:
     """Every recipe of every dtype, with layouts, seeds, operand numbers and specials in turn; sizes at the ends."""
     found = []
-    # Masks come last, since what comes before them is older.
-    ordered = ([r for r in values.RECIPES if r not in values.MASKS], values.MASKS)
+    # In the order in which they came to be.
+    ordered = ([r for r in values.RECIPES if r not in values.NAMED], values.MASKS, ("powers",))
     for name, recipe in ((name, recipe) for recipes in ordered for name in dtypes.NAMES for recipe in recipes):
         if recipe in values.recipes_of(name):
             turn = len(found)

@@ -130,6 +130,7 @@ def test_normal(name, recipe, deviation):
 @pytest.mark.parametrize("name", FLOATS)
 def test_float_recipes(name):
     form = dtypes.format_of(name)
+    assert set(np.unique(elements(name, "powers"))) == {2.0**exponent for exponent in range(-8, 8)}
     uniform = elements(name, "uniform")
     assert uniform.min() >= -1
     assert uniform.max() <= 1
@@ -245,7 +246,7 @@ def test_specials_are_those_values(name):
 
 @pytest.mark.parametrize("name", dtypes.NAMES)
 def test_each_recipe_is_drawn(examples, name):
-    assert set(examples(values.recipes(name), 200)) == set(values.recipes_of(name)) - set(values.MASKS)
+    assert set(examples(values.recipes(name), 200)) == set(values.recipes_of(name)) - set(values.NAMED)
 
 
 @pytest.mark.parametrize("name", [*dtypes.FLOATING, "bool"])
@@ -271,7 +272,7 @@ def test_listed_elements():
 def test_recipes_that_make_no_sense_for_a_dtype_are_not_drawn(examples):
     assert set(examples(values.recipes("int8", ["subnormal", "uniform"]), 50)) == {"uniform"}
     assert set(examples(values.recipes("bool", ["subnormal"]), 50)) == set(values.recipes_of("bool")) - set(
-        values.MASKS
+        values.NAMED
     )
     with pytest.raises(ValueError, match="unknown values 'nromal'; known: normal"):
         values.recipes("float32", ["nromal"])
