@@ -7,6 +7,7 @@ saturated; the formats are those of the OCP 8-bit floating point specification 1
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -104,9 +105,7 @@ def quantize(
     return quotient.clamp(-largest, largest).to(dtype).contiguous(), scale
 
 
-def dequantize(
-    quantized: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float16
-) -> torch.Tensor:
+def dequantize(quantized: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float16) -> torch.Tensor:
     """``dequantize_fp8``, of torch's operators."""
     check_tensor(quantized, FORMATS)
     check_dtype(dtype, WIDE)
@@ -125,8 +124,12 @@ def gemm(
     left, right = _operands(a, b, a_scale, b_scale, out_dtype)
     if a.is_cuda and (found := by_scaled_mm(left, right, out_dtype)) is not None:
         return found
-    wide = (dequantize(matrix, scale, torch.float32) for matrix, scale in (left, right))
-    return (next(wide) @ next(wide).mT).to(out_dtype)
+    (x, x_scale), (y, y_scale) = ((matrix.float(), spread(scale, matrix.shape)) for matrix, scale in (left, right))
+    total = torch.zeros(len(x), len(y), device=a.device)
+    for k in range(0, x.shape[1], BLOCK):
+        part = slice(k, k + BLOCK)
+        total += (x[:, part] @ y[:, part].mT) * (x_scale[:, k, None] * y_scale[:, k])
+    return total.to(out_dtype)
 
 
 def scaled_mm(
@@ -181,9 +184,7 @@ def by_scaled_mm(left: Scaled, right: Scaled, out_dtype: torch.dtype) -> torch.T
         return None
     scales = (a_scale.contiguous(), b_scale.mT.contiguous()) if by_row else (a_scale, b_scale)
     operands = a.contiguous(), b.contiguous().mT
-    return torch._scaled_mm(
-        *operands, scale_a=scales[0], scale_b=scales[1], out_dtype=out_dtype, use_fast_accum=False
-    )
+    return torch._scaled_mm(*operands, scale_a=scales[0], scale_b=scales[1], out_dtype=out_dtype, use_fast_accum=False)
 
 
 # --- in float64 --------------------------------------------------------------------------------------------------
@@ -236,6 +237,21 @@ def neighbours(
     return (low + high) / 2, np.abs(high - low) / 2, normal
 
 
+def tensor_core_sums(a: np.ndarray, b: np.ndarray, terms: int) -> Iterator[np.ndarray]:
+    """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms`` of
+    K at a time: 32 products are aligned to the largest of them and of the sum so far, and cut off after 14 bits
+    (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
+    sum = np.zeros((a.shape[0], b.shape[0]))
+    for first in range(0, a.shape[1], 32):
+        products = a[:, None, first : first + 32] * b[None, :, first : first + 32]
+        largest = np.maximum(np.abs(sum), np.abs(products).max(axis=2))
+        unit = np.ldexp(1.0, np.frexp(largest)[1] - 14)
+        sum = np.trunc(sum / unit) * unit + (np.trunc(products / unit[..., None]) * unit[..., None]).sum(axis=2)
+        if (first + 32) % terms == 0 or first + 32 >= a.shape[1]:
+            yield sum
+            sum = np.zeros_like(sum)
+
+
 # --- calls -------------------------------------------------------------------------------------------------------
 
 
@@ -246,9 +262,7 @@ def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS) -> Shape:
         case "any":
             return draw(shapes.shapes(0, 4, budget=budget))
         case "rows":
-            return draw(
-                shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
-            )
+            return draw(shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget))
         case "edges":
             return draw(st.integers(1, 40)), draw(st.sampled_from((127, 128, 129, 255, 256, 257, 300, 385)))
     return draw(st.sampled_from(((), (1,), (2,)))) + (draw(st.sampled_from(_sizes.LONG_COLUMNS)),)

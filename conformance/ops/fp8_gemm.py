@@ -4,7 +4,7 @@ torch's is ``torch._scaled_mm``, which takes fewer calls; what it lacks is compo
 Values are judged by sum(a a_scale b b_scale) in float64. An element may be off by 2^-10 of the sum of the magnitudes of
 its terms, and by what a tie in quantizing changes. Tensor cores that add all terms up with the 14 bits of an H100 leave
 that bound where K is long (DeepSeek-V3, arXiv:2412.19437, section 3.3.2: 2 % at K = 4096); 128 terms at a time, added
-in float32, do not.
+in float32, do not, unless a few of them are so large that the others of their 128 are cut off: that is evaluated.
 """
 
 from __future__ import annotations
@@ -99,31 +99,33 @@ def expected(call: Call) -> Expected:
     with np.errstate(all="ignore"):
         left, right = quantized(a, a_scale), quantized(b.mT, b_scale)
         # float32's rules: a product of two 8-bit numbers is exact there.
-        found = products.product(left.value, right.value.T, torch.float32)
-        loose = [np.nan_to_num(one.loose, nan=0.0, posinf=0.0) for one in (left, right)]
-        sizes = [np.where(np.isfinite(one.value), np.abs(one.value), 0.0) for one in (left, right)]
-        ties = loose[0] @ sizes[1].T + sizes[0] @ loose[1].T + loose[0] @ loose[1].T
-        bound = bounds.fp8_product(found.magnitude, ties, a.shape[1])
-        scales = left.scale[:, None] * right.scale[None]
-        magnitude = np.abs(scales)
-        normal = (scales == 0) | (magnitude >= fp8.LEAST) & (magnitude <= bounds.FORMATS[torch.float32].max)
-        # NaN alone shows whatever the scale is.
+        found = products.product(left.scaled, right.scaled.T, torch.float32)
+        scales = np.abs(left.scale[:, None] * right.scale[None])
+        bound = bounds.fp8_product(found.magnitude, _cut_off(left, right, scales), _ties(left, right), a.shape[1])
+        normal = (scales == 0) | (scales >= fp8.LEAST) & (scales <= bounds.FORMATS[torch.float32].max)
+        # NaN shows whatever the scale is.
         judged = found.judged & (normal | np.isnan(scales)).all(axis=-1) & left.judged[:, None] & right.judged[None]
     return elementwise.within(call, found.value, bound, out_dtype, judged=judged)
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """An operand in float64."""
+    """An operand in float64, (rows, K)."""
 
     value: np.ndarray
-    """With its scale, (rows, K)."""
-    loose: np.ndarray
-    """How far from it a tie in quantizing may put an element."""
+    """8-bit numbers, or the middle of two where a tie in quantizing may give either."""
+    apart: np.ndarray
+    """How far from it they are."""
+    each: np.ndarray
+    """The scale of each element."""
     scale: np.ndarray
     """Of each block, (rows, blocks)."""
     judged: np.ndarray
     """Whether all of a row is, (rows,)."""
+
+    @property
+    def scaled(self) -> np.ndarray:
+        return self.value * self.each
 
 
 def quantized(rows: torch.Tensor, scale: torch.Tensor | None) -> Rows:
@@ -135,11 +137,32 @@ def quantized(rows: torch.Tensor, scale: torch.Tensor | None) -> Rows:
         found = np.ones(()) if is_quantized else fp8.found_scale(rows, torch.float8_e4m3fn, "row")
     each = fp8.spread_exactly(torch.from_numpy(np.array(found)), tuple(rows.shape))
     if is_quantized:
-        value, loose, judged = rows.double().numpy(), np.zeros(rows.shape), np.ones(rows.shape, bool)
+        value, apart, judged = rows.double().numpy(), np.zeros(rows.shape), np.ones(rows.shape, bool)
     else:
-        value, loose, judged = fp8.neighbours(rows, each, torch.float8_e4m3fn, scale is not None)
+        value, apart, judged = fp8.neighbours(rows, each, torch.float8_e4m3fn, scale is not None)
     blocks = fp8.scale_shape(tuple(rows.shape), "block")
-    return Rows(value * each, loose * np.abs(each), np.broadcast_to(found, blocks), judged.all(axis=1))
+    return Rows(value, apart, each, np.broadcast_to(found, blocks), judged.all(axis=1))
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(array), array, 0.0)
+
+
+def _ties(left: Rows, right: Rows) -> np.ndarray:
+    """What ties in quantizing change in a sum."""
+    sizes = [_finite(np.abs(one.scaled)) for one in (left, right)]
+    loose = [_finite(one.apart * np.abs(one.each)) for one in (left, right)]
+    return loose[0] @ sizes[1].T + sizes[0] @ loose[1].T + loose[0] @ loose[1].T
+
+
+def _cut_off(left: Rows, right: Rows, scales: np.ndarray) -> np.ndarray:
+    """What is lost of sums of 128 terms in 14 bits, of scales (M, N, blocks)."""
+    a, b = _finite(left.value), _finite(right.value)
+    lost = np.zeros((len(a), len(b)))
+    for block, sum in enumerate(fp8.tensor_core_sums(a, b, fp8.BLOCK)):
+        part = slice(block * fp8.BLOCK, (block + 1) * fp8.BLOCK)
+        lost += np.abs(sum - a[:, part] @ b[:, part].T) * scales[:, :, block]
+    return _finite(lost)
 
 
 def _arguments(

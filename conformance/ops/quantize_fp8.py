@@ -46,7 +46,9 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     def case(*args: Argument, **kwargs: Argument) -> Case:
         return Case(op="quantize_fp8", args=args, kwargs=kwargs)
 
-    match draw(st.sampled_from(("dtype", "shape", "scale dtype", "scale type", "format", "granularity", "rows", "type"))):
+    match draw(
+        st.sampled_from(("dtype", "shape", "scale dtype", "scale type", "format", "granularity", "rows", "type"))
+    ):
         case "dtype":
             wrong = draw(st.sampled_from((*dtype_names.INTEGRAL, "bool", "float64", *fp8.FP8)))
             return case(TensorSpec((3, 5), wrong))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from conformance.ops import _fp8 as fp8
@@ -109,7 +108,10 @@ _quantize("other_row", "scale", _rolled(1, 0), "a row has the scale of the one b
 _quantize("other_block", "scale", _rolled(fp8.BLOCK, -1), "a block has the scale of the one before")
 _quantize("tail", "tail", _tail_lost, "fewer than 128 columns at the end are 0")
 _quantize(
-    "flushed", "subnormals", lambda x, s, d, g: torch.where((x / s).abs() < 2.0 ** ORIGIN[d][0], 0, x / s), "no subnormals"
+    "flushed",
+    "subnormals",
+    lambda x, s, d, g: torch.where((x / s).abs() < 2.0 ** ORIGIN[d][0], 0, x / s),
+    "no subnormals",
 )
 _quantize("nan_lost", "special", lambda x, s, d, g: (x / s).nan_to_num(0.0), "NaN becomes 0")
 _quantize(
@@ -131,7 +133,9 @@ _scale(
     lambda x, d: torch.exp2(_of(_magnitude(x), d).log2().ceil()),
     "scales are rounded up to powers of two",
 )
-_scale("last_left_out", "amax", lambda x, d: _of(_magnitude(x[:, : max(x.shape[1] - 1, 1)]), d), "amax less one element")
+_scale(
+    "last_left_out", "amax", lambda x, d: _of(_magnitude(x[:, : max(x.shape[1] - 1, 1)]), d), "amax less one element"
+)
 
 
 @defect("quantize_fp8", "scale")
@@ -197,10 +201,14 @@ _dequantize("scale_ignored", "scale", lambda q, s, d: q.float(), "the scale is n
 _dequantize("divides", "scale", lambda q, s, d: q.float() / s, "divides by the scale")
 _dequantize("other_row", "scale", _rolled_scale, "a row has the scale of the one before")
 _dequantize("first_block", "scale", _first_block, "every block has the scale of the first")
-_dequantize("scale_in_half", "precision", lambda q, s, d: q.float() * s.to(d).float(), "the scale is rounded to the dtype")
+_dequantize(
+    "scale_in_half", "precision", lambda q, s, d: q.float() * s.to(d).float(), "the scale is rounded to the dtype"
+)
 _dequantize("through_bfloat16", "precision", lambda q, s, d: (q.float() * s).bfloat16(), "by way of bfloat16")
 _dequantize("other_format", "format", _other_format, "the formats change places")
-_dequantize("nan_lost", "special", lambda q, s, d: (q.float() * s).nan_to_num(0.0, math.inf, -math.inf), "NaN becomes 0")
+_dequantize(
+    "nan_lost", "special", lambda q, s, d: (q.float() * s).nan_to_num(0.0, math.inf, -math.inf), "NaN becomes 0"
+)
 _dequantize("flushed", "subnormals", _no_subnormals, "subnormals are 0")
 _dequantize(
     "saturates",
@@ -241,17 +249,9 @@ def _gemm(name, kind, change, about):
 
 
 def cut_off(x, y, every):
-    """The product as an H100's tensor cores add it up: 32 terms at a time are aligned to the largest of them and of the
-    sum, and cut off after 14 bits; after ``every`` terms the sum is added to the others in float32."""
-    x, y = x.double().numpy(), y.double().numpy()
-    total, sum = np.zeros((2, x.shape[0], y.shape[0]))
-    for first in range(0, x.shape[1], 32):
-        if first % every == 0:
-            total, sum = (total + sum).astype(np.float32).astype(np.float64), np.zeros_like(sum)
-        terms = np.concatenate([sum[:, :, None], x[:, None, first : first + 32] * y[None, :, first : first + 32]], 2)
-        unit = np.exp2(np.frexp(np.abs(terms).max(axis=2, keepdims=True))[1] - 14.0)
-        sum = (np.trunc(terms / unit) * unit).sum(axis=2)
-    return torch.from_numpy(total + sum).float()
+    """The product as an H100's tensor cores add it up, ``every`` so many terms added to the others in float32."""
+    sums = fp8.tensor_core_sums(x.double().numpy(), y.double().numpy(), every)
+    return sum((torch.from_numpy(one).float() for one in sums), torch.zeros(x.shape[0], y.shape[0]))
 
 
 def uniform_scales(x_scale, y_scale):

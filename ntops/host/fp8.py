@@ -147,7 +147,9 @@ def quantize(tensor, scale, dtype, granularity):
                 step = block_c * max(2, -(-columns // (block_c * _CHUNKS)))
                 chunks = -(-columns // step)
                 partial = repetition.empty((rows, chunks), (chunks, 1), torch.float32, device)
-                _launch(kernels.maxima, rows * chunks, block_c, partial, matrix, columns, step, matrix.stride(0), block_c)
+                _launch(
+                    kernels.maxima, rows * chunks, block_c, partial, matrix, columns, step, matrix.stride(0), block_c
+                )
 
         _launch(
             kernels.quantize,
