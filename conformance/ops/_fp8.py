@@ -238,8 +238,8 @@ def neighbours(
 
 
 def tensor_core_sums(a: np.ndarray, b: np.ndarray, terms: int) -> Iterator[np.ndarray]:
-    """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms`` of
-    K at a time: 32 products are aligned to the largest of them and of the sum so far, and cut off after 14 bits
+    """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms``
+    of K at a time: 32 products are aligned to the largest of them and of the sum so far, and cut off after 14 bits
     (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
     sum = np.zeros((a.shape[0], b.shape[0]))
     for first in range(0, a.shape[1], 32):
@@ -265,7 +265,7 @@ def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS) -> Shape:
             return draw(shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget))
         case "edges":
             return draw(st.integers(1, 40)), draw(st.sampled_from((127, 128, 129, 255, 256, 257, 300, 385)))
-    return draw(st.sampled_from(((), (1,), (2,)))) + (draw(st.sampled_from(_sizes.LONG_COLUMNS)),)
+    return (*draw(st.sampled_from(((), (1,), (2,)))), draw(st.sampled_from(_sizes.LONG_COLUMNS)))
 
 
 @st.composite

@@ -104,7 +104,11 @@ def expected(call: Call) -> Expected:
         bound = bounds.fp8_product(found.magnitude, _cut_off(left, right, scales), _ties(left, right), a.shape[1])
         normal = (scales == 0) | (scales >= fp8.LEAST) & (scales <= bounds.FORMATS[torch.float32].max)
         # NaN shows whatever the scale is.
-        judged = found.judged & (normal | np.isnan(scales)).all(axis=-1) & left.judged[:, None] & right.judged[None]
+        # Where the bound reaches infinities of both signs, anything is right.
+        sure = bound - np.abs(found.value) < bounds.overflow(out_dtype)
+        judged = (
+            found.judged & sure & (normal | np.isnan(scales)).all(axis=-1) & left.judged[:, None] & right.judged[None]
+        )
     return elementwise.within(call, found.value, bound, out_dtype, judged=judged)
 
 
@@ -141,7 +145,7 @@ def quantized(rows: torch.Tensor, scale: torch.Tensor | None) -> Rows:
     else:
         value, apart, judged = fp8.neighbours(rows, each, torch.float8_e4m3fn, scale is not None)
     blocks = fp8.scale_shape(tuple(rows.shape), "block")
-    return Rows(value, apart, each, np.broadcast_to(found, blocks), judged.all(axis=1))
+    return Rows(value, apart, each, np.broadcast_to(found, blocks), np.array(judged.all(axis=1)))
 
 
 def _finite(array: np.ndarray) -> np.ndarray:

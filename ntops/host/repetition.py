@@ -187,9 +187,13 @@ def _repetition(recording, tensors, result):
     sources = tensors + recording.allocations
     device = _current_device()
     results = result if isinstance(result, tuple) else (result,)
-    places = [next((place for place, source in enumerate(sources) if source is one), None) for one in results]
+    places = [place for one in results for place, source in enumerate(sources) if source is one]
 
-    if not recording.launches or None in places or any(tensor.get_device() != device for tensor in tensors):
+    if (
+        not recording.launches
+        or len(places) != len(results)
+        or any(tensor.get_device() != device for tensor in tensors)
+    ):
         return None
 
     names = [f"tensor{place}" for place in range(len(sources))]

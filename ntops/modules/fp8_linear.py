@@ -56,12 +56,12 @@ class FP8Linear(torch.nn.Module):
         dtype = dtype or (torch.get_default_dtype() if self.bias is None else self.bias.dtype)
         linear = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         linear.weight = torch.nn.Parameter(dequantize_fp8(self.weight, self.weight_scale, dtype))
-        linear.bias = self.bias
+        linear.register_parameter("bias", self.bias)
 
         return linear.train(self.training)
 
     def reset_parameters(self):
-        """Draw new weights from the distribution of :class:`torch.nn.Linear`'s, uniform within 1 / sqrt(in_features)."""
+        """Draw new weights as :class:`torch.nn.Linear` does, uniform within 1 / sqrt(in_features)."""
         largest = torch.finfo(self.weight.dtype).max
         bound = 1 / math.sqrt(self.in_features) if self.in_features else 0.0
         self.weight.copy_(torch.empty(self.weight.shape, device=self.weight.device).uniform_(-largest, largest))
@@ -72,7 +72,7 @@ class FP8Linear(torch.nn.Module):
 
     def forward(self, x):
         """``x`` is (..., in_features), float16, bfloat16 or float32; returns (..., out_features) of its dtype."""
-        rows = x.reshape(-1, x.shape[-1])
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         result = fp8_gemm(rows, self.weight.mT, None, self.weight_scale.mT, x.dtype)
 
         if self.bias is not None:
@@ -96,15 +96,19 @@ class FP8Linear(torch.nn.Module):
 
         return self
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ):
         weight = state_dict.get(f"{prefix}weight")
 
         if weight is not None and weight.dtype is not self.weight.dtype:
             # It would be cast without its scales.
-            errors.append(
+            error_msgs.append(
                 f"{prefix}weight is {weight.dtype}, not {self.weight.dtype}: load it into a torch.nn.Linear, and make "
                 "this module with FP8Linear.from_linear"
             )
             return
 
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )

@@ -53,7 +53,7 @@ def test_every_number_comes_back(dtype, wide, native):
     torch.testing.assert_close(found, numbers.to(wide), rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("forms", itertools.product(fp8.GRANULARITIES, repeat=2), ids=" ".join)
+@pytest.mark.parametrize("forms", list(itertools.product(fp8.GRANULARITIES, repeat=2)), ids=" ".join)
 def test_products_with_scales_of_any_two_forms(forms, native):
     a, a_scale = quantize_fp8(random(5, 300), granularity=forms[0])
     b, b_scale = quantize_fp8(random(7, 300, seed=1), granularity=forms[1], dtype=torch.float8_e5m2)
