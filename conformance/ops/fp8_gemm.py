@@ -154,6 +154,8 @@ def _finite(array: np.ndarray) -> np.ndarray:
 
 def _ties(left: Rows, right: Rows) -> np.ndarray:
     """What ties in quantizing change in a sum."""
+    if not (left.apart.any() or right.apart.any()):
+        return np.zeros((len(left.value), len(right.value)))
     sizes = [_finite(np.abs(one.scaled)) for one in (left, right)]
     loose = [_finite(one.apart * np.abs(one.each)) for one in (left, right)]
     return loose[0] @ sizes[1].T + sizes[0] @ loose[1].T + loose[0] @ loose[1].T
