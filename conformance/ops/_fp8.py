@@ -99,9 +99,8 @@ def quantize(
         scale = torch.where(amax == 0, 1.0, (amax / largest).clamp_min(LEAST))
     else:
         check_scale(scale)
-    quotient = wide / spread(scale, tensor.shape)
-    # Of a scale of 0.
-    quotient = torch.where(wide == 0, wide, quotient) if not scale.all() else quotient
+    each = spread(scale, tensor.shape)
+    quotient = torch.where((wide == 0) & (each == 0), wide, wide / each)
     return quotient.clamp(-largest, largest).to(dtype).contiguous(), scale
 
 
@@ -174,7 +173,8 @@ def _operand(rows: torch.Tensor, scale: torch.Tensor | None, transposed: bool = 
 
 def by_scaled_mm(left: Scaled, right: Scaled, out_dtype: torch.dtype) -> torch.Tensor | None:
     """None where torch._scaled_mm does not take the call: it wants sizes that are multiples of 16, no two float8_e5m2,
-    and one scale for each matrix, or one for each row and column and then (cuBLAS) a bfloat16 result."""
+    and one scale for each matrix, or one for each row and column and then (on a GPU) a bfloat16 result; and a GPU with
+    FP8."""
     (a, a_scale), (b, b_scale) = left, right
     rows = (a.shape[0], 1), (b.shape[0], 1)
     by_row = (tuple(a_scale.shape), tuple(b_scale.shape)) == rows
@@ -184,7 +184,10 @@ def by_scaled_mm(left: Scaled, right: Scaled, out_dtype: torch.dtype) -> torch.T
         return None
     scales = (a_scale.contiguous(), b_scale.mT.contiguous()) if by_row else (a_scale, b_scale)
     operands = a.contiguous(), b.contiguous().mT
-    return torch._scaled_mm(*operands, scale_a=scales[0], scale_b=scales[1], out_dtype=out_dtype, use_fast_accum=False)
+    try:
+        return torch._scaled_mm(*operands, *scales, out_dtype=out_dtype, use_fast_accum=False)
+    except (RuntimeError, ValueError):
+        return None
 
 
 # --- in float64 --------------------------------------------------------------------------------------------------
