@@ -125,12 +125,9 @@ def quantize(tensor, scale, dtype, granularity):
         # The largest magnitude of nothing is 0.
         return output, found if found is None else found.fill_(1)
 
-    # A contiguous tensor with one scale is one long row.
-    matrix = tensor.reshape(1, -1) if by_tensor and tensor.is_contiguous() else _matrix(tensor)
-
-    if by_tensor and found is not None and matrix.shape[0] > 1:
-        matrix = tensor.contiguous().view(1, -1)
-
+    # With one scale a tensor is one long row.
+    whole = by_tensor and (found is not None or tensor.is_contiguous())
+    matrix = tensor.contiguous().view(1, -1) if whole else _matrix(tensor)
     rows, columns = matrix.shape
     source, partial, chunks = "given" if found is None else "tile", scale[0], 1
 
@@ -140,16 +137,12 @@ def quantize(tensor, scale, dtype, granularity):
         elif source == "tile" and columns <= _LONGEST_TILE:
             block_r, block_c = _tiles(rows, columns, _LONGEST_TILE)
         else:
+            # A tile reads all the maxima of its row, which a larger one makes less of.
             block_r, block_c = _tiles(rows, columns, 8192 if source == "tile" else 4096)
 
             if source == "tile":
-                source = "partial"
-                step = block_c * max(2, -(-columns // (block_c * _CHUNKS)))
-                chunks = -(-columns // step)
-                partial = repetition.empty((rows, chunks), (chunks, 1), torch.float32, device)
-                _launch(
-                    kernels.maxima, rows * chunks, block_c, partial, matrix, columns, step, matrix.stride(0), block_c
-                )
+                source, partial = "partial", _maxima(matrix)
+                chunks = partial.shape[1]
 
         _launch(
             kernels.quantize,
@@ -173,6 +166,16 @@ def quantize(tensor, scale, dtype, granularity):
         )
 
     return output, found
+
+
+def _maxima(matrix, block_c=8192):
+    """The largest finite magnitude of each chunk of each row, (rows, chunks), of at most ``_CHUNKS`` chunks."""
+    rows, columns = matrix.shape
+    chunk = block_c * max(2, -(-columns // (block_c * _CHUNKS)))
+    partial = repetition.empty((rows, -(-columns // chunk)), (-(-columns // chunk), 1), torch.float32, matrix.device)
+    _launch(kernels.maxima, partial.numel(), block_c, partial, matrix, columns, chunk, matrix.stride(0), block_c)
+
+    return partial
 
 
 def dequantize(quantized, scale, dtype):
