@@ -107,7 +107,11 @@ def normal(op: str, dtype: str) -> Case | None:
             args = (tensor(terms, values="positive"),)
         case "clamp":
             args = (tensor(terms), -1.0, 1.0)
-        case "dropout" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "isnan" | "isinf":
+        case "fp8_gemm":
+            return Case(
+                op=op, args=(tensor(ROWS, terms), tensor(terms, ROWS)), kwargs={"out_dtype": cases.DType(dtype)}
+            )
+        case "quantize_fp8" | "dropout" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "isnan" | "isinf":
             return None
         case _:
             args = (tensor(terms),)

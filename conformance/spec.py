@@ -86,8 +86,8 @@ class OpSpec:
     refused: Callable[[Sequence[str]], SearchStrategy[Case]]
     """Calls that torch refuses (on CUDA)."""
     dtypes: tuple[str, ...]
-    expected: Callable[[Call], Expected]
-    """The oracle and its bound."""
+    expected: Callable[[Call], Expected | tuple[Expected, ...]]
+    """The oracle and its bound, for each result where there are several."""
     checks: tuple[str, ...] = ("memory", "values", "metadata", "inputs_unchanged", "deterministic", "errors")
     benchmarks: tuple[Benchmark, ...] = ()
     cuda_refuses: Callable[[Call], type[Exception] | None] = lambda call: None

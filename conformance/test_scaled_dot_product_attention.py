@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from conformance import spec as specs
 from conformance.compare import compare
 from conformance.session import Run
-from conformance.spec import Call
+from conformance.spec import Call, Expected
 from strategies import tensors as spec_tensors
 from strategies.specs import Layout, TensorSpec
 
@@ -145,7 +145,9 @@ class Decoding(RuleBasedStateMachine):
             part = slice(sequence, sequence + 1)
             args = (query[part], *(history[part, :, :length] for history in self.histories))
             kwargs = {"enable_gqa": True, "is_causal": causal, "causal_variant": CausalVariant.LOWER_RIGHT}
-            comparison = compare(found[part], specs.registry()[OP].expected(Call(args, kwargs, None)))
+            expected = specs.registry()[OP].expected(Call(args, kwargs, None))
+            assert isinstance(expected, Expected)
+            comparison = compare(found[part], expected)
             assert comparison.passed, (
                 f"sequence {sequence} of length {length}: {comparison.failed} of {comparison.judged} elements are "
                 f"wrong; the worst is {comparison.index}: {comparison.ours}, should be {comparison.oracle}"

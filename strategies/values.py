@@ -147,6 +147,11 @@ def _positive(chunk: _Chunk) -> Bits:
     return encode(chunk.unit() * 4 + 2.0**-6, chunk.form)
 
 
+def _powers(chunk: _Chunk) -> Bits:
+    """Powers of two from 2^-8 to 2^7: scales by which a division is exact, so that ties are ties."""
+    return encode(np.ldexp(1.0, (chunk.words() % np.uint64(16)).astype(np.int64) - 8), chunk.form)
+
+
 def _integers(chunk: _Chunk) -> Bits:
     whole = (chunk.words() % np.uint64(17)).astype(np.int64)
     return _number((whole if chunk.form.kind == "uint" else whole - 8).astype(np.float64), chunk.form)
@@ -281,6 +286,7 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "near_overflow": (_NUMBERS, _near_overflow),
     "subnormal": (_FLOAT, _subnormal),
     "every_exponent": (_FLOAT, _every_exponent),
+    "powers": (_FLOAT, _powers),
     "masked": (_MASK, _masked),
     "prefix": (_MASK, _prefix),
     "halves": (_FLOAT, _repeating(halves=True)),
@@ -290,7 +296,7 @@ MASKS = ("masked", "prefix")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
-NAMED = (*MASKS, *TABLES)
+NAMED = (*MASKS, *TABLES, "powers")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data."""

@@ -74,7 +74,8 @@ def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[s
 
 @pytest.fixture(scope="session")
 def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, float]:
-    """What this chip reaches, measured here and now: bytes/s of a copy of 1 GiB moved, FLOP/s of products of 8192."""
+    """What this chip reaches, measured here and now: bytes/s of a copy of 1 GiB moved, FLOP/s of products of 8192, of
+    float8_e4m3fn with sums in float32."""
     if device.type != "cuda" or pytestconfig.getoption("--benchmark-disable"):
         return {}
     source, target = (torch.empty(1 << 28, dtype=torch.bfloat16, device=device) for _ in range(2))
@@ -94,6 +95,19 @@ def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, flo
         with _tf32():
             times = timing.interleaved({"mm": torch.mm}, [(operands, {})], refresh, accept, seconds=0.05)
         found[str(dtype).removeprefix("torch.")] = 2 * 8192**3 / times["mm"].median
+    if torch.cuda.get_device_capability(device) >= (8, 9):
+        eight = [torch.empty(8192, 8192, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
+        one = torch.ones((), device=device)
+
+        def refresh_eight(args: Any, kwargs: Any) -> None:
+            for tensor in args:
+                tensor.copy_(torch.randn(tensor.shape, device=device))
+
+        def scaled_mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch._scaled_mm(a, b.mT, one, one, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+        times = timing.interleaved({"mm": scaled_mm}, [(eight, {})], refresh_eight, accept, seconds=0.05)
+        found["float8_e4m3fn"] = 2 * 8192**3 / times["mm"].median
     return found
 
 

@@ -16,8 +16,10 @@ import torch
 
 from conformance import spec as specs
 from conformance.implementations import TORCH, Implementation, load
+from conformance.ops import _fp8 as fp8
 from conformance.ops.rotary_position_embedding import pairs
 from conformance.selftest import families as of
+from conformance.selftest import fp8 as eight_bit
 from conformance.selftest import sound
 
 Value = Callable[..., torch.Tensor | None]
@@ -302,3 +304,40 @@ def _(op: str) -> Value:
         return result
 
     return value
+
+
+# --- 8-bit floating point ----------------------------------------------------------------------------------------
+
+
+def _by_reciprocal(right: Callable[..., Any], tensor: Any, scale: Any = None, **kwargs: Any) -> Any:
+    quantized, found = right(tensor, scale, **kwargs)
+    # The reciprocal of other numbers is not a normal one.
+    if scale is not None and not ((scale.abs() >= fp8.LEAST) & (scale.abs() <= 1 / fp8.LEAST)).all():
+        return quantized, found
+    largest = torch.finfo(quantized.dtype).max
+    quotient = tensor.float() * (1 / fp8.spread(found, tensor.shape))
+    return quotient.clamp(-largest, largest).to(quantized.dtype).contiguous(), found
+
+
+def _by_scaled_mm(right: Callable[..., Any], a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+    result = right(a, b, *args, **kwargs)
+    try:
+        return fp8.scaled_mm(a, b, *args, **kwargs)
+    except NotImplementedError:
+        return result
+
+
+def _promoted(
+    right: Callable[..., Any], a: Any, b: Any, a_scale: Any = None, b_scale: Any = None, out_dtype: Any = torch.float16
+) -> Any:
+    result = right(a, b, a_scale, b_scale, out_dtype)
+    (x, x_scale), (y, y_scale) = eight_bit.operands(a, b, a_scale, b_scale)
+    if eight_bit.costly(x, y) or not eight_bit.uniform_scales(x_scale, y_scale) or not x.shape[1]:
+        return result
+    scales = x_scale[:, :1] * y_scale[:, :1].T
+    return (eight_bit.cut_off(x, y, fp8.BLOCK) * scales).to(out_dtype)
+
+
+_CONTROLS["by the reciprocal of the scale"] = {"quantize_fp8": partial(_by_reciprocal, sound.right("quantize_fp8"))}
+_CONTROLS["torch._scaled_mm"] = {"fp8_gemm": partial(_by_scaled_mm, sound.right("fp8_gemm"))}
+_CONTROLS["14 bits for 128 terms"] = {"fp8_gemm": partial(_promoted, sound.right("fp8_gemm"))}

@@ -22,9 +22,10 @@ DTYPES = {
 }
 
 
-def check_tensor(value, name):
+def check_tensor(value, name, dtypes=DTYPES):
     """Refuse what is not a tensor that a kernel can take.
 
+    :param dtypes: Those that the operator takes.
     :raises TypeError: It is no tensor.
     :raises NotImplementedError: Its layout, dtype or need of a gradient is deliberately left out.
     :raises RuntimeError: It is on a device where kernels do not run.
@@ -32,7 +33,7 @@ def check_tensor(value, name):
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"argument '{name}' must be a Tensor, not {type(value).__name__}")
 
-    if value.dtype not in DTYPES:
+    if value.dtype not in dtypes:
         raise NotImplementedError(f"argument '{name}' has dtype {value.dtype}, which this operator leaves out")
 
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:

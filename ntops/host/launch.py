@@ -37,6 +37,17 @@ def is_hopper():
     return INTERPRETED or triton.runtime.driver.active.get_current_target().arch == 90
 
 
+@functools.cache
+def has_fp8():
+    """Whether the GPU converts and multiplies float8_e4m3fn and float8_e5m2 itself: NVIDIA's from sm_89 on. Those of
+    AMD's gfx942 are other formats. Under the interpreter they are Triton's own types."""
+    if INTERPRETED:
+        return True
+
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend == "cuda" and target.arch >= 89
+
+
 def next_power_of_2(value):
     """The smallest power of two that is at least ``value``."""
     return 1 << (value - 1).bit_length()

@@ -186,9 +186,14 @@ def _repetition(recording, tensors, result):
     """
     sources = tensors + recording.allocations
     device = _current_device()
-    places = [place for place, source in enumerate(sources) if source is result]
+    results = result if isinstance(result, tuple) else (result,)
+    places = [place for one in results for place, source in enumerate(sources) if source is one]
 
-    if not recording.launches or not places or any(tensor.get_device() != device for tensor in tensors):
+    if (
+        not recording.launches
+        or len(places) != len(results)
+        or any(tensor.get_device() != device for tensor in tensors)
+    ):
         return None
 
     names = [f"tensor{place}" for place in range(len(sources))]
@@ -223,7 +228,7 @@ def _repetition(recording, tensors, result):
         leading = (*grid, "stream", f"function{number}", *flags, f"metadata{number}", None, None, None)
         lines.append(f"run{number}({', '.join(map(str, (*leading, *written)))})")
 
-    lines.append(f"return {names[places[0]]}")
+    lines.append(f"return {', '.join(names[place] for place in places)}")
     source = "def repeat(tensors, pointers):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(source, "<a recorded call>", "exec"), scope)
     return scope["repeat"]

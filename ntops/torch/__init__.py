@@ -1,13 +1,13 @@
 """The operators, with the signatures and the semantics of PyTorch's functions on CUDA.
 
-Every public function of a module of this package that has the module's name is exported; so are the modules over
-fused operators, from :mod:`ntops.modules`.
+Every public function of a module of this package that has the module's name is exported; so are the modules of
+:mod:`ntops.modules`.
 """
 
 import importlib
 import pkgutil
 
-from ntops.modules import FusedGatedMLP, FusedRMSNormRoPE, replace, restore
+from ntops.modules import FP8Linear, FusedGatedMLP, FusedRMSNormRoPE, replace, restore
 from ntops.torch.utils import (
     get_default_max_num_configs,
     get_default_num_stages,
@@ -24,6 +24,7 @@ for _name in OPERATORS:
 
 __all__ = [  # noqa: PLE0604  (the names of the operators follow from the files)
     *OPERATORS,
+    "FP8Linear",
     "FusedGatedMLP",
     "FusedRMSNormRoPE",
     "get_default_max_num_configs",

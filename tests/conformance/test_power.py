@@ -17,7 +17,9 @@ from strategies import dtypes as dtype_names
 PAIRS = [(op, dtype) for op in sorted(registry()) for dtype in dtype_names.FLOATING if normal(op, dtype)]
 PRODUCTS = ("mm", "bmm", "addmm", "matmul", "fused_gated_mlp")
 ROWS = ("softmax", "layer_norm", "rms_norm", "fused_rmsnorm_rope")
-NOT_ELEMENTWISE = (*PRODUCTS, *ROWS, "scaled_dot_product_attention")
+# 2^-10 of sum |terms|, which a normal sum of 4096 terms reaches on 3.2 % of elements.
+ZEROS = {("scaled_dot_product_attention", "bfloat16"): 0.02, **{("fp8_gemm", dtype): 0.06 for dtype in DTYPES}}
+NOT_ELEMENTWISE = (*PRODUCTS, "fp8_gemm", *ROWS, "scaled_dot_product_attention")
 ULPS = {"sigmoid": 6, "silu": 6, "gelu": 8, "pow": 16}
 """Of ops whose bound is more than 4 ulps of the compute dtype; it shows where that is the output's too."""
 HALF = [pair for pair in PAIRS if pair[1] in dtype_names.HALF]
@@ -43,7 +45,7 @@ def test_all_that_round_are_here():
 def test_floors(op, dtype):
     found = power(op, dtype)
     assert found is not None
-    assert found.zeros <= (0.02 if op == "scaled_dot_product_attention" and dtype == "bfloat16" else 0.01)
+    assert found.zeros <= ZEROS.get((op, dtype), 0.01)
     if op not in NOT_ELEMENTWISE:
         assert found.ulps <= (4 if dtype in dtype_names.HALF else ULPS.get(op, 4))
     elif op in PRODUCTS and dtype in dtype_names.HALF:

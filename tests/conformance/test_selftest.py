@@ -27,8 +27,11 @@ CHEAP += ("stores_past_result", "sums_into_scratch", "reads_one_beyond")
 BY_OP = {
     "bitwise_and": ("operand_for_out",),
     "cos": ("one_buffer",),
+    "dequantize_fp8": ("other_format",),
     "exp": ("contiguous",),
+    "fp8_gemm": ("fast_accumulation",),
     "layer_norm": ("nan_disturbs",),
+    "quantize_fp8": ("toward_zero",),
     "relu": ("refuses_in_place",),
     "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail"),
     "scaled_dot_product_attention": ("causal_off_by_one", "refused_as_value_error", "cache_not_written"),

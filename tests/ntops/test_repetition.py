@@ -84,6 +84,28 @@ def test_a_view_of_an_argument_is_found_again(kernel):
     assert len(calls) == 1
 
 
+def test_several_results_are_returned_in_their_order(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def plus_one_and_two(input):
+        calls.append(input)
+        results = [repetition.empty(input.shape, input.stride(), input.dtype, input.device) for _ in range(2)]
+
+        for number, result in enumerate(results, 1):
+            repetition.launch(kernel, (7,), {}, result, input, input.numel(), float(number))
+
+        return results[1], input, results[0]
+
+    for _ in range(2):
+        input = torch.randn(5)
+        two, same, one = plus_one_and_two(input)
+        assert same is input
+        torch.testing.assert_close((one, two), (input + 1, input + 2))
+
+    assert len(calls) == 1
+
+
 def test_in_place_gives_the_argument_itself(kernel):
     calls = []
     plus = _function(kernel, calls)

@@ -34,7 +34,7 @@ def specs() -> list[tuple[TensorSpec, int]]:
     """Every recipe of every dtype, with layouts, seeds, operand numbers and specials in turn; sizes at the ends."""
     found = []
     # In the order in which they came to be.
-    ordered = ([r for r in values.RECIPES if r not in values.NAMED], values.MASKS, values.TABLES)
+    ordered = ([r for r in values.RECIPES if r not in values.NAMED], values.MASKS, values.TABLES, ("powers",))
     for name, recipe in ((name, recipe) for recipes in ordered for name in dtypes.NAMES for recipe in recipes):
         if recipe in values.recipes_of(name):
             turn = len(found)

@@ -130,6 +130,7 @@ def test_normal(name, recipe, deviation):
 @pytest.mark.parametrize("name", FLOATS)
 def test_float_recipes(name):
     form = dtypes.format_of(name)
+    assert set(np.unique(elements(name, "powers"))) == {2.0**exponent for exponent in range(-8, 8)}
     uniform = elements(name, "uniform")
     assert uniform.min() >= -1
     assert uniform.max() <= 1

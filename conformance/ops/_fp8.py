@@ -1,0 +1,290 @@
+"""What the FP8 operators share: torch compositions of them, their formulas in float64, and the calls to try.
+
+scale = amax / largest, amax over finite elements; quantized = tensor / scale, rounded to nearest, ties to even, and
+saturated; the formats are those of the OCP 8-bit floating point specification 1.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from conformance import bounds
+from conformance.cases import Argument
+from conformance.ops import _sizes
+from strategies import dtypes as dtype_names
+from strategies import shapes, tensors
+from strategies.shapes import Shape
+from strategies.specs import TensorSpec
+from strategies.values import encode
+
+FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+WIDE = (torch.float16, torch.bfloat16, torch.float32)
+FP8 = dtype_names.FP8
+INPUTS = ("float32", "float16", "bfloat16")
+GRANULARITIES = ("tensor", "row", "block")
+BLOCK = 128
+LEAST = 2.0**-126
+"""The smallest scale that is found: float32's smallest normal number."""
+SLACK = 2.0**-22
+"""How far a quotient may be off, relative: an ulp of the scale, its reciprocal and the product rounded."""
+
+
+# --- of torch's operators ----------------------------------------------------------------------------------------
+
+
+def check_tensor(tensor: object, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"a tensor is wanted, not {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        raise NotImplementedError(f"dtype {tensor.dtype}")
+
+
+def check_dtype(dtype: object, dtypes: tuple[torch.dtype, ...]) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"a dtype is wanted, not {type(dtype).__name__}")
+    if dtype not in dtypes:
+        raise NotImplementedError(f"dtype {dtype}")
+
+
+def scale_shape(shape: Shape, granularity: str) -> Shape:
+    """The shape of the scales of a tensor of ``shape``."""
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"granularity {granularity!r}")
+    if granularity == "tensor":
+        return ()
+    if not shape:
+        raise RuntimeError("a 0-d tensor has no rows")
+    return (*shape[:-1], 1 if granularity == "row" else -(-shape[-1] // BLOCK))
+
+
+def spread(scale: torch.Tensor, shape: Shape) -> torch.Tensor:
+    """The scale of each element of a tensor of ``shape``. Raises RuntimeError where there are not as many as needed."""
+    if tuple(scale.shape) not in [scale_shape(shape, one) for one in GRANULARITIES[: 3 if shape else 1]]:
+        raise RuntimeError(f"scales {tuple(scale.shape)} of a tensor {tuple(shape)}")
+    if scale.ndim and scale.shape[-1] > 1:
+        scale = scale.repeat_interleave(BLOCK, -1)[..., : shape[-1]]
+    return scale.broadcast_to(shape)
+
+
+def check_scale(scale: object) -> None:
+    if not isinstance(scale, torch.Tensor):
+        raise TypeError(f"a tensor is wanted, not {type(scale).__name__}")
+    if scale.dtype != torch.float32:
+        raise RuntimeError(f"scales of {scale.dtype}")
+
+
+def quantize(
+    tensor: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    granularity: str = "tensor",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``quantize_fp8``, of torch's operators."""
+    check_tensor(tensor, WIDE)
+    check_dtype(dtype, FORMATS)
+    shape, largest, wide = scale_shape(tensor.shape, granularity), torch.finfo(dtype).max, tensor.float()
+    if scale is None:
+        finite = torch.where(wide.isfinite(), wide.abs(), 0.0)
+        if granularity == "block":
+            padded = torch.nn.functional.pad(finite, (0, -finite.shape[-1] % BLOCK))
+            finite = padded.unflatten(-1, (shape[-1], BLOCK))
+        parts = finite.reshape(*shape, -1) if finite.numel() else torch.zeros(*shape, 1, device=tensor.device)
+        amax = parts.amax(-1)
+        scale = torch.where(amax == 0, 1.0, (amax / largest).clamp_min(LEAST))
+    else:
+        check_scale(scale)
+    each = spread(scale, tensor.shape)
+    quotient = torch.where((wide == 0) & (each == 0), wide, wide / each)
+    return quotient.clamp(-largest, largest).to(dtype).contiguous(), scale
+
+
+def dequantize(quantized: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """``dequantize_fp8``, of torch's operators."""
+    check_tensor(quantized, FORMATS)
+    check_dtype(dtype, WIDE)
+    check_scale(scale)
+    return (quantized.float() * spread(scale, quantized.shape)).to(dtype).contiguous()
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.float16,
+) -> torch.Tensor:
+    """``fp8_gemm``: torch._scaled_mm on a GPU where that takes the call, else of torch's operators in float32."""
+    left, right = _operands(a, b, a_scale, b_scale, out_dtype)
+    if a.is_cuda and (found := by_scaled_mm(left, right, out_dtype)) is not None:
+        return found
+    (x, x_scale), (y, y_scale) = ((matrix.float(), spread(scale, matrix.shape)) for matrix, scale in (left, right))
+    total = torch.zeros(len(x), len(y), device=a.device)
+    for k in range(0, x.shape[1], BLOCK):
+        part = slice(k, k + BLOCK)
+        total += (x[:, part] @ y[:, part].mT) * (x_scale[:, k, None] * y_scale[:, k])
+    return total.to(out_dtype)
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.float16,
+) -> torch.Tensor:
+    """``fp8_gemm`` by torch._scaled_mm alone. Raises NotImplementedError for calls that it does not take."""
+    found = by_scaled_mm(*_operands(a, b, a_scale, b_scale, out_dtype), out_dtype)
+    if found is None:
+        raise NotImplementedError("torch._scaled_mm does not take this call")
+    return found
+
+
+Scaled = tuple[torch.Tensor, torch.Tensor]
+
+
+def _operands(a, b, a_scale, b_scale, out_dtype) -> tuple[Scaled, Scaled]:
+    """The 8-bit rows of a and of b transposed, and their scales."""
+    for matrix in (a, b):
+        check_tensor(matrix, FORMATS + WIDE)
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise RuntimeError(f"{tuple(a.shape)} times {tuple(b.shape)}")
+    check_dtype(out_dtype, WIDE)
+    return _operand(a, a_scale), _operand(b.mT, b_scale, transposed=True)
+
+
+def _operand(rows: torch.Tensor, scale: torch.Tensor | None, transposed: bool = False) -> Scaled:
+    if scale is not None:
+        check_scale(scale)
+        if transposed and scale.ndim:
+            if scale.ndim != 2:
+                raise RuntimeError(f"scales {tuple(scale.shape)}")
+            scale = scale.mT
+        spread(scale, rows.shape)
+    if rows.dtype in WIDE:
+        return quantize(rows, scale, granularity="row")
+    return rows, torch.ones((), device=rows.device) if scale is None else scale
+
+
+def by_scaled_mm(left: Scaled, right: Scaled, out_dtype: torch.dtype) -> torch.Tensor | None:
+    """None where torch._scaled_mm does not take the call: it wants sizes that are multiples of 16, no two float8_e5m2,
+    and one scale for each matrix, or one for each row and column and then (on a GPU) a bfloat16 result; and a GPU with
+    FP8."""
+    (a, a_scale), (b, b_scale) = left, right
+    rows = (a.shape[0], 1), (b.shape[0], 1)
+    by_row = (tuple(a_scale.shape), tuple(b_scale.shape)) == rows
+    fits = not (a.shape[1] % 16 or b.shape[0] % 16) and a.numel() and b.numel()
+    one = (a_scale.ndim, b_scale.ndim) == (0, 0) or (by_row and (out_dtype == torch.bfloat16 or not a.is_cuda))
+    if not (fits and one) or (a.dtype, b.dtype) == (torch.float8_e5m2,) * 2:
+        return None
+    scales = (a_scale.contiguous(), b_scale.mT.contiguous()) if by_row else (a_scale, b_scale)
+    operands = a.contiguous(), b.contiguous().mT
+    try:
+        return torch._scaled_mm(*operands, *scales, out_dtype=out_dtype, use_fast_accum=False)
+    except (RuntimeError, ValueError):
+        return None
+
+
+# --- in float64 --------------------------------------------------------------------------------------------------
+
+
+def spread_exactly(scale: torch.Tensor, shape: Shape) -> np.ndarray:
+    """The scale of each element, float64."""
+    return spread(scale, shape).double().numpy()
+
+
+def found_scale(tensor: torch.Tensor, dtype: torch.dtype, granularity: str) -> np.ndarray:
+    """amax / largest in float64, at least ``LEAST``; 1 where amax is 0."""
+    x = tensor.double().numpy()
+    shape = scale_shape(tensor.shape, granularity)
+    finite = np.where(np.isfinite(x), np.abs(x), 0.0)
+    if granularity == "block":
+        finite = np.pad(finite, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)])
+    parts = finite.reshape(*shape, -1) if finite.size else np.zeros((*shape, 1))
+    amax = parts.max(axis=-1)
+    return np.where(amax == 0, 1.0, np.maximum(amax / bounds.FORMATS[dtype].max, LEAST))
+
+
+def rounded(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """float64 values to the nearest number of the format, ties to even, saturated; NaN stays NaN."""
+    largest = bounds.FORMATS[dtype].max
+    bits = encode(np.ascontiguousarray(np.clip(values, -largest, largest)), dtype_names.FORMATS[_name(dtype)])
+    return torch.from_numpy(bits.view(np.uint8)).view(dtype).double().numpy().reshape(values.shape)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def neighbours(
+    tensor: torch.Tensor, scale: np.ndarray, dtype: torch.dtype, given: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The numbers that an element may be quantized to, as ``middle - apart`` and ``middle + apart``, and where that is
+    judged. They are one but where the quotient is a tie within ``SLACK``. Division by a power of two is exact.
+
+    :param scale: That of each element.
+    :param given: Whether the caller gave it."""
+    x = tensor.double().numpy()
+    with np.errstate(all="ignore"):
+        quotient = np.where((scale == 0) & (x == 0), 0.0, x / scale)
+        exact = (np.abs(np.frexp(scale)[0]) == 0.5) if given else np.zeros(scale.shape, bool)
+        slack = np.where(exact, 0.0, SLACK)
+        low, high = (rounded(quotient * (1 + sign * slack), dtype) for sign in (-1, 1))
+    magnitude = np.abs(scale)
+    normal = (magnitude == 0) | ~np.isfinite(scale) | ((magnitude >= LEAST) & (magnitude <= 1 / LEAST))
+    return (low + high) / 2, np.abs(high - low) / 2, normal
+
+
+def tensor_core_sums(a: np.ndarray, b: np.ndarray, terms: int) -> Iterator[np.ndarray]:
+    """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms``
+    of K at a time: 32 products are aligned to the largest of them and of the sum so far, and cut off after 14 bits
+    (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
+    sum = np.zeros((a.shape[0], b.shape[0]))
+    for first in range(0, a.shape[1], 32):
+        products = a[:, None, first : first + 32] * b[None, :, first : first + 32]
+        largest = np.maximum(np.abs(sum), np.abs(products).max(axis=2))
+        unit = np.ldexp(1.0, np.frexp(largest)[1] - 14)
+        sum = np.trunc(sum / unit) * unit + (np.trunc(products / unit[..., None]) * unit[..., None]).sum(axis=2)
+        if (first + 32) % terms == 0 or first + 32 >= a.shape[1]:
+            yield sum
+            sum = np.zeros_like(sum)
+
+
+# --- calls -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS) -> Shape:
+    """Any, mostly with columns around multiples of a block; now and then rows longer than a tile."""
+    match draw(st.sampled_from(("any", "rows", "edges", "edges", "long"))):
+        case "any":
+            return draw(shapes.shapes(0, 4, budget=budget))
+        case "rows":
+            return draw(shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget))
+        case "edges":
+            return draw(st.integers(1, 40)), draw(st.sampled_from((127, 128, 129, 255, 256, 257, 300, 385)))
+    return (*draw(st.sampled_from(((), (1,), (2,)))), draw(st.sampled_from(_sizes.LONG_COLUMNS)))
+
+
+@st.composite
+def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False) -> TensorSpec:
+    """Scales of one of the three forms: powers of two, by which ties stay ties, or any positive ones; of any layout."""
+    form = scale_shape(shape, draw(st.sampled_from(GRANULARITIES[: 3 if shape else 1])))
+    values = draw(st.sampled_from(("powers", "powers", "positive")))
+    return draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values, specials=()))
+
+
+WRONG_SCALES: tuple[Argument, ...] = (0.5, "x", (1,))
+"""Scales of a wrong type."""
+
+
+def wrong_shapes(shape: Shape) -> tuple[Shape, ...]:
+    """Shapes that no scales of a matrix of ``shape``, several rows and some blocks of columns, have."""
+    rows, columns = shape
+    blocks = math.ceil(columns / BLOCK)
+    return (1,), (rows,), (1, 1), (1, blocks), (blocks, rows), (rows, blocks + 1), (rows, columns), (rows, 1, 1)

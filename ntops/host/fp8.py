@@ -1,0 +1,287 @@
+"""FP8: the forms of scales, configurations and the launch of quantization and products."""
+
+import torch
+
+from ntops.host import repetition
+from ntops.host.arguments import check_tensor, common_device
+from ntops.host.iteration import contiguous_strides
+from ntops.host.launch import has_fp8, next_power_of_2, on_device, shared_memory
+from ntops.kernels import fp8 as kernels
+from ntops.torch.utils import get_default_num_stages, get_default_num_warps
+
+FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
+WIDE = (torch.float16, torch.bfloat16, torch.float32)
+GRANULARITIES = ("tensor", "row", "block")
+BLOCK = kernels.BLOCK.value
+
+# A tile of at most so many elements is in registers at once; longer rows take a pass of their own for their maxima.
+_LONGEST_TILE = 16384
+_CHUNKS = 1024
+
+
+def check_dtype(dtype, name, valid):
+    """Refuse a dtype that is not one of the ``valid`` ones.
+
+    :raises TypeError: It is no dtype.
+    :raises NotImplementedError: It is another one.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"argument '{name}' must be a torch.dtype, not {type(dtype).__name__}")
+
+    if dtype not in valid:
+        raise NotImplementedError(f"argument '{name}' is {dtype}; valid are {', '.join(map(str, valid))}")
+
+
+def scale_shape(shape, granularity):
+    """The shape of the scales of a tensor of ``shape``.
+
+    :raises ValueError: The granularity is unknown.
+    :raises RuntimeError: A 0-d tensor has no rows.
+    """
+    if granularity not in GRANULARITIES:
+        raise ValueError(f"argument 'granularity' is {granularity!r}; valid are {', '.join(GRANULARITIES)}")
+
+    if granularity == "tensor":
+        return ()
+
+    if not shape:
+        raise RuntimeError(f"argument 'tensor' has no dims, so no scales of granularity {granularity!r}")
+
+    return (*shape[:-1], 1 if granularity == "row" else -(-shape[-1] // BLOCK))
+
+
+def check_scale(scale, name, tensor, transposed=False):
+    """Refuse scales that are not of one of the three forms for ``tensor``.
+
+    :param transposed: Whether they lie as those of the transposed matrix do, along the first dim.
+    :return: The scales as a matrix on the tensor's device, and its strides along rows and along blocks; 0 where one
+        scale serves all.
+    :raises TypeError: They are no tensor.
+    :raises RuntimeError: Shape, dtype or device do not fit.
+    """
+    check_tensor(scale, name)
+
+    if scale.dtype is not torch.float32:
+        raise RuntimeError(f"argument '{name}' has dtype {scale.dtype}; scales are float32")
+
+    shape = tensor.shape
+    forms = ["()"] + [_shown(scale_shape(shape, one), transposed) for one in ("row", "block") if shape]
+
+    if _shown(scale.shape) not in forms:
+        raise RuntimeError(f"argument '{name}' has shape {tuple(scale.shape)}; valid are {', '.join(forms)}")
+
+    # A single number may come from the CPU.
+    scale = scale.to(common_device({"tensor": tensor, name: scale}))
+
+    if not scale.ndim or not scale.numel():
+        return scale, 0, 0
+
+    rows = scale.mT if transposed else scale.reshape(-1, scale.shape[-1])
+    return rows, rows.stride(0), rows.stride(1) if rows.shape[1] > 1 else 0
+
+
+def _shown(shape, transposed=False):
+    return str(tuple(reversed(shape)) if transposed else tuple(shape))
+
+
+def _matrix(tensor):
+    """The tensor as rows and columns with a unit stride along columns, copied where it has none."""
+    columns = tensor.shape[-1] if tensor.ndim else 1
+    matrix = tensor.reshape(-1, columns)
+    return matrix if matrix.stride(1) == 1 or columns == 1 else matrix.contiguous()
+
+
+def _bits(tensor):
+    """What the kernel gets of an fp8 tensor: bytes where the GPU has no such type."""
+    return tensor if has_fp8() else tensor.view(torch.uint8)
+
+
+def _warps(elements):
+    return get_default_num_warps() or (4 if elements <= 4096 else 8 if elements <= 8192 else 16)
+
+
+def _tiles(rows, columns, widest):
+    """Rows and columns of a tile of about 4096 elements, or of one row of at most ``widest``."""
+    block_c = min(next_power_of_2(columns), widest)
+    return min(max(4096 // block_c, 1), next_power_of_2(rows)), block_c
+
+
+def quantize(tensor, scale, dtype, granularity):
+    """``(quantized, scale)`` of a tensor that is checked; ``scale`` is what :func:`check_scale` returned, or ``None``:
+    found here, for each part that ``granularity`` names."""
+    device, shape = tensor.device, tensor.shape
+    output = repetition.empty(shape, contiguous_strides(shape), dtype, device)
+    by_tensor = granularity == "tensor" if scale is None else not (scale[1] or scale[2])
+    by_block = granularity == "block" if scale is None else bool(scale[2])
+    found = None
+
+    if scale is None:
+        found_shape = scale_shape(shape, granularity)
+        found = repetition.empty(found_shape, contiguous_strides(found_shape), torch.float32, device)
+        blocks = found_shape[-1] if found_shape else 0
+        scale = (found, blocks, 1 if by_block else 0)
+
+    if not tensor.numel():
+        # The largest magnitude of nothing is 0.
+        return output, found if found is None else found.fill_(1)
+
+    # With one scale a tensor is one long row.
+    whole = by_tensor and (found is not None or tensor.is_contiguous())
+    matrix = tensor.contiguous().view(1, -1) if whole else _matrix(tensor)
+    rows, columns = matrix.shape
+    source, partial, chunks = "given" if found is None else "tile", scale[0], 1
+
+    with on_device(device):
+        if by_block:
+            block_r, block_c = _tiles(rows, BLOCK, BLOCK)
+        elif source == "tile" and columns <= _LONGEST_TILE:
+            block_r, block_c = _tiles(rows, columns, _LONGEST_TILE)
+        else:
+            # A tile reads all the maxima of its row, which a larger one makes less of.
+            block_r, block_c = _tiles(rows, columns, 8192 if source == "tile" else 4096)
+
+            if source == "tile":
+                source, partial = "partial", _maxima(matrix)
+                chunks = partial.shape[1]
+
+        _launch(
+            kernels.quantize,
+            -(-rows // block_r) * -(-columns // block_c),
+            block_r * block_c,
+            _bits(output),
+            scale[0],
+            matrix,
+            partial,
+            rows,
+            columns,
+            chunks,
+            matrix.stride(0),
+            *scale[1:],
+            source,
+            dtype is torch.float8_e4m3fn,
+            has_fp8(),
+            block_r,
+            block_c,
+            next_power_of_2(chunks),
+        )
+
+    return output, found
+
+
+def _maxima(matrix, block_c=8192):
+    """The largest finite magnitude of each chunk of each row, (rows, chunks), of at most ``_CHUNKS`` chunks."""
+    rows, columns = matrix.shape
+    chunk = block_c * max(2, -(-columns // (block_c * _CHUNKS)))
+    partial = repetition.empty((rows, -(-columns // chunk)), (-(-columns // chunk), 1), torch.float32, matrix.device)
+    _launch(kernels.maxima, partial.numel(), block_c, partial, matrix, columns, chunk, matrix.stride(0), block_c)
+
+    return partial
+
+
+def dequantize(quantized, scale, dtype):
+    """``quantized * scale`` of a tensor that is checked; ``scale`` is what :func:`check_scale` returned."""
+    shape = quantized.shape
+    output = repetition.empty(shape, contiguous_strides(shape), dtype, quantized.device)
+
+    if not output.numel():
+        return output
+
+    by_tensor = not (scale[1] or scale[2])
+    matrix = quantized.reshape(1, -1) if by_tensor and quantized.is_contiguous() else _matrix(quantized)
+    rows, columns = matrix.shape
+    block_r, block_c = _tiles(rows, columns, BLOCK if scale[2] else 4096)
+
+    with on_device(quantized.device):
+        _launch(
+            kernels.dequantize,
+            -(-rows // block_r) * -(-columns // block_c),
+            block_r * block_c,
+            output,
+            _bits(matrix),
+            scale[0],
+            rows,
+            columns,
+            matrix.stride(0),
+            *scale[1:],
+            quantized.dtype is torch.float8_e4m3fn,
+            has_fp8(),
+            block_r,
+            block_c,
+        )
+
+    return output
+
+
+def _launch(kernel, programs, elements, *args):
+    repetition.launch(kernel, (programs,), {"num_warps": _warps(elements)}, *args)
+
+
+def config(m, n, native, shared_memory):
+    """Block sizes, warps and stages of a product.
+
+    :param m: Rows of the result.
+    :param n: Columns of the result.
+    :param native: Whether the GPU multiplies fp8, not float16 that is made of it.
+    :param shared_memory: What a program can have on the device, in bytes.
+    """
+    if not native:
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 2
+    elif m <= 64 or n <= 64:
+        # Tensor cores of sm_90 take 64 rows at least.
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 4
+    else:
+        # Each thread has 64 registers for the sum, and 64 for the 128 terms that are added to it.
+        block_m, block_n, num_warps, num_stages = 128, 128, 8, 4
+
+    return block_m, block_n, num_warps, max(min(num_stages, shared_memory // ((block_m + block_n) * BLOCK)), 1)
+
+
+def gemm(a, b, a_scale, b_scale, out_dtype):
+    """``a @ b`` of fp8 matrices that are checked; scales are what :func:`check_scale` returned."""
+    device = a.device
+    shape = (m, n) = (a.shape[0], b.shape[1])
+    output = repetition.empty(shape, contiguous_strides(shape), out_dtype, device)
+
+    if not output.numel():
+        return output
+
+    if not a.shape[1]:
+        return output.zero_()
+
+    # 8-bit operands of tensor cores lie along K.
+    left, right = _matrix(a), _matrix(b.mT)
+    native = has_fp8()
+    block_m, block_n, num_warps, num_stages = config(m, n, native, shared_memory(device.index or 0))
+    options = {
+        "num_warps": get_default_num_warps() or num_warps,
+        "num_stages": get_default_num_stages() or num_stages,
+    }
+
+    with on_device(device):
+        repetition.launch(
+            kernels.gemm,
+            (-(-m // block_m) * -(-n // block_n),),
+            options,
+            output,
+            _bits(left),
+            _bits(right),
+            a_scale[0],
+            b_scale[0],
+            m,
+            n,
+            a.shape[1],
+            left.stride(0),
+            right.stride(0),
+            *a_scale[1:],
+            *b_scale[1:],
+            a.dtype is torch.float8_e4m3fn,
+            b.dtype is torch.float8_e4m3fn,
+            native,
+            bool(a_scale[2] or b_scale[2]),
+            a.shape[1] % BLOCK == 0,
+            8,
+            block_m,
+            block_n,
+        )
+
+    return output
