@@ -17,8 +17,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def test_import_is_quick_and_touches_no_gpu():
     code = (
-        "import time, torch, triton, ninetoothed; start = time.perf_counter(); import ntops; "
-        "print(time.perf_counter() - start, torch.cuda.is_initialized())"
+        "import time, torch, triton, ninetoothed; start = time.process_time(); import ntops; "
+        "print(time.process_time() - start, torch.cuda.is_initialized())"
     )
     seconds = []
 
@@ -30,7 +30,7 @@ def test_import_is_quick_and_touches_no_gpu():
         seconds.append(float(output[0]))
         assert output[1] == "False"
 
-    # The best of three, since other processes share the machine.
+    # Of the processor, whatever else runs on it; the best of three, since the first may compile or read from disk.
     assert min(seconds) < 0.5
 
 
