@@ -41,6 +41,7 @@ class Problem(choice.Problem):
     value_dim: int
     dtype: torch.dtype
     ieee: bool
+    """Of float32 alone; of other dtypes it changes nothing, so that they have one entry."""
     causal: bool
     mask_bytes: int
     aligned: bool
@@ -311,8 +312,9 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     )
     mask_bytes = 0 if mask is None else mask.element_size()
     causal = lower_right is not None
+    is_ieee = ieee and dtype is torch.float32
     problem = Problem(
-        group * queries, batch * heads, keys, head_dim, value_dim, dtype, ieee, causal, mask_bytes, aligned
+        group * queries, batch * heads, keys, head_dim, value_dim, dtype, is_ieee, causal, mask_bytes, aligned
     )
     chosen = choice.choose("scaled_dot_product_attention", problem, query.device.index or 0)
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)

@@ -152,7 +152,7 @@ class Problem(choice.Problem):
     k: int
     dtype: torch.dtype
     ieee: bool
-    """Whether float32 is multiplied as it is, not as TF32."""
+    """Whether float32 is multiplied as it is, not as TF32; false for other dtypes, so that they have one entry."""
     batched: bool = False
     """Whether there is a batch of products, which fills the device without splits."""
 
@@ -339,7 +339,9 @@ def _launch(premake, result, input, mat2, added, scales):
     # A product of batches that broadcast is that of bmm, or of mm.
     name = premake.__module__.rpartition(".")[2]
     name = name if name != "matmul" else "bmm" if batch else "mm"
-    problem = Problem(*result.shape[-2:], input.shape[-1], input.dtype, ieee, bool(batch))
+    problem = Problem(
+        *result.shape[-2:], input.shape[-1], input.dtype, ieee and input.dtype is torch.float32, bool(batch)
+    )
     chosen = choice.choose(name, problem, index)
     partial = None
 

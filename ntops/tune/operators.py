@@ -30,22 +30,21 @@ class Operator:
     """An operator that is tuned.
 
     :param dims: The names of the sizes of a shape.
-    :param shapes: Those that are measured where none is asked for.
+    :param shapes: Those that are measured where none is asked for, each with its dtype.
     :param arguments: ``arguments(tensor, *shape)`` gives its arguments; ``tensor(*sizes)`` makes one.
     :param reference: torch's function.
-    :param bytes: In elements that must move at least, of a shape; ``flops`` likewise.
+    :param elements: ``elements(*shape)``: how many must be read and written at least; ``flops`` likewise.
+    :param options: ``options(*shape)`` gives its keyword arguments.
     """
 
     name: str
     dims: str
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    """Each with its dtype."""
     arguments: Callable[..., tuple[Any, ...]]
     reference: Callable[..., torch.Tensor]
     elements: Callable[..., int]
     flops: Callable[..., int] = lambda *shape: 0
     options: Callable[..., Mapping[str, Any]] = lambda *shape: {}
-    """Keyword arguments for a shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +58,12 @@ class Task:
     def call(self) -> Callable[..., torch.Tensor]:
         """The operator, each call of which chooses and launches anew."""
         function = inspect.unwrap(getattr(ntops.torch, self.op))
-        ieee = "highest" if self.dtype == "float32" else "high"
+        precision = "highest" if self.dtype == "float32" else "high"
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> torch.Tensor:
             before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision(ieee)
+            torch.set_float32_matmul_precision(precision)
 
             try:
                 return function(*args, **kwargs)

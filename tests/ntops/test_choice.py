@@ -238,6 +238,24 @@ def test_every_shape_that_is_measured_by_default_has_candidates(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "shape"), [("mm", (40, 24, 56)), ("scaled_dot_product_attention", (1, 2, 2, 8, 8, 16, 0))]
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "tf32", "float32"])
+def test_what_is_measured_is_what_is_asked_for(name, shape, dtype):
+    """The precision of float32 counts for it alone: measurements are made in "high", users leave "highest"."""
+    task = operators.task(name, shape, dtype)
+    args, kwargs = task.inputs(torch.randn)
+    found = {}
+    before = torch.get_float32_matmul_precision()
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        found[precision] = choice.asked(getattr(ntops.torch, name), *args, **kwargs)
+    torch.set_float32_matmul_precision(before)
+    assert (found["highest"] == found["high"]) == (dtype == "bfloat16")
+    assert task.asked(args, kwargs) == found["highest" if dtype == "float32" else "high"]
+
+
+@pytest.mark.parametrize(
     ("name", "shape"),
     [("mm", (40, 24, 56)), ("addmm", (40, 24, 56)), ("bmm", (2, 9, 24, 56)), ("rms_norm", (3, 9000))],
 )
