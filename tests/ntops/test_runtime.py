@@ -30,6 +30,9 @@ def test_import_is_quick_and_touches_no_gpu():
         seconds.append(float(output[0]))
         assert output[1] == "False"
 
+        if seconds[-1] < 0.5:
+            break
+
     # The best of three, since other processes share the machine.
     assert min(seconds) < 0.5
 
