@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -19,8 +20,13 @@ nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "conformance", "tests"]
 
 TRITONS = ("3.6.0", "3.7.1", "3.9.0")
+CORES = os.cpu_count() or 1
+WORKERS = min(CORES, 8)
 # The last "-n" counts, so "-- -n 0" turns parallelism off. Messages are printed once, where CI is set too.
-PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(min(os.cpu_count() or 1, 8)))
+# A worker that has nothing left takes from the others: what is slow comes in groups.
+PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(WORKERS), "--dist", "worksteal")
+# Threads of small calls wait for one another longer than they compute, above all where workers use the cores already.
+THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // WORKERS)))}
 
 
 def install(session: nox.Session, extra: str) -> None:
@@ -29,23 +35,23 @@ def install(session: nox.Session, extra: str) -> None:
         session.install("-e", f".[{extra}]", "-c", "constraints.txt")
 
 
-def python(session: nox.Session, *args: str) -> None:
+def python(session: nox.Session, *args: str, env: Mapping[str, str] | None = None) -> None:
     """Run the session's Python; without a virtual environment that is nox's own, not whatever PATH holds."""
-    session.run(sys.executable if session.venv_backend == "none" else "python", *args, external="error")
+    session.run(sys.executable if session.venv_backend == "none" else "python", *args, external="error", env=env)
 
 
 @nox.session
 def conformance(session: nox.Session) -> None:
     """The gate: judge every operator against torch, on the GPU if there is one, else interpreted."""
     install(session, "conformance")
-    python(session, *PYTEST, "conformance", *session.posargs)
+    python(session, *PYTEST, "conformance", *session.posargs, env=THREADS)
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
     """The project's own tests."""
     install(session, "dev")
-    python(session, *PYTEST, *(session.posargs or ["tests"]))
+    python(session, *PYTEST, *(session.posargs or ["tests"]), env=THREADS)
 
 
 @nox.session
@@ -95,7 +101,7 @@ def interpreter(session: nox.Session, triton: str) -> None:
         session.install("--no-deps", f"triton=={triton}")
     elif triton != (installed := metadata.version("triton")):
         session.skip(f"Triton {installed} is installed, and without a virtual environment nothing is installed")
-    python(session, *PYTEST, "tests/interpreter", *session.posargs)
+    python(session, *PYTEST, "tests/interpreter", *session.posargs, env=THREADS)
 
 
 @nox.session

@@ -168,6 +168,7 @@ class Child:
                 stdout=self._printed,
                 stderr=self._printed,
                 pass_fds=[theirs.fileno()],
+                env=_environment(),
                 # Of its own, so that Ctrl-C reaches this process alone, and that all of it can be killed.
                 start_new_session=True,
             )
@@ -254,6 +255,14 @@ class Child:
         text = os.pread(descriptor, os.fstat(descriptor).st_size - begin, begin)
         self._printed.truncate(begin)
         return text.decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    """That of this process. Under pytest-xdist torch and NumPy take their share of the cores, unless the user says
+    otherwise: threads of small calls wait for one another longer than they compute."""
+    workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT")
+    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // int(workers)))} if workers else {}
+    return {**share, **os.environ}
 
 
 def seconds(text: str) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import resource
 import signal
@@ -107,6 +108,8 @@ def main(descriptor: int) -> None:
         claims = {op: tuple(names) for op, names in implementation.claimed.items()}
         provides = frozenset(op for op in specs.registry() if implementation.function(op) is not None)
         connection.send_bytes(msgspec.json.encode(Ready(str(device), name, provides, claims)))
+        # What was imported stays: garbage is not looked for in it again and again.
+        gc.freeze()
         while True:
             request = msgspec.json.decode(connection.recv_bytes(), type=Request | Item)
             reply = _answer(request, implementation, device, setup.checks)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -234,10 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = options.target or list(TARGETS)
     if unknown := set(options.op or ()) - set(specs.registry()):
         parser.error(f"unknown op {sorted(unknown)[0]!r}; valid are {', '.join(sorted(specs.registry()))}")
-    # A process for each target: what Triton knows of its GPU, it asks once.
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        results = {name: pool.submit(_compile_target, name, options).result() for name in names}
+    results = _compile_targets(names, options)
     if options.json:
         rows = {name: [dataclasses.asdict(result) for result in compiled] for name, compiled in results.items()}
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -245,19 +244,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _summarize(results)
 
 
-def _compile_target(name: str, options: argparse.Namespace) -> list[Compiled]:
+def _compile_targets(names: Sequence[str], options: argparse.Namespace) -> dict[str, list[Compiled]]:
+    """What came of the kernels of each target. Two at a time: one finds its kernels, which takes a single core, while
+    another compiles."""
+    context, at_once = multiprocessing.get_context("spawn"), min(2, len(names), options.processes)
+    told = context.Queue()
+
+    def compile_apart(name: str) -> list[Compiled]:
+        # A process for each target: what Triton knows of its GPU, it asks once.
+        with concurrent.futures.ProcessPoolExecutor(1, context, _tell, (told,)) as pool:
+            return pool.submit(_compile_target, name, options, options.processes // at_once).result()
+
+    columns = (*rich.progress.Progress.get_default_columns(), "{task.completed}/{task.total}")
+    with rich.progress.Progress(*columns) as bar, concurrent.futures.ThreadPoolExecutor(at_once) as threads:
+        tasks = {name: bar.add_task(f"{name}: finding kernels", total=None) for name in names}
+        found = {name: threads.submit(compile_apart, name) for name in names}
+        while not all(future.done() for future in found.values()) or not told.empty():
+            with contextlib.suppress(queue.Empty):
+                name, op, total = told.get(timeout=0.2)
+                bar.update(tasks[name], description=f"{name}: {op}", total=total, advance=1)
+        return {name: future.result() for name, future in found.items()}
+
+
+_told: Any = None
+
+
+def _tell(told: Any) -> None:
+    """Where this process says how far it is."""
+    global _told
+    _told = told
+
+
+def _compile_target(name: str, options: argparse.Namespace, processes: int) -> list[Compiled]:
     prepare()
     known = specs.registry()
     chosen = [known[op] for op in options.op or sorted(known)]
-    found = []
-    with rich.progress.Progress(*rich.progress.Progress.get_default_columns(), "{task.completed}/{task.total}") as bar:
-        task = bar.add_task(f"{name}: finding kernels", total=None)
-        implementation = load(options.implementation)
-        for total, result in compile_all(
-            chosen, implementation, name, examples=options.examples, processes=options.processes
-        ):
-            found.append(result)
-            bar.update(task, description=f"{name}: {result.op}", total=total, advance=1)
+    found, implementation = [], load(options.implementation)
+    for total, result in compile_all(chosen, implementation, name, examples=options.examples, processes=processes):
+        found.append(result)
+        _told.put((name, result.op, total))
     return found
 
 

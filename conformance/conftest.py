@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import sys
@@ -203,6 +204,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if isinstance(item, pytest.Function) and _op(item.path) is not None:
                 item.fixturenames = []
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: garbage is not looked for in it again and again.
+    gc.freeze()
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:

@@ -318,6 +318,8 @@ def _of_dtype(
     if not others:
         return alone
 
+    # Once for each: Hypothesis spends more time on validating a strategy than on drawing from it.
+    @cache
     def mix(other: str) -> SearchStrategy[Case]:
         def mixed(case: Case) -> bool:
             found = [spec.dtype for spec in cases.operands(case)]

@@ -58,6 +58,10 @@ def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
     return max(size, smallest)
 
 
+# Made once for each pair of limits: Hypothesis spends more time on validating a strategy than on drawing from it.
+_sizes = cache(sizes)
+
+
 @st.composite
 def shapes(
     draw: st.DrawFn,
@@ -84,7 +88,7 @@ def shapes(
         most = min(max_size, left // max(low, 1) ** (rank - done - 1))
         if done != wide % rank:
             most = min(most, fair)
-        shape.insert(0, draw(sizes(low, max(low, 1, most))))
+        shape.insert(0, draw(_sizes(low, max(low, 1, most))))
         left //= max(shape[0], 1)
     return tuple(shape)
 
@@ -128,8 +132,8 @@ def reductions(
     draw: st.DrawFn, *, min_size: int = 0, max_rows: int = 1025, max_columns: int = 1 << 14, budget: int = BUDGET
 ) -> tuple[int, int]:
     """(rows, columns) of a reduction over columns: few long rows, many short ones, rows of several blocks."""
-    columns = draw(sizes(min_size, min(max_columns, budget)))
-    return draw(sizes(min_size, max(min_size, min(max_rows, budget // max(columns, 1))))), columns
+    columns = draw(_sizes(min_size, min(max_columns, budget)))
+    return draw(_sizes(min_size, max(min_size, min(max_rows, budget // max(columns, 1))))), columns
 
 
 def dims(shape: Sequence[int]) -> st.SearchStrategy[int]:

@@ -13,7 +13,7 @@ import torch
 from conformance.cases import Same
 from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, builtin_class, describe, malformed
 from conformance.compare import Comparison, compare
-from conformance.guards import bits, memory_of
+from conformance.guards import bits, memory_of, same
 
 
 def memory(trial: Trial) -> Finding:
@@ -108,7 +108,7 @@ def inputs_unchanged(trial: Trial) -> Finding:
         elif (before.shape, before.stride()) != (after.shape, after.stride()) or was.numel() != now.numel():
             message = f"operand {number} became a tensor of shape {list(after.shape)}, strides {after.stride()}"
             return Finding("inputs_unchanged", FAILED, message)
-        if not torch.equal(was, now):
+        if not same(was, now):
             element = int((was != now).nonzero()[0]) // before.itemsize
             what = "which the call was given to write, outside its view" if number in given else "an input"
             message = f"operand {number} ({what}) was changed at element {element} of its storage"

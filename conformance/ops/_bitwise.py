@@ -20,12 +20,7 @@ def cases(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         names = [name for name in dtypes if name in DTYPES]
-        pairs = (
-            elementwise.tensor_pairs(names),
-            elementwise.with_scalar(names, wrapping=True, kinds=("own", "bool", "int")),
-        )
-        # Twice an object of its own: one_of drops what it has already.
-        operands = draw(st.one_of(elementwise.tensor_pairs(names), *pairs))
+        operands = draw(elementwise.operands(names, wrapping=True, kinds=("own", "bool", "int")))
         shape, result = elementwise.result_of(operands)
         # With a number first torch has no out.
         out = elementwise.outs(shape, result, operands, names) if elementwise.is_tensor(operands[0]) else st.none()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ Operands = tuple[Argument, Argument]
 # --- legal calls -------------------------------------------------------------------------------------------------
 
 
+@cache
 def shapes_of_results(min_rank: int = 0, budget: int = _sizes.ELEMENTS) -> st.SearchStrategy[Shape]:
     """Shapes within the budget; one in five may span many blocks, unless the budget is a smaller one."""
     modest = shapes.shapes(min_rank=min_rank, max_rank=5, budget=budget)
@@ -93,6 +95,21 @@ def with_scalar(
     return (scalar, tensor) if first and draw(st.integers(0, 3)) == 3 else (tensor, scalar)
 
 
+@cache
+def _operands(dtypes: tuple[str, ...], wrapping: bool, kinds: tuple[str, ...]) -> st.SearchStrategy[Operands]:
+    pairs = (tensor_pairs(dtypes), with_scalar(dtypes, wrapping=wrapping, kinds=kinds))
+    # Twice an object of its own: one_of drops what it has already.
+    return st.one_of(tensor_pairs(dtypes), *pairs)
+
+
+def operands(
+    dtypes: Sequence[str], *, wrapping: bool = False, kinds: Sequence[str] = ("own", "bool", "int", "float")
+) -> st.SearchStrategy[Operands]:
+    """Two tensors, or, half as often, a tensor and a Python scalar."""
+    # Made once for each: Hypothesis spends more time on validating a strategy than on drawing from it.
+    return _operands(tuple(dtypes), wrapping, tuple(kinds))
+
+
 def is_tensor(argument: Argument) -> bool:
     return isinstance(argument, TensorSpec)
 
@@ -113,7 +130,7 @@ def meta(argument: Argument, operands: Sequence[Argument] = ()) -> Any:
 def result_of(operands: Sequence[Argument]) -> tuple[Shape, torch.dtype]:
     """Shape and common dtype of a call with these operands."""
     first, second = (meta(argument, operands) for argument in operands)
-    shape = torch.broadcast_shapes(*(x.shape for x in (first, second) if isinstance(x, torch.Tensor)))
+    shape = np.broadcast_shapes(*(x.shape for x in (first, second) if isinstance(x, torch.Tensor)))
     return tuple(shape), torch.result_type(first, second)
 
 
@@ -293,7 +310,7 @@ def batch(case: Case) -> Batch | None:
     if isinstance(case.kwargs.get("out"), TensorSpec):
         return None
     shapes = [spec.shape for spec in case_operands(case)]
-    return along(case, torch.broadcast_shapes(*shapes), shapes)
+    return along(case, np.broadcast_shapes(*shapes), shapes)
 
 
 # --- benchmarks --------------------------------------------------------------------------------------------------

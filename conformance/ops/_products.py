@@ -135,7 +135,7 @@ def batch(case: Case) -> Batch | None:
     if "out" in case.kwargs:
         return None
     batches = [spec.shape[:-2] for spec in operands(case)]
-    found = elementwise.along(case, torch.broadcast_shapes(*batches), batches)
+    found = elementwise.along(case, np.broadcast_shapes(*batches), batches)
     return _rows(case) if found is None else found
 
 

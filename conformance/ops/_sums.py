@@ -39,9 +39,7 @@ def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.Sea
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         names = [name for name in dtypes if name in supported]
-        pairs = (elementwise.tensor_pairs(names), elementwise.with_scalar(names, wrapping=True, kinds=kinds))
-        # Twice an object of its own: one_of drops what it has already.
-        operands = draw(st.one_of(elementwise.tensor_pairs(names), *pairs))
+        operands = draw(elementwise.operands(names, wrapping=True, kinds=kinds))
         shape, result = elementwise.result_of(operands)
         out = draw(elementwise.outs(shape, result, operands, names))
         alpha = draw(alphas(result))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 
@@ -74,7 +75,7 @@ def _by_tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
         # Of bools torch takes one bound, not two.
         high = None
     taken = [input, *(bound for bound in (low, high) if isinstance(bound, TensorSpec))]
-    return input, low, high, tuple(torch.broadcast_shapes(*(spec.shape for spec in taken)))
+    return input, low, high, tuple(np.broadcast_shapes(*(spec.shape for spec in taken)))
 
 
 def _result_type(input: TensorSpec, low: Argument, high: Argument) -> torch.dtype:

@@ -87,7 +87,8 @@ def _broadcast_shape(tensors):
         return shapes[0]
 
     try:
-        return torch.broadcast_shapes(*shapes)
+        # torch.broadcast_shapes imports half a second of torch first.
+        return functools.reduce(torch._C._infer_size, shapes)
     except RuntimeError:
         sizes = " and ".join(f"'{name}' {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise RuntimeError(f"the shapes of arguments {sizes} do not broadcast together") from None

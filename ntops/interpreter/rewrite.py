@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import linecache
 import textwrap
+import types
 
 from ntops.interpreter import cse, faults
 
@@ -16,13 +18,67 @@ def rewrite(function, runtime, language, is_optimized=True):
     :return: The rewritten function.
     :raises OSError: The function has no source, which a compiled kernel needs as well.
     """
-    tree, first_line = _parse(function)
     free = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     known = {**function.__globals__, **{name: cell.cell_contents for name, cell in free.items() if _is_set(cell)}}
-    constants = {name for name in _names(tree) if language.is_constant(known.get(name))} - _bound(tree)
-    carried = _carried(tree)
 
+    def compiled():
+        return _compiled(function, free, known, language, is_optimized)
+
+    code = _shared(function, known, (language, is_optimized), compiled)
+    namespace = {}
+    exec(code, function.__globals__, namespace)
+    made = namespace["_factory"](runtime, *(cell.cell_contents if _is_set(cell) else None for cell in free.values()))
+    made.__defaults__ = function.__defaults__
+    made.__kwdefaults__ = function.__kwdefaults__
+
+    if not function.__module__.startswith("triton."):
+        faults.kernel_codes.add(made.__code__)
+
+    return made
+
+
+_codes = {}
+
+
+def _shared(function, known, how, make):
+    """The result of ``make``, the same for functions that differ in their module and their annotations alone: kernels
+    that NineToothed generates, which differ in what the compiler is told of their arguments."""
+    code = function.__code__
+    body = [line for *_, line in code.co_lines() if line and line > code.co_firstlineno]
+
+    if not body:
+        return make()
+
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__)[min(body) - 1 : max(body)])
+    used = [known.get(name) for name in _names_in(code)]
+    key = (code, text, how, *map(id, used))
+
+    if key not in _codes:
+        # What is used is kept, so that its id stays its own.
+        _codes[key] = (make(), used)
+
+    return _in_file(_codes[key][0], code.co_filename)
+
+
+def _names_in(code):
+    """The names of globals and attributes in a code object, and in those within it."""
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names_in(part)]
+
+    return [*code.co_names, *code.co_freevars, *inner]
+
+
+def _in_file(code, name):
+    constants = (_in_file(part, name) if isinstance(part, types.CodeType) else part for part in code.co_consts)
+
+    return code.replace(co_filename=name, co_consts=tuple(constants))
+
+
+def _compiled(function, free, known, language, is_optimized):
+    """The code of a module whose ``_factory`` makes the rewritten function."""
+    tree, first_line = _parse(function)
     bound = _bound(tree)
+    constants = {name for name in _names(tree) if language.is_constant(known.get(name))} - bound
+    carried = _carried(tree)
 
     if is_optimized:
         cse.eliminate(
@@ -50,17 +106,8 @@ def rewrite(function, runtime, language, is_optimized=True):
     )
     module = ast.fix_missing_locations(ast.Module([factory], []))
     ast.increment_lineno(module, first_line - 1)
-    namespace = {}
-    code = compile(module, inspect.getsourcefile(function) or "<kernel>", "exec", dont_inherit=True)
-    exec(code, function.__globals__, namespace)
-    made = namespace["_factory"](runtime, *(cell.cell_contents if _is_set(cell) else None for cell in free.values()))
-    made.__defaults__ = function.__defaults__
-    made.__kwdefaults__ = function.__kwdefaults__
 
-    if not function.__module__.startswith("triton."):
-        faults.kernel_codes.add(made.__code__)
-
-    return made
+    return compile(module, inspect.getsourcefile(function) or "<kernel>", "exec", dont_inherit=True)
 
 
 def _parse(function):

@@ -3,6 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
+import sys
+import types
 
 import numpy as np
 import torch
@@ -194,6 +197,13 @@ class _Allocations(TorchDispatchMode):
     def __init__(self, watcher):
         super().__init__()
         self._watcher = watcher
+
+    def __enter__(self):
+        # To keep its compiler out of a mode torch imports it, which takes seconds: not where nobody else has.
+        if "torch._dynamo" not in sys.modules:
+            self.__torch_dispatch__ = types.MethodType(inspect.unwrap(_Allocations.__torch_dispatch__), self)
+
+        return super().__enter__()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

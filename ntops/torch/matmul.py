@@ -31,7 +31,7 @@ def matmul(input, other, *, out=None):
     right = other[:, None] if other.ndim == 1 else other
 
     try:
-        batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+        batch = torch._C._infer_size(left.shape[:-2], right.shape[:-2])
     except RuntimeError:
         raise RuntimeError(
             f"the batch dims of arguments 'input' {tuple(input.shape)} and 'other' {tuple(other.shape)} do not "

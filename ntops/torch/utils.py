@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import pathlib
 import threading
 
@@ -104,21 +105,28 @@ def make(premake, arguments, config, specialization):
     # NineToothed keeps the types of a kernel in annotations of the application, which threads share.
     with _lock:
         if key not in _kernels:
-            arguments = {name: dict(value) if name == "scalars" else value for name, value in arguments.items()}
             name = f"ntops_{premake.__module__.rpartition('.')[2]}"
-            handle = ninetoothed.make(
-                *premake(**arguments, **dict(blocks)),
-                kernel_name=name,
-                num_warps=num_warps,
-                num_stages=num_stages,
-                max_num_configs=max_num_configs,
-            )
-            scalar_types = arguments.get("scalars") or {}
-            source = _specialize(pathlib.Path(handle._source).read_text(), name, scalar_types, specialization)
+            generated = _generated(name, *key[:-1])
+            source = _specialize(generated, name, dict(arguments.get("scalars") or ()), specialization)
             path = str(generation.cache_source(source))
             _kernels[key] = getattr(import_from_path(path, path), f"launch_{name}")
 
         return _kernels[key]
+
+
+@functools.cache
+def _generated(name, premake, arguments, blocks, num_warps, num_stages, max_num_configs):
+    """NineToothed's source, which is that of every specialization."""
+    arguments = {key: dict(value) if key == "scalars" else value for key, value in arguments}
+    handle = ninetoothed.make(
+        *premake(**arguments, **dict(blocks)),
+        kernel_name=name,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        max_num_configs=max_num_configs,
+    )
+
+    return pathlib.Path(handle._source).read_text()
 
 
 def _specialize(source, kernel_name, scalar_types, specialization):

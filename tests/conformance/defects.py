@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 
-def _constant(value: Any) -> SimpleNamespace:
-    return SimpleNamespace(add=lambda input, other, *, alpha=1, out=None: value)
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
 
 
-def _exits(input, other, *, alpha=1, out=None):
+def _exits(*args, **kwargs):
     raise SystemExit(3)
 
 
@@ -27,10 +28,9 @@ def _hangs(input, other, *, alpha=1, out=None):
         pass
 
 
-returns_none = _constant(None)
-returns_number = _constant(1.5)
-returns_tuple = _constant((torch.zeros(()), torch.zeros(())))
-exits = SimpleNamespace(add=_exits)
+nothing_to_judge = SimpleNamespace(
+    abs=_constant(None), add=_constant(1.5), eq=_constant((torch.zeros(()), torch.zeros(()))), relu=_exits
+)
 hangs = SimpleNamespace(add=_hangs)
 nothing = SimpleNamespace()
 wrong_claims = SimpleNamespace(conformance_claims={"add": "deterministic"})

@@ -30,6 +30,9 @@ def test_import_is_quick_and_touches_no_gpu():
         seconds.append(float(output[0]))
         assert output[1] == "False"
 
+        if seconds[-1] < 0.5:
+            break
+
     # Of the processor, whatever else runs on it; the best of three, since the first may compile or read from disk.
     assert min(seconds) < 0.5
 
