@@ -276,8 +276,8 @@ class _Collector:
             # Not where something was saved.
             with contextlib.suppress(OSError):
                 options.save_to.rmdir()
-        # The smoke profile looks at little, and what it leaves out is no news.
-        if options.profile != "smoke" or options.metrics is not None:
+        # What few cases leave out is no news.
+        if options.settings.max_examples >= PROFILES["ci"].max_examples:
             self.coverage = self.tally.coverage.coverage()
         if options.floor:
             whole = [found for found in self.coverage if self.tally.coverage.whole(found.op)]

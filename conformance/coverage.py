@@ -78,6 +78,10 @@ class Counter:
         """Of every op with a search that came to its end."""
         return [one.coverage() for _, one in sorted(self._ops.items()) if one.dtypes]
 
+    def hits(self, op: str, first: str, second: str) -> bool:
+        """Whether a case of the op had both features."""
+        return self._op(op).hits(first, second)
+
     def whole(self, op: str) -> bool:
         """Whether all dtypes of the op were searched to the end."""
         return self._op(op).dtypes >= set(specs.registry()[op].dtypes)

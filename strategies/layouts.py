@@ -121,10 +121,11 @@ def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max
     wanted = set(classes)
     if not wanted or wanted - set(CLASSES):
         raise ValueError(f"unknown or no layout class in {sorted(wanted)}; known: {', '.join(CLASSES)}")
-    ordered = [name for name in CLASSES if name in wanted]
+    # Permuted twice: few shapes can be.
+    ordered = [name for name in (*CLASSES, "permuted") if name in wanted]
     # A choice means the same class for every shape that can have it, so that it stays while the shape shrinks.
     chosen = draw(st.integers(0, len(ordered) - 1))
-    fits = [name for name in ordered if name in fitting(shape)] or ["contiguous"]
+    fits = [name for name in CLASSES if name in wanted and name in fitting(shape)] or ["contiguous"]
     kind = ordered[chosen] if ordered[chosen] in fits else fits[chosen % len(fits)]
     layout = _drawn(draw, kind, shape, "expanded" in wanted)
     return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else CONTIGUOUS

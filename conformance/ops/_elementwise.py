@@ -75,7 +75,7 @@ def with_scalar(
     *,
     wrapping: bool = False,
     first: bool = True,
-    kinds: Sequence[str] = ("own", "bool", "int", "float"),
+    kinds: Sequence[str] = ("own", "bool", "int", "float", "not finite"),
 ) -> Operands:
     """A tensor and a Python scalar: bool, int or float, of the tensor's category ("own") or above it.
 
@@ -85,6 +85,8 @@ def with_scalar(
     kind = draw(st.sampled_from(kinds))
     if wrapping and tensor.dtype in dtype_names.INTEGRAL and draw(st.booleans()):
         scalar: Argument = draw(st.sampled_from((-1, 255, 256, -129, 1000, 65536, 2**31, 2**40)))
+    elif kind == "not finite":
+        scalar = draw(st.sampled_from((math.nan, math.inf, -math.inf)))
     elif kind == "own" or (kind == "int" and tensor.dtype in dtype_names.INTEGRAL):
         scalar = draw(scalars.scalars(tensor.dtype))
     else:

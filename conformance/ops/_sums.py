@@ -34,7 +34,7 @@ def alphas(result: torch.dtype) -> st.SearchStrategy[Argument]:
 
 
 def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
-    kinds = ("own", "bool", "int", "float") if "bool" in supported else ("own", "int", "float")
+    kinds = ("own", *(("bool",) if "bool" in supported else ()), "int", "float", "not finite")
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
