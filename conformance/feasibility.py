@@ -20,7 +20,7 @@ from conformance.cases import Argument, Case, Same, View
 from strategies import dtypes, layouts, values
 from strategies.specs import CONTIGUOUS, Special, TensorSpec
 
-EXAMPLES = 2
+EXAMPLES = 6
 """Cases with each feature of which others are made."""
 
 
@@ -39,9 +39,12 @@ def _split(feature: str) -> tuple[str, str, str]:
 def _together() -> frozenset[frozenset[str]]:
     """Pairs of features of one operand that some tensor has: found by looking at tensors of all kinds."""
     found = set()
-    sizes = (0, 1, 2, 3, 4, 5, 7, 33, 1025)
+    few = (0, 1, 2, 3, 5, 6, 65, 1100)
     for rank in range(6):
-        for shape in itertools.product(sizes, repeat=rank) if rank < 4 else _tall(rank, sizes):
+        sizes = few if rank > 2 else (*few, 127, 128, 200, 2047, 2048, 2049)
+        # From three dims on those between are 1.
+        for ends in itertools.product(sizes, repeat=min(rank, 3)):
+            shape = (*ends[:1], *(1,) * (rank - 3), *ends[1:])
             if math.prod(shape) > 1 << 13:
                 continue
             for layout in {*layouts.fitting(shape)} - {"channels_last"}:
@@ -56,11 +59,6 @@ def _together() -> frozenset[frozenset[str]]:
         for special in (*values.specials_of(dtype), None):
             found.add(frozenset((f"dtype={dtype}", f"specials={features.SPECIALS.get(special or '', 'none')}")))
     return frozenset(found)
-
-
-def _tall(rank: int, sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    for ends in itertools.product(sizes, repeat=3):
-        yield (ends[0], *(1 for _ in range(rank - 3)), *ends[1:])
 
 
 _GEOMETRY = ("rank", "size", "row", "layout")
@@ -100,12 +98,13 @@ class Evidence:
         self._having: dict[str, list[Case]] = {}
         for case in sorted(examples, key=_smaller):
             self._keep(case)
+        for name, having in self._having.items():
+            # From the largest, which can become most, to small ones.
+            self._having[name] = having[:: -max(len(having) // EXAMPLES, 1)][:EXAMPLES]
 
     def _keep(self, case: Case) -> None:
         for name in self._features(case):
-            having = self._having.setdefault(name, [])
-            if len(having) < EXAMPLES:
-                having.append(case)
+            self._having.setdefault(name, []).append(case)
 
     def _features(self, case: Case) -> frozenset[str]:
         return frozenset(features.names(self.spec.features(case)))
@@ -150,7 +149,7 @@ class Evidence:
             for case in self._having.get(one, ()):
                 yield from self._made(("imposed", id(case), other), _imposed(case, other))
         for one, other in both:
-            for case, donor in itertools.product(self._having.get(one, ()), self._having.get(other, ())):
+            for case, donor in itertools.product(self._having.get(one, ())[:2], self._having.get(other, ())[:2]):
                 key = ("crossed", id(case), id(donor), *_split(other)[:2])
                 yield from self._made(key, _crossed(case, donor, other))
         if _split(first)[1] in _SHAPE and _split(second)[1] in _SHAPE:
@@ -250,7 +249,10 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
         mine = changes
         if what == "layout":
             mine = [{"layout": layout} for layout in layouts.examples(target.shape, one)]
-            mine += [{"shape": (2, 3, 4), "layout": layout} for layout in layouts.examples((2, 3, 4), one)]
+            if not mine:
+                # A shape that can have it: as it is, but where it is 0 or 1; else any.
+                yield from _imposed_on_grown(case, key, one)
+                mine = [{"shape": (2, 3, 4), "layout": layout} for layout in layouts.examples((2, 3, 4), one)]
         for change in mine:
             yield _replaced(case, {key: _spec(target, **change)})
             if what in ("dtype", *_SHAPE) or "shape" in change:
@@ -259,6 +261,15 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
                 yield _replaced(case, alike)
                 yield _without(_replaced(case, alike), "out")
                 yield _without(_replaced(case, {key: _spec(target, **change)}), "out")
+
+
+def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
+    """The case with no dim below 2, and then one operand with a layout."""
+    grown = _turned(case, {0: 3, 1: 2})
+    target = _arguments(grown)[key]
+    assert isinstance(target, TensorSpec)
+    for layout in layouts.examples(target.shape, kind):
+        yield _replaced(grown, {key: _spec(target, layout=layout)})
 
 
 def _sound(case: Case) -> bool:
@@ -299,16 +310,20 @@ def _resized(case: Case) -> Iterator[Case]:
     tensors = [argument for argument in arguments.values() if isinstance(argument, TensorSpec)]
     known = list(dict.fromkeys(size for spec in tensors for size in spec.shape))[:3]
     for chosen in itertools.product(_MENU, repeat=len(known)):
-        turned = dict(zip(known, chosen, strict=True))
-        changed: dict[Key, Argument] = {}
-        for key, argument in arguments.items():
-            if isinstance(argument, TensorSpec):
-                shape = tuple(turned.get(size, size) for size in argument.shape)
-                changed[key] = _spec(argument, shape=shape)
-            elif isinstance(argument, tuple):
-                changed[key] = tuple(turned.get(size, size) for size in argument)
-        if all(math.prod(spec.shape) <= 1 << 14 for spec in changed.values() if isinstance(spec, TensorSpec)):
-            yield _replaced(case, changed)
+        turned = _turned(case, dict(zip(known, chosen, strict=True)))
+        if all(math.prod(spec.shape) <= 1 << 14 for spec in cases.operands(turned)):
+            yield turned
+
+
+def _turned(case: Case, sizes: dict[int, int]) -> Case:
+    """The case with other sizes for some."""
+    changed: dict[Key, Argument] = {}
+    for key, argument in _arguments(case).items():
+        if isinstance(argument, TensorSpec):
+            changed[key] = _spec(argument, shape=tuple(sizes.get(size, size) for size in argument.shape))
+        elif isinstance(argument, tuple):
+            changed[key] = tuple(sizes.get(size, size) for size in argument)
+    return _replaced(case, changed)
 
 
 def _resizes_operand(prepared: runner.Prepared) -> bool:

@@ -110,10 +110,9 @@ def test_counts_add_up_in_any_order():
         for number in order:
             merged.merge(msgspec.json.decode(msgspec.json.encode(parts[number].seen()), type=list[Seen]))
         for op in ("add", "mm"):
-            names = sorted(set().union(*(shown(case) for case in found if case.op == op)))
-            for pair in itertools.combinations(names, 2):
-                assert merged.hits(op, *pair) == whole.hits(op, *pair)
-                assert merged.hits(op, *pair) == any({*pair} <= shown(case) for case in found if case.op == op)
+            each = [shown(case) for case in found if case.op == op]
+            for pair in itertools.combinations(sorted(set().union(*each)), 2):
+                assert merged.hits(op, *pair) == whole.hits(op, *pair) == any({*pair} <= one for one in each)
         assert not merged.whole("mm")
     for dtype in specs.registry()["mm"].dtypes:
         merged.searched("mm", dtype)
@@ -145,7 +144,8 @@ def test_contradictions(first, second):
         ("mm", "1st size=empty", "2nd size=more", True),
         ("mm", "1st layout=permuted", "2nd specials=nan", True),
         ("add", "1st dtype=float16", "2nd dtype=float32", True),
-        ("add", "1st dtype=int8", "alpha=float", False),
+        # If the other one is a float.
+        ("add", "1st dtype=int8", "alpha=float", True),
         ("add", "1st layout=expanded", "out=same tensor", False),
         ("add", "1st size=to 1024", "2nd size=more", True),
         ("relu", "1st layout=expanded", "inplace=True", False),
@@ -155,7 +155,6 @@ def test_contradictions(first, second):
     ],
 )
 def test_only_what_torch_refuses_is_infeasible(op, first, second, feasible):
-    # Of add integers too, which have no alpha that is a float.
     evidence = feasibility.Evidence(op, [*drawn(op, "float32", 40), *(drawn(op, "int8", 20) if op == "add" else ())])
     assert evidence.feasible(first, second) == evidence.feasible(second, first) == feasible
 
