@@ -280,8 +280,7 @@ class _Collector:
         if options.settings.max_examples >= PROFILES["ci"].max_examples:
             self.coverage = self.tally.coverage.coverage()
         if options.floor:
-            whole = [found for found in self.coverage if self.tally.coverage.whole(found.op)]
-            self.low = [found for found in whole if found.share < coverage.FLOOR]
+            self.low = coverage.below_floor(self.tally.coverage, self.coverage)
         if (self.killed or self.low) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -146,6 +146,11 @@ class _Op:
         return Coverage(self.op, len(single), len(self.bits), feasible, hit, holes)
 
 
+def below_floor(counter: Counter, found: Iterable[Coverage]) -> list[Coverage]:
+    """The ops below the floor, among those of which all dtypes were searched to the end."""
+    return [one for one in found if counter.whole(one.op) and one.share < FLOOR]
+
+
 def table(found: Iterable[Coverage]) -> list[str]:
     """A line for each op: its share, and the features of which the most pairs are missing."""
     rows = [("op", "pairs", "feasible", "hit", "most are missing of")]
