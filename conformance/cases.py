@@ -246,7 +246,7 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
                 raise CaseError(f"an argument is operand {operand} shifted by {shift}, out of its storage")
             case View(operand) if not 0 <= operand < seen:
                 raise CaseError(f"an argument is a view of operand {operand}, but {seen} come before it")
-            case View(operand) if not _within(argument, operands(case)[operand].shape):
+            case View(operand) if not within(argument, operands(case)[operand].shape):
                 raise CaseError(f"an argument is a view that operand {operand} does not hold: {argument}")
             case Variant(name) if name not in VARIANTS:
                 raise CaseError(f"unknown causal variant {name!r}; known are {', '.join(VARIANTS)}")
@@ -285,7 +285,7 @@ def _shifted(tensor: torch.Tensor, shift: int) -> torch.Tensor:
     return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + shift)
 
 
-def _within(view: View, shape: tuple[int, ...]) -> bool:
+def within(view: View, shape: tuple[int, ...]) -> bool:
     return (
         0 <= view.dim < len(shape) and min(view.start, view.length) >= 0 and view.start + view.length <= shape[view.dim]
     )

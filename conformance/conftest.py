@@ -15,11 +15,12 @@ import hypothesis
 import msgspec
 import pytest
 
-from conformance import cases, corpus, database, journal, metrics, runner
+from conformance import cases, corpus, coverage, database, journal, metrics, runner
 from conformance import spec as specs
 from conformance.checks import CHECKS
 from conformance.child import CASE_TIMEOUT, Child, seconds
 from conformance.child_main import Within
+from conformance.coverage import Seen
 from conformance.implementations import DEFAULT, ImplementationError
 from conformance.metrics import Record, Tally
 from conformance.session import PROFILES, Run
@@ -62,6 +63,8 @@ class Options:
         self.settings = PROFILES[self.profile]
         if examples := config.getoption("--max-examples"):
             self.settings = hypothesis.settings(self.settings, max_examples=examples)
+        self.floor = self.profile == "ci" and not examples
+        """Whether the coverage of an op that is judged whole has to reach its floor."""
         self.seed = _seed(config, self.profile)
         self.pairs = [(op, dtype) for op in self.ops for dtype in known[op].dtypes if dtype in self.dtypes]
         if not self.pairs:
@@ -255,6 +258,9 @@ class _Collector:
     def __init__(self, config: pytest.Config) -> None:
         self.options, self.tally = config.stash[_OPTIONS], config.stash[_TALLY]
         self.killed: list[str] = []
+        self.coverage: list[coverage.Coverage] = []
+        self.low: list[coverage.Coverage] = []
+        """Those below the floor."""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "call":
@@ -262,6 +268,8 @@ class _Collector:
         for name, value in report.user_properties:
             if name == "conformance":
                 self.tally.merge(msgspec.json.decode(str(value), type=list[Record]))
+            elif name == "coverage":
+                self.tally.coverage.merge(msgspec.json.decode(str(value), type=list[Seen]))
 
     # Last: by then the workers have ended.
     @pytest.hookimpl(trylast=True)
@@ -269,13 +277,18 @@ class _Collector:
         options = self.options
         for left in journal.recover(options.save_to, options.implementation):
             report = options.run().salvage(left)
-            self.tally.merge(report.tally.sorted())
+            self.tally.merge(report.tally.sorted(), report.tally.coverage.seen())
             self.killed.append("\n\n".join((f"worker {left.header.worker} was killed", *report.failures)))
         if options.makes_folder:
             # Not where something was saved.
             with contextlib.suppress(OSError):
                 options.save_to.rmdir()
-        if self.killed and session.exitstatus == pytest.ExitCode.OK:
+        # What few cases leave out is no news.
+        if options.settings.max_examples >= PROFILES["ci"].max_examples:
+            self.coverage = self.tally.coverage.coverage()
+        if options.floor:
+            self.low = coverage.below_floor(self.tally.coverage, self.coverage)
+        if (self.killed or self.low) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -288,6 +301,12 @@ class _Collector:
         terminalreporter.section(f"conformance of {options.implementation} on {options.child.about.device_name}")
         for line in metrics.table(tally.by_op()):
             terminalreporter.line(line)
+        if self.coverage:
+            terminalreporter.section("coverage of pairs of features")
+            for line in coverage.table(self.coverage):
+                terminalreporter.line(line)
+        for found in self.low:
+            terminalreporter.line(coverage.complaint(found), red=True)
         if options.metrics is not None:
             about = {
                 "implementation": options.implementation,
@@ -297,7 +316,7 @@ class _Collector:
                 "seed": options.seed,
                 "checks": list(options.checks or CHECKS),
             }
-            corpus.write(options.metrics, metrics.document(tally.sorted(), about))
+            corpus.write(options.metrics, metrics.document(tally.sorted(), about, self.coverage))
             terminalreporter.line(f"metrics written to {options.metrics}")
 
 

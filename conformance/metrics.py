@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 from conformance import power
 from conformance.cases import Case, canonical, dtype_of
 from conformance.checks import DEVIATION, UNCLAIMED
-from conformance.runner import Verdict
+from conformance.coverage import Counter, Coverage, Seen
+from conformance.runner import NOT_PROVIDED, Verdict
 
 EDGES = tuple(2.0**power for power in range(-10, 1))
 """Upper edges of the buckets in which shares of the bound are counted, after those of exactly 0; then over 1."""
@@ -78,10 +79,12 @@ class Record(msgspec.Struct):
 
 
 class Tally:
-    """Records by op and dtype. ``add`` counts a verdict, ``merge`` takes in what another process counted."""
+    """Records by op and dtype, and which features the cases had. ``add`` counts a verdict, ``merge`` takes in what
+    another process counted."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.records: dict[tuple[str, str], Record] = {}
+        self.coverage = Counter()
         self._seen: set[str] = set()
         self.merge(records)
 
@@ -91,6 +94,8 @@ class Tally:
             return
         self._seen.add(verdict.id)
         case = canonical(case)
+        if not verdict.refused and verdict.status != NOT_PROVIDED:
+            self.coverage.add(case)
         record = self._record(case.op, dtype_of(case))
         record.cases += 1
         record.refused += verdict.refused
@@ -130,8 +135,9 @@ class Tally:
         record.cases += 1
         record.not_provided += 1
 
-    def merge(self, records: Iterable[Record]) -> None:
-        """Add another tally's records to these; the two must not hold the same cases."""
+    def merge(self, records: Iterable[Record], seen: Iterable[Seen] = ()) -> None:
+        """Add another tally's records to these, and what its cases showed; the two must not hold the same cases."""
+        self.coverage.merge(seen)
         for other in records:
             mine = self._record(other.op, other.dtype)
             for count in ("cases", "passed", "failed", "not_provided", "deviated", "out_of_memory", "refused"):
@@ -193,10 +199,12 @@ def table(records: list[Record]) -> list[str]:
     return lines
 
 
-def document(records: list[Record], about: dict[str, Any]) -> bytes:
-    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, and the records."""
+def document(records: list[Record], about: dict[str, Any], coverage: Sequence[Coverage] = ()) -> bytes:
+    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, the records, and which
+    pairs of features were tried."""
     found = (power.power(record.op, record.dtype) for record in records if record.cases > record.not_provided)
-    whole = {"schema": 1, **about, **environment(), "power": [one for one in found if one], "records": records}
+    whole = {"schema": 1, **about, **environment(), "power": [one for one in found if one]}
+    whole |= {"coverage": coverage, "records": records}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 

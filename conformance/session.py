@@ -182,6 +182,8 @@ class Run:
                     pass
                 if search.given_up():
                     break
+            if not refused and not search.failing:
+                report.tally.coverage.searched(op, dtype)
         finally:
             for case, verdict in search.failing.values():
                 report.tally.add(case, verdict)

@@ -14,6 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from conformance import cases
 from conformance.cases import Case
+from conformance.features import Features, of_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,8 @@ class OpSpec:
     """Whether it has ``inplace=``."""
     batch: Callable[[Case], Batch | None] = lambda case: None
     """A dim of the case of which parts can be computed alone, if there is one."""
+    features: Callable[[Case], Features] = of_arguments
+    """What coverage counts of a case; another one adds to what follows from the arguments, or says it by itself."""
 
 
 @cache

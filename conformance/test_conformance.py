@@ -35,7 +35,8 @@ def _report(run: Run, report: Report, record_property: Record) -> None:
     # pytest shows it where the item fails, or at once with -s.
     print(run.output(), end="")
     # A property travels with the report of its item, so that nothing is lost when a worker dies later.
-    record_property("conformance", msgspec.json.encode(report.tally.sorted()).decode())
+    for name, found in (("conformance", report.tally.sorted()), ("coverage", report.tally.coverage.seen())):
+        record_property(name, msgspec.json.encode(found).decode())
     if report.failures:
         pytest.fail("\n\n".join(report.failures), pytrace=False)
     if report.skipped:

@@ -19,8 +19,6 @@ from strategies.shapes import Shape, sizes
 from strategies.specs import Special, TensorSpec
 from strategies.values import LISTED, MASKS
 
-WRITABLE = tuple(name for name in _layouts.CLASSES if name not in ("expanded", "mixed"))
-"""Layouts of a cache: no two elements at one address."""
 MAX_DIM = 256
 VARIANTS = ("UPPER_LEFT", "LOWER_RIGHT")
 
@@ -110,6 +108,8 @@ _LONG = st.sampled_from((65, 129, 200, 257, 300))
 _BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130)), st.sampled_from((17, 33))
 _DIMS = sizes(1, MAX_DIM)
 _FLAG, _RARELY = st.booleans(), st.integers(0, 9).map(lambda n: n == 9)
+_AT_TIMES = st.integers(0, 4).map(lambda n: n == 4)
+"""Whether special values are planted."""
 
 
 @st.composite
@@ -119,11 +119,11 @@ def attentions(
     """A call that torch takes: at most ``work`` products of elements of queries, keys and values together, with
     float64 ``float64_work``, which an oracle evaluates in extended precision."""
     dtype = draw(_dtypes.dtypes(dtypes))
-    form = draw(st.sampled_from(("none", "none", "none", "views", "position", "positions")))
+    form = draw(st.sampled_from(("none", "none", "views", "elsewhere", "position", "positions")))
     found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
     query_recipe, key_recipe = draw(st.sampled_from(REGIMES))
     value_recipe = draw(st.sampled_from(VALUES))
-    special = draw(_RARELY)
+    special = draw(_AT_TIMES)
 
     def tensor(shape: Shape, recipe: str, specials: tuple[str, ...] = (), layouts=_layouts.CLASSES) -> TensorSpec:
         planted = specials if special else ()
@@ -137,13 +137,13 @@ def attentions(
 
     query = tensor(found.query(), query_recipe, ("nan",))
     cache: Views | Positions | None = None
-    if form in ("none", "views"):
-        layouts = WRITABLE if form == "views" else _layouts.CLASSES
+    if form in ("none", "views", "elsewhere"):
+        layouts = _layouts.CLASSES if form == "none" else _layouts.WRITABLE
         key, value = keys(found.keys, layouts), values(found.keys, layouts)
-        if form == "views":
+        if form != "none":
             new = found.new
             start = found.keys - new if draw(st.integers(0, 3)) < 3 else draw(st.integers(0, found.keys - new))
-            elsewhere = (keys(new, WRITABLE), values(new, WRITABLE)) if draw(_RARELY) else None
+            elsewhere = (keys(new, _layouts.WRITABLE), values(new, _layouts.WRITABLE)) if form == "elsewhere" else None
             cache = Views(keys(new), values(new), start, elsewhere)
     else:
         key, value = keys(found.new), values(found.new)
@@ -152,7 +152,7 @@ def attentions(
         stale = draw(_FLAG)
         caches = [
             _poisoned(spec, found, slot) if stale else spec
-            for spec in (keys(capacity, WRITABLE), values(capacity, WRITABLE))
+            for spec in (keys(capacity, _layouts.WRITABLE), values(capacity, _layouts.WRITABLE))
         ]
         cache = Positions(*caches, slot, draw(_FLAG))
 

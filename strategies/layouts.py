@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 from hypothesis import strategies as st
 
@@ -14,6 +14,9 @@ CLASSES = ("contiguous", "offset", "permuted", "channels_last", "sliced", "padde
 """Simplest first: contiguous; starting inside its storage, misaligned; dims stored in another order; the same with
 channels (dim 1) innermost; every n-th element of a dim; cut from a larger base (rows longer than the view, which may
 start inside of them); stride 0; several of these."""
+
+WRITABLE = tuple(name for name in CLASSES if name != "expanded")
+"""Without two elements at one address: where "expanded" is not among the classes, "mixed" does not expand either."""
 
 Shape = tuple[int, ...]
 
@@ -48,6 +51,7 @@ def channels_last(rank: int) -> Layout:
     return Layout(order=(0, *range(2, rank), 1))
 
 
+@lru_cache(1 << 14)
 def layout_class(layout: Layout, shape: Shape) -> str:
     """Which of ``CLASSES`` a layout is for this shape, by what its strides show and not by what it says.
 
@@ -74,7 +78,8 @@ def layout_class(layout: Layout, shape: Shape) -> str:
     return "mixed" if len(found) > 1 else next(iter(found), "contiguous")
 
 
-def _fitting(shape: Shape) -> tuple[str, ...]:
+@cache
+def fitting(shape: Shape) -> tuple[str, ...]:
     """The classes that a layout for this shape can have."""
     wide = [dim for dim, size in enumerate(shape) if size > 1]
     if math.prod(shape) == 0 or not wide:
@@ -85,6 +90,24 @@ def _fitting(shape: Shape) -> tuple[str, ...]:
         "padded": wide[0] < len(shape) - 1,  # padding shows in the strides of the dims outside of it
     }
     return tuple(name for name in CLASSES if fits.get(name, True))
+
+
+def examples(shape: Shape, kind: str) -> list[Layout]:
+    """One layout of a class for a shape; none where it cannot have that."""
+    rank = len(shape)
+    first = next((dim for dim, size in enumerate(shape) if size > 1), 0)
+    found = {
+        "offset": Layout(offset=1),
+        "permuted": Layout(order=tuple(reversed(range(rank)))),
+        "sliced": Layout(steps=tuple(2 if dim == first else 1 for dim in range(rank))),
+        "padded": Layout(padding=tuple(int(dim == rank - 1) for dim in range(rank))),
+        "expanded": Layout(expanded=(first,)),
+        "mixed": Layout(steps=tuple(2 if dim == first else 1 for dim in range(rank)), offset=1),
+    }
+    if kind == "channels_last" and 3 <= rank <= 5:
+        found[kind] = channels_last(rank)
+    layout = found.get(kind, CONTIGUOUS)
+    return [layout] if kind in fitting(shape) else []
 
 
 @st.composite
@@ -98,12 +121,13 @@ def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max
     wanted = set(classes)
     if not wanted or wanted - set(CLASSES):
         raise ValueError(f"unknown or no layout class in {sorted(wanted)}; known: {', '.join(CLASSES)}")
-    ordered = [name for name in CLASSES if name in wanted]
-    # A choice means the same class for every shape, or the next that fits, so that it stays while the shape shrinks.
+    # Permuted twice: few shapes can be.
+    ordered = [name for name in (*CLASSES, "permuted") if name in wanted]
+    # A choice means the same class for every shape that can have it, so that it stays while the shape shrinks.
     chosen = draw(st.integers(0, len(ordered) - 1))
-    fitting = _fitting(shape)
-    kind = next((name for name in ordered[chosen:] if name in fitting), "contiguous")
-    layout = _drawn(draw, kind, shape)
+    fits = [name for name in CLASSES if name in wanted and name in fitting(shape)] or ["contiguous"]
+    kind = ordered[chosen] if ordered[chosen] in fits else fits[chosen % len(fits)]
+    layout = _drawn(draw, kind, shape, "expanded" in wanted)
     return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else CONTIGUOUS
 
 
@@ -113,7 +137,7 @@ _FLAG, _STEP, _PADDING = st.booleans(), st.integers(1, 3), st.sampled_from((0, 1
 _OFFSET = st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33))
 
 
-def _drawn(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
+def _drawn(draw: st.DrawFn, kind: str, shape: Shape, expand: bool) -> Layout:
     rank = len(shape)
     wide = [dim for dim, size in enumerate(shape) if size > 1]
     if kind == "contiguous":
@@ -135,7 +159,7 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape) -> Layout:
         padding = [draw(_PADDING) if dim > wide[0] else 0 for dim in range(rank)]
         padding[-1] = padding[-1] if any(padding) else 1
         return Layout(padding=tuple(padding), offset=draw(st.integers(0, padding[-1])))
-    expanded = tuple(dim for dim in wide if draw(_FLAG)) if draw(_FLAG) else ()
+    expanded = tuple(dim for dim in wide if draw(_FLAG)) if expand and draw(_FLAG) else ()
     mixed = Layout(
         order=draw(_orders(shape)) if draw(_FLAG) and len(wide) > 1 else (),
         steps=tuple(1 if dim in expanded else draw(_STEP) for dim in range(rank)) if draw(_FLAG) else (),

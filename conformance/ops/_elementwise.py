@@ -23,8 +23,8 @@ from strategies import layouts, scalars, shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import Layout, TensorSpec
 
-WRITABLE = tuple(name for name in layouts.CLASSES if name not in ("expanded", "mixed"))
-"""Layouts without two elements at one address, which torch refuses to write."""
+WRITABLE = layouts.WRITABLE
+"""Two elements at one address torch refuses to write."""
 
 Operands = tuple[Argument, Argument]
 
@@ -77,7 +77,7 @@ def with_scalar(
     *,
     wrapping: bool = False,
     first: bool = True,
-    kinds: Sequence[str] = ("own", "bool", "int", "float"),
+    kinds: Sequence[str] = ("own", "bool", "int", "float", "not finite"),
 ) -> Operands:
     """A tensor and a Python scalar: bool, int or float, of the tensor's category ("own") or above it.
 
@@ -87,12 +87,14 @@ def with_scalar(
     kind = draw(st.sampled_from(kinds))
     if wrapping and tensor.dtype in dtype_names.INTEGRAL and draw(st.booleans()):
         scalar: Argument = draw(st.sampled_from((-1, 255, 256, -129, 1000, 65536, 2**31, 2**40)))
+    elif kind == "not finite":
+        scalar = draw(st.sampled_from((math.nan, math.inf, -math.inf)))
     elif kind == "own" or (kind == "int" and tensor.dtype in dtype_names.INTEGRAL):
         scalar = draw(scalars.scalars(tensor.dtype))
     else:
         # Representable also where an integral tensor promotes to float32 or bool to int64.
         scalar = draw(scalars.scalars(tensor.dtype if kind == "float" and is_float(tensor) else "int8", kinds=(kind,)))
-    return (scalar, tensor) if first and draw(st.integers(0, 3)) == 3 else (tensor, scalar)
+    return (scalar, tensor) if first and draw(st.booleans()) else (tensor, scalar)
 
 
 @cache
@@ -153,14 +155,14 @@ def outs(
     very first operand. None too where no named dtype can hold the result. ``exact``: torch wants the very dtype."""
     own = str(result).removeprefix("torch.")
     possible = [name for name in castable(result, dtypes) if name == own or not exact]
-    kinds = ["none"] * 7
+    kinds = ["none"] * 5
     if possible and not exact:
         kinds += ["dtype"]
     if own in possible:
         kinds += ["right", "right", "empty", "wrong size"]
     first = operands[0]
     if isinstance(first, TensorSpec) and first.shape == shape and not first.layout.expanded and first.dtype in possible:
-        kinds += ["first operand"]
+        kinds += ["first operand"] * 2
     match draw(st.sampled_from(kinds)):
         case "right":
             return draw(tensors.tensors(shape, own, layouts=WRITABLE, values=("normal",), specials=("nan",)))

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, features, oracle
 from conformance.cases import Argument, Case, operands, seed
+from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark
@@ -34,7 +35,7 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[in
     none or empty ones, or rows longer than any tile."""
     dtype = draw(dtype_names.dtypes(dtypes))
     budget = _sizes.FLOAT64_ELEMENTS if dtype == "float64" else _sizes.ELEMENTS
-    kind = draw(st.sampled_from(("rows", "rows", "rows", "dims", "dims", "dims", "long")))
+    kind = draw(st.sampled_from(("rows", "rows", "dims", "dims", "dims", "dims", "long")))
     if kind == "long" and dtype == "float64":
         kind = "rows"
     match kind:
@@ -44,7 +45,7 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[in
             )
             dims = 1
         case "dims":
-            shape = draw(shapes.shapes(1, 4, budget=budget))
+            shape = draw(shapes.shapes(1, 5, budget=budget))
             dims = draw(st.integers(1, len(shape)))
         case "long":
             shape, dims = (draw(st.integers(1, 2)), draw(st.sampled_from(_sizes.LONG_COLUMNS))), 1
@@ -92,8 +93,20 @@ def batch(case: Case) -> Batch | None:
 
 
 def parameters(draw: st.DrawFn, shape: tuple[int, ...], names: Sequence[str], dtype: str) -> dict[str, Argument]:
-    """Each of the affine parameters half the time."""
-    return {name: draw(tensors.tensors(shape, dtype)) for name in names if draw(st.booleans())}
+    """Each of the affine parameters mostly."""
+    return {name: draw(tensors.tensors(shape, dtype)) for name in names if draw(st.integers(0, 3))}
+
+
+def features_of(case: Case) -> Features:
+    """The parameters have the shape that is normalized."""
+    found = features.of({"input": case.args[0], "eps": case.kwargs.get("eps")})
+    normalized = case.args[1]
+    assert isinstance(normalized, tuple)
+    found["normalized"] = (f"{len(normalized)} dims",)
+    for name in ("weight", "bias"):
+        if isinstance(spec := case.kwargs.get(name), TensorSpec):
+            found |= {name: ("tensor",)} | features.tensor(name, spec, ("rank", "size", "row"))
+    return found
 
 
 # --- oracles -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from conformance import features
 from conformance.cases import Argument, Case, Same
+from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -24,7 +26,7 @@ Bounds = tuple[Argument, Argument]
 
 @st.composite
 def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
-    input, low, high, shape = draw(st.one_of(_by_numbers(dtypes), _by_tensors(dtypes)))
+    input, low, high, shape = draw(_by_tensors(dtypes) if draw(st.integers(0, 2)) else _by_numbers(dtypes))
     result = _result_type(input, low, high)
     # With numbers for bounds torch wants an out of the very dtype.
     numbers = any(bound is not None and not isinstance(bound, TensorSpec | Same) for bound in (low, high))
@@ -51,26 +53,27 @@ def _numbers(dtype: str) -> st.SearchStrategy[Argument]:
     if dtype == "bool":
         # Bools clamped by bools are refused.
         return st.sampled_from((0, 1, 2, -1, 0.5, math.nan))
+    negative = st.sampled_from((-1, -2, -5))
+    kinds = [scalars.scalars(dtype), st.sampled_from((math.nan, math.inf)), st.booleans(), negative]
     if dtype_names.is_floating(dtype):
-        near = scalars.scalars(dtype, magnitude=2.0)
-        return st.one_of(near, scalars.scalars(dtype), st.sampled_from((math.nan, math.inf, True, 1e6, -1e6)))
-    floats = st.one_of(st.sampled_from((math.nan, math.inf, 0.5)), scalars.floats("float32", magnitude=64.0))
-    near = st.integers(-16, 16).filter(lambda n: n >= 0 or dtype != "uint8")
-    # A negative bound of unsigned integers wraps.
-    return st.one_of(near, scalars.scalars(dtype), floats, st.just(True if dtype != "uint8" else -1))
+        kinds += [scalars.scalars(dtype, magnitude=2.0), st.sampled_from((1e6, -1e6))]
+    else:
+        # A negative bound of unsigned integers wraps.
+        kinds += [st.integers(0, 16), scalars.floats("float32", magnitude=64.0)]
+    return st.sampled_from(kinds).flatmap(lambda kind: kind)
 
 
 @st.composite
 def _by_tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Argument, Argument, Shape]:
     """Tensors for bounds, of any dtype and shape that broadcast; now and then one is the input."""
-    form = draw(st.sampled_from(("both", "both", "min", "max")))
+    form = draw(st.sampled_from(("both", "both", "both", "min", "max")))
     first, second = draw(dtype_names.pairs(dtypes))
     third = draw(st.sampled_from((first, second)))
     broadcast = draw(shapes.broadcastable(3, elementwise.shapes_of_results(draw(st.sampled_from((0, 1, 2))))))
     specs = [draw(tensors.tensors(shape, name)) for shape, name in zip(broadcast, (first, second, third), strict=True)]
     input, low, high = specs[0], None if form == "max" else specs[1], None if form == "min" else specs[2]
-    if draw(st.integers(0, 7)) == 7:
-        low, high = (None, Same(0)) if form == "max" else (Same(0), high)
+    if not draw(st.integers(0, 3)):
+        low, high = (low, Same(0)) if form == "max" or draw(st.booleans()) else (Same(0), high)
     if {spec.dtype for spec in (input, low, high) if isinstance(spec, TensorSpec)} == {"bool"} and low is not None:
         # Of bools torch takes one bound, not two.
         high = None
@@ -150,6 +153,14 @@ def _bound(bound: torch.Tensor | bool | int | float, dtype: torch.dtype) -> torc
     return torch.as_tensor(bound).to(dtype)
 
 
+def features_of(case: Case) -> Features:
+    """Bounds are bounds, whether given by place or by name, and of a size that follows from rank and input."""
+    bounds = dict(zip(("min", "max"), case.args[1:], strict=False))
+    found = features.of({"input": case.args[0], **bounds, **case.kwargs})
+    dependent = [f"{name} {what}" for name in ("min", "max") for what in ("size", "row")]
+    return {group: classes for group, classes in found.items() if group not in dependent}
+
+
 SPEC = OpSpec(
     name="clamp",
     reference=torch.clamp,
@@ -158,6 +169,7 @@ SPEC = OpSpec(
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    features=features_of,
     expected=expected,
     benchmarks=elementwise.benchmarks("clamp", 1, element_flops=2, more=(-1.0, 1.0)),
 )

@@ -78,6 +78,7 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=norms.DTYPES,
     batch=norms.batch,
+    features=norms.features_of,
     expected=expected,
     # Per element: its square and their sum, the scale and the weight.
     benchmarks=norms.benchmarks("rms_norm", ("weight",), 4),

@@ -8,8 +8,9 @@ from functools import partial
 import msgspec
 from hypothesis import strategies as st
 
-from conformance import deviations
+from conformance import deviations, features
 from conformance.cases import Argument, Case, Variant, View
+from conformance.features import Features
 from conformance.ops import _attention as attention
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
@@ -227,6 +228,57 @@ def writes(case: Case) -> Collection[int]:
     return {numbers[name] for name in wanted if name in numbers} if slot is not None else set()
 
 
+def features_of(case: Case) -> Features:
+    """Sizes as attention has them, the form of mask and cache, and of the operands what does not follow from those."""
+    given = dict(zip(("query", "key", "value"), case.args, strict=True)) | case.kwargs
+    specs = {name: spec for name, spec in given.items() if isinstance(spec, TensorSpec) and "slot" not in name}
+    # What is left out may have fewer dims.
+    query, key, value = ((0,) * (3 - len(s.shape)) + s.shape for s in map(specs.__getitem__, ("query", "key", "value")))
+    cache, slot = specs.get("present_key"), case.kwargs.get("present_key_slot")
+    keys, form = key[-2], "none"
+    if isinstance(slot, View):
+        form = "views"
+    elif isinstance(slot, int):
+        form, keys = "position", keys + slot
+    elif isinstance(slot, TensorSpec):
+        form = "elsewhere" if dtype_names.is_floating(slot.dtype) else f"positions of {slot.dtype}"
+    found: Features = {
+        "dtype": (specs["query"].dtype,),
+        "cache": (form,),
+        "batch": ("none" if len(query) < 4 else features.size(query[0]),),
+        "heads": (features.size(query[-3]) if query[-3] == key[-3] else "grouped",),
+        "queries": (features.size(query[-2]),),
+        "keys": (features.size(keys),),
+        "head dim": (features.row(query[-1]),),
+        "value dim": ("equal" if value[-1] == query[-1] else "other",),
+        "mask": ("none",),
+        "causal": ("none",),
+        "scale": (features.kind(given.get("scale")),),
+    }
+    if given.get("is_causal"):
+        variant = given.get("causal_variant")
+        found["causal"] = (variant.name if isinstance(variant, Variant) else "default",)
+    if mask := specs.get("attn_mask"):
+        found["mask"] = (
+            "bool" if mask.dtype == "bool" else "other" if mask.dtype != specs["query"].dtype else "float",
+        )
+        found["mask dims"] = (str(len(mask.shape)),)
+        found["mask values"] = (features.VALUES[mask.values],)
+        found["mask planted"] = features.specials(mask)
+        found["mask ones"] = ("".join("1" if size == 1 else "n" for size in mask.shape[-2:]),)
+    if cache is not None:
+        found["present_key"] = ("poisoned" if any(special.run > 1 for special in cache.specials) else "tensor",)
+    operands = [specs[name] for name in ("query", "key", "value")]
+    found["planted"] = tuple({one for spec in operands for one in features.specials(spec) if one != "none"}) or (
+        "none",
+    )
+    # Of queries and keys together: whether few keys count or many, and how large scores are.
+    found["scores"] = (f"{operands[0].values} by {operands[1].values}",)
+    found["weighed"] = (features.VALUES[operands[2].values],)
+    found |= {f"{name} layout": (features.layout(spec),) for name, spec in specs.items()}
+    return found
+
+
 def left_out(call: Call) -> bool:
     return attention.left_out(attention.Arguments(*call.args, **call.kwargs))
 
@@ -266,4 +318,5 @@ SPEC = OpSpec(
     left_out=left_out,
     strides=False,
     writes=writes,
+    features=features_of,
 )

@@ -78,7 +78,7 @@ def test_work_is_bounded(examples):
 
 def test_what_is_stale_is_poisoned(examples, monkeypatch):
     """NaN from the first new row of each sequence on, and nothing before it."""
-    monkeypatch.setattr(attention, "_RARELY", st.just(False))  # no NaN is planted elsewhere
+    monkeypatch.setattr(attention, "_AT_TIMES", st.just(False))  # no NaN is planted elsewhere
     seen = 0
     for call in examples(ANY, 400):
         if not isinstance(call.cache, Positions) or not call.cache.key.specials or call.cache.key.shape[-2] > 40:

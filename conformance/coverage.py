@@ -1,0 +1,170 @@
+"""Which features of cases, and which pairs of them, a run has tried, and which it could have.
+
+Counted are the calls that torch takes. A pair is two features of different groups in one case; one that is feasible
+(``conformance.feasibility``) and that no case has is a hole.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from conformance import cases, feasibility, features
+from conformance import spec as specs
+from conformance.cases import Case
+
+FLOOR = 0.94
+"""The share of feasible pairs of each op that the ci profile has to hit."""
+
+
+class Seen(msgspec.Struct):
+    """What cases of one op showed; adds up over processes without loss, in any order."""
+
+    op: str
+    dtypes: list[str] = []
+    """Those whose search was made whole."""
+    features: list[str] = []
+    met: list[str] = []
+    """For each feature, in hex, one bit for each feature that a case had together with it."""
+    examples: list[Case] = []
+    """Cases that show each feature."""
+
+
+class Coverage(msgspec.Struct):
+    """Of one op. ``holes``: what is feasible and was not hit, single features first."""
+
+    op: str
+    features: int
+    features_hit: int
+    feasible: int
+    hit: int
+    holes: list[str]
+
+    @property
+    def share(self) -> float:
+        return self.hit / self.feasible if self.feasible else 1.0
+
+    def largest(self, count: int = 3) -> list[tuple[str, int]]:
+        """The features of which the most pairs are missing, and how many."""
+        return collections.Counter(name for hole in self.holes for name in hole.split(" & ")).most_common(count)
+
+
+class Counter:
+    """Counts features by op."""
+
+    def __init__(self) -> None:
+        self._ops: dict[str, _Op] = {}
+
+    def add(self, case: Case) -> None:
+        """Count one case."""
+        self._op(case.op).add(case)
+
+    def searched(self, op: str, dtype: str) -> None:
+        """Note that the search of an op and dtype came to its end."""
+        self._op(op).dtypes.add(dtype)
+
+    def seen(self) -> list[Seen]:
+        return [one.seen() for _, one in sorted(self._ops.items())]
+
+    def merge(self, seen: Iterable[Seen]) -> None:
+        for other in seen:
+            self._op(other.op).merge(other)
+
+    def coverage(self) -> list[Coverage]:
+        """Of every op with a search that came to its end."""
+        return [one.coverage() for _, one in sorted(self._ops.items()) if one.dtypes]
+
+    def hits(self, op: str, first: str, second: str) -> bool:
+        """Whether a case of the op had both features."""
+        return self._op(op).hits(first, second)
+
+    def whole(self, op: str) -> bool:
+        """Whether all dtypes of the op were searched to the end."""
+        return self._op(op).dtypes >= set(specs.registry()[op].dtypes)
+
+    def _op(self, op: str) -> _Op:
+        return self._ops.setdefault(op, _Op(op))
+
+
+class _Op:
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.spec = specs.registry()[op]
+        self.dtypes: set[str] = set()
+        self.bits: dict[str, int] = {}
+        self.met: list[int] = []
+        self.examples: dict[str, Case] = {}
+        """By id."""
+        self._names: dict[tuple[tuple[str, tuple[str, ...]], ...], tuple[list[int], int]] = {}
+
+    def add(self, case: Case) -> None:
+        names = features.names(self.spec.features(case))
+        if not all(name in self.bits for name in names):
+            self.examples[cases.case_id(case)] = case
+        numbers = [self._bit(name) for name in names]
+        mask = sum(1 << number for number in numbers)
+        for number in numbers:
+            self.met[number] |= mask
+
+    def merge(self, other: Seen) -> None:
+        self.dtypes.update(other.dtypes)
+        numbers = [self._bit(name) for name in other.features]
+        for number, met in zip(numbers, other.met, strict=True):
+            mask = int(met, 16)
+            self.met[number] |= sum(1 << mine for place, mine in enumerate(numbers) if mask >> place & 1)
+        for case in other.examples:
+            self.examples.setdefault(cases.case_id(case), case)
+
+    def seen(self) -> Seen:
+        met = [f"{mask:x}" for mask in self.met]
+        return Seen(self.op, sorted(self.dtypes), list(self.bits), met, list(self.examples.values()))
+
+    def hits(self, first: str, second: str) -> bool:
+        return first in self.bits and second in self.bits and bool(self.met[self.bits[first]] >> self.bits[second] & 1)
+
+    def _bit(self, name: str) -> int:
+        if name not in self.bits:
+            self.bits[name] = len(self.bits)
+            self.met.append(0)
+        return self.bits[name]
+
+    def coverage(self) -> Coverage:
+        evidence = feasibility.Evidence(self.op, self.examples.values())
+        single = sorted({*self.bits, *evidence.unseen(self.bits)})
+        holes = [one for one in single if one not in self.bits]
+        feasible = hit = 0
+        for first, second in itertools.combinations(single, 2):
+            if self.hits(first, second):
+                feasible, hit = feasible + 1, hit + 1
+            elif evidence.feasible(first, second):
+                feasible += 1
+                holes.append(f"{first} & {second}")
+        return Coverage(self.op, len(single), len(self.bits), feasible, hit, holes)
+
+
+def below_floor(counter: Counter, found: Iterable[Coverage]) -> list[Coverage]:
+    """The ops below the floor, among those of which all dtypes were searched to the end."""
+    return [one for one in found if counter.whole(one.op) and one.share < FLOOR]
+
+
+def table(found: Iterable[Coverage]) -> list[str]:
+    """A line for each op: its share, and the features of which the most pairs are missing."""
+    rows = [("op", "pairs", "feasible", "hit", "most are missing of")]
+    for one in found:
+        missing = ", ".join(f"{name} ({count})" for name, count in one.largest()) or "-"
+        rows.append((one.op, str(one.hit), str(one.feasible), f"{math.floor(1000 * one.share) / 10:.1f}%", missing))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return ["  ".join((row[0].ljust(widths[0]), *(row[n].rjust(widths[n]) for n in (1, 2, 3)), row[4])) for row in rows]
+
+
+def complaint(found: Coverage) -> str:
+    """What is said of an op below the floor."""
+    holes = "; ".join(found.holes[:20])
+    return (
+        f"{found.op}: {found.hit} of {found.feasible} feasible pairs of features were tried, which is "
+        f"{100 * found.share:.1f}% and below {100 * FLOOR:.0f}%; {len(found.holes)} are missing, such as {holes}"
+    )

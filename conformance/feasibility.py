@@ -1,0 +1,348 @@
+"""Which pairs of features one case can have.
+
+A pair is infeasible only where it contradicts itself (a scalar tensor that is transposed), or where torch refuses every
+call with both that can be made of cases that have either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import msgspec
+import torch
+
+from conformance import cases, features, runner
+from conformance import spec as specs
+from conformance.cases import Argument, Case, Same, View
+from strategies import dtypes, layouts, values
+from strategies.specs import CONTIGUOUS, Special, TensorSpec
+
+EXAMPLES = 6
+"""Cases with each feature of which others are made."""
+
+
+def _group(feature: str) -> str:
+    return feature.partition("=")[0]
+
+
+def _split(feature: str) -> tuple[str, str, str]:
+    """The operand, what is said of it, and the class: ("1st", "layout", "permuted")."""
+    group, _, one = feature.partition("=")
+    operand, _, what = group.rpartition(" ")
+    return operand, what, one
+
+
+@cache
+def _together() -> frozenset[frozenset[str]]:
+    """Pairs of features of one operand that some tensor has: found by looking at tensors of all kinds."""
+    found = set()
+    few = (0, 1, 2, 3, 5, 6, 65, 1100)
+    for rank in range(6):
+        sizes = few if rank > 2 else (*few, 127, 128, 200, 2047, 2048, 2049)
+        # From three dims on those between are 1.
+        for ends in itertools.product(sizes, repeat=min(rank, 3)):
+            shape = (*ends[:1], *(1,) * (rank - 3), *ends[1:])
+            if math.prod(shape) > 1 << 13:
+                continue
+            for layout in {*layouts.fitting(shape)} - {"channels_last"}:
+                one = {
+                    f"rank={rank}", f"size={features.size(math.prod(shape))}", f"layout={layout}",
+                    *([f"row={features.row(shape[-1])}"] if math.prod(shape) and shape else []),
+                }  # fmt: skip
+                found.update(map(frozenset, itertools.combinations(sorted(one), 2)))
+    for dtype in dtypes.NAMES:
+        for recipe in values.recipes_of(dtype):
+            found.add(frozenset((f"dtype={dtype}", f"values={features.VALUES[recipe]}")))
+        for special in (*values.specials_of(dtype), None):
+            found.add(frozenset((f"dtype={dtype}", f"specials={features.SPECIALS.get(special or '', 'none')}")))
+    return frozenset(found)
+
+
+_GEOMETRY = ("rank", "size", "row", "layout")
+_CLOSED = {
+    "rank": features.RANKS,
+    "size": features.SIZES,
+    "row": features.ROWS,
+    "layout": features.LAYOUTS,
+    "specials": tuple(dict.fromkeys(("none", *features.SPECIALS.values()))),
+}
+"""Groups of which all classes are known; of values and dtypes the op says which there are."""
+
+
+def contradictory(first: str, second: str) -> bool:
+    """Whether two features of one case exclude each other by what they mean."""
+    (operand, what, one), (other, beside, another) = _split(first), _split(second)
+    if _group(first) == _group(second):
+        return True
+    if _group(first) in (other, _group(second)) or operand == _group(second):
+        # What kind of argument it is, and what is said of that kind.
+        return True
+    if operand != other or not operand:
+        return False
+    if {what, beside} <= {*_GEOMETRY} or {what, beside} in ({"dtype", "values"}, {"dtype", "specials"}):
+        return frozenset((f"{what}={one}", f"{beside}={another}")) not in _together()
+    # Nothing is planted into an empty tensor, and it has no values.
+    return ("size", "empty") in ((what, one), (beside, another)) and bool({what, beside} & {"values", "specials"})
+
+
+class Evidence:
+    """What torch says of calls that combine features. Of each feature a few of the smallest cases are kept."""
+
+    def __init__(self, op: str, examples: Iterable[Case]) -> None:
+        self.spec = specs.registry()[op]
+        self._asked: dict[str, bool] = {}
+        self._known: dict[tuple, Iterator[tuple[frozenset[str], Case]]] = {}
+        self._having: dict[str, list[Case]] = {}
+        for case in sorted(examples, key=_smaller):
+            self._keep(case)
+        for name, having in self._having.items():
+            # From the largest, which can become most, to small ones.
+            self._having[name] = having[:: -max(len(having) // EXAMPLES, 1)][:EXAMPLES]
+
+    def _keep(self, case: Case) -> None:
+        for name in self._features(case):
+            self._having.setdefault(name, []).append(case)
+
+    def _features(self, case: Case) -> frozenset[str]:
+        return frozenset(features.names(self.spec.features(case)))
+
+    def unseen(self, seen: Iterable[str]) -> Iterator[str]:
+        """Features that no case has, of groups that cases have, unless torch refuses what has them."""
+        groups = {_group(name) for name in seen}
+        for group in sorted(groups):
+            what = group.rpartition(" ")[2]
+            closed = self.spec.dtypes if what == "dtype" else _CLOSED.get(what, ())
+            for one in closed:
+                name = f"{group}={one}"
+                if name not in self._having and (case := self._with(name)) is not None:
+                    self._keep(case)
+                    yield name
+
+    def _with(self, name: str) -> Case | None:
+        """A call with a feature that torch takes, made of one without it."""
+        for case in {id(case): case for having in self._having.values() for case in having}.values():
+            for candidate in _imposed(case, name):
+                if _sound(candidate) and name in self._features(candidate) and self.accepts(candidate):
+                    return candidate
+        return None
+
+    def feasible(self, first: str, second: str) -> bool:
+        """Whether two features can be in one case: unless they contradict each other, or torch refuses all calls
+        that have both."""
+        if contradictory(first, second):
+            return False
+        pair, refused = {first, second}, False
+        for found, candidate in self._candidates(first, second):
+            if pair <= found:
+                if self.accepts(candidate):
+                    return True
+                refused = True
+        return not refused
+
+    def _candidates(self, first: str, second: str) -> Iterator[tuple[frozenset[str], Case]]:
+        """Calls that may have both features, made of those that have one; the likely ones first."""
+        both = [(first, second), (second, first)]
+        for one, other in both:
+            for case in self._having.get(one, ()):
+                yield from self._made(("imposed", id(case), other), _imposed(case, other))
+        for one, other in both:
+            for case, donor in itertools.product(self._having.get(one, ())[:2], self._having.get(other, ())[:2]):
+                key = ("crossed", id(case), id(donor), *_split(other)[:2])
+                yield from self._made(key, _crossed(case, donor, other))
+        if _split(first)[1] in _SHAPE and _split(second)[1] in _SHAPE:
+            for case in (*self._having.get(first, ()), *self._having.get(second, ())):
+                yield from self._made(("resized", id(case)), _resized(case))
+
+    def _made(self, key: tuple, made: Iterable[Case]) -> Iterator[tuple[frozenset[str], Case]]:
+        """Calls that are made of others, with their features: each is made once, when it is first wanted."""
+        if key not in self._known:
+            self._known[key] = ((self._features(case), case) for case in made if _sound(case))
+        self._known[key], again = itertools.tee(self._known[key])
+        return again
+
+    def accepts(self, case: Case) -> bool:
+        """Whether torch takes the call; of what values does not matter."""
+        plain = _plain(case)
+        key = msgspec.json.encode(plain).decode()
+        if key not in self._asked:
+            prepared = runner.prepare(plain, "cpu")
+            self._asked[key] = prepared.refusal is None and not _resizes_operand(prepared)
+        return self._asked[key]
+
+
+# --- calls made of others -----------------------------------------------------------------------------------------
+
+
+def _smaller(case: Case) -> tuple[int, str]:
+    return sum(math.prod(spec.shape) for spec in cases.operands(case)), cases.case_id(case)
+
+
+Key = int | str
+"""Of an argument: its place, or its name."""
+_SHAPE = ("rank", "size", "row")
+_SHAPES = {
+    **{f"rank={rank}": [(2, 3, 5, 4, 3)[:rank], (1, 1, 1, 1, 1)[:rank]] for rank in range(6)},
+    "size=empty": [(0,), (0, 3)], "size=one": [(), (1,), (1, 1)], "size=to 64": [(5,), (3, 5)],
+    "size=to 1024": [(70,), (13, 17)], "size=more": [(1100,), (33, 47)],
+    "row=1": [(5, 1)], "row=power": [(4,), (3, 4)], "row=power - 1": [(7,), (3, 7)], "row=power + 1": [(9,), (3, 9)],
+    "row=other": [(6,), (3, 6)],
+}  # fmt: skip
+"""Shapes by the feature that they show."""
+_MENU = (0, 1, 4, 7, 9, 6, 70, 1100)
+_RECIPE = {kind: recipe for recipe, kind in reversed(features.VALUES.items())}
+_SPECIAL = {kind: value for value, kind in reversed(features.SPECIALS.items())}
+
+
+def _arguments(case: Case) -> dict[Key, Argument]:
+    return {**dict(enumerate(case.args)), **case.kwargs}
+
+
+def _replaced(case: Case, changed: dict[Key, Argument]) -> Case:
+    """The case with other arguments."""
+    args = tuple(changed.get(place, argument) for place, argument in enumerate(case.args))
+    kwargs = {name: value for name, value in ({**case.kwargs, **changed}).items() if isinstance(name, str)}
+    return msgspec.structs.replace(case, args=args, kwargs=kwargs, digests=())
+
+
+def _keys(case: Case, operand: str) -> list[Key]:
+    """The arguments that a feature may be about: the one that it names, or any."""
+    arguments = _arguments(case)
+    if operand in features.ORDINALS and (place := features.ORDINALS.index(operand)) in arguments:
+        return [place]
+    return [operand] if operand in arguments else list(arguments)
+
+
+def _spec(spec: TensorSpec, **changes: object) -> TensorSpec:
+    """The spec with other fields, and of the others what still makes sense."""
+    fields = {name: getattr(spec, name) for name in spec.__struct_fields__} | changes
+    if fields["values"] not in values.recipes_of(fields["dtype"]):
+        fields["values"] = "normal"
+    known = values.specials_of(fields["dtype"])
+    fields["specials"] = tuple(special for special in fields["specials"] if special.value in known)
+    try:
+        fields["layout"].check(len(fields["shape"]))
+    except ValueError:
+        fields["layout"] = CONTIGUOUS
+    return TensorSpec(**fields)
+
+
+def _imposed(case: Case, feature: str) -> Iterator[Case]:
+    """The case with one field of an operand, or of all, changed to what shows the feature."""
+    operand, what, one = _split(feature)
+    arguments = _arguments(case)
+    changes: list[dict[str, object]] = []
+    if what in _SHAPE:
+        changes = [{"shape": shape} for shape in _SHAPES.get(f"{what}={one}", ())]
+    elif what == "dtype":
+        changes = [{"dtype": one}]
+    elif what == "values" and one in _RECIPE:
+        changes = [{"values": _RECIPE[one]}]
+    elif what == "specials":
+        changes = [{"specials": () if one == "none" else (Special(0, _SPECIAL[one]),)}]
+    for key in _keys(case, operand):
+        target = arguments[key]
+        if not isinstance(target, TensorSpec):
+            continue
+        mine = changes
+        if what == "layout":
+            mine = [{"layout": layout} for layout in layouts.examples(target.shape, one)]
+            if not mine:
+                # A shape that can have it: as it is, but where it is 0 or 1; else any.
+                yield from _imposed_on_grown(case, key, one)
+                mine = [{"shape": (2, 3, 4), "layout": layout} for layout in layouts.examples((2, 3, 4), one)]
+        for change in mine:
+            yield _replaced(case, {key: _spec(target, **change)})
+            if what in ("dtype", *_SHAPE) or "shape" in change:
+                # With all operands alike, and without an out, which has to fit.
+                alike = {name: _spec(a, **change) for name, a in arguments.items() if isinstance(a, TensorSpec)}
+                yield _replaced(case, alike)
+                yield _without(_replaced(case, alike), "out")
+                yield _without(_replaced(case, {key: _spec(target, **change)}), "out")
+
+
+def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
+    """The case with no dim below 2, and then one operand with a layout."""
+    grown = _turned(case, {0: 3, 1: 2})
+    target = _arguments(grown)[key]
+    assert isinstance(target, TensorSpec)
+    for layout in layouts.examples(target.shape, kind):
+        yield _replaced(grown, {key: _spec(target, layout=layout)})
+
+
+def _sound(case: Case) -> bool:
+    """Whether what is said to be an earlier operand is one."""
+    seen = 0
+    for argument in (*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))):
+        if isinstance(argument, Same | View) and argument.operand >= seen:
+            return False
+        if isinstance(argument, View) and not cases.within(argument, cases.operands(case)[argument.operand].shape):
+            return False
+        seen += isinstance(argument, TensorSpec)
+    return True
+
+
+def _without(case: Case, name: str) -> Case:
+    return msgspec.structs.replace(case, kwargs={key: value for key, value in case.kwargs.items() if key != name})
+
+
+def _crossed(case: Case, donor: Case, feature: str) -> Iterator[Case]:
+    """The case with arguments of another that has the feature: with the one that it is about, or all of a kind."""
+    operand, what, _ = _split(feature)
+    mine, other = _arguments(case), _arguments(donor)
+    for key in _keys(donor, operand or what):
+        yield _replaced(case, {key: other[key]})
+        target, given = mine.get(key), other[key]
+        if isinstance(target, TensorSpec) and isinstance(given, TensorSpec):
+            if what in _SHAPE:
+                yield _replaced(case, {key: _spec(target, shape=given.shape)})
+            if what == "layout":
+                yield _replaced(case, {key: _spec(target, shape=given.shape, layout=given.layout)})
+    yield msgspec.structs.replace(case, kwargs=donor.kwargs, digests=())
+    yield msgspec.structs.replace(donor, kwargs=case.kwargs, digests=())
+
+
+def _resized(case: Case) -> Iterator[Case]:
+    """The case with other sizes, the same wherever they were the same: so they fit where they fitted."""
+    arguments = _arguments(case)
+    tensors = [argument for argument in arguments.values() if isinstance(argument, TensorSpec)]
+    known = list(dict.fromkeys(size for spec in tensors for size in spec.shape))[:3]
+    for chosen in itertools.product(_MENU, repeat=len(known)):
+        turned = _turned(case, dict(zip(known, chosen, strict=True)))
+        if all(math.prod(spec.shape) <= 1 << 14 for spec in cases.operands(turned)):
+            yield turned
+
+
+def _turned(case: Case, sizes: dict[int, int]) -> Case:
+    """The case with other sizes for some."""
+    changed: dict[Key, Argument] = {}
+    for key, argument in _arguments(case).items():
+        if isinstance(argument, TensorSpec):
+            changed[key] = _spec(argument, shape=tuple(sizes.get(size, size) for size in argument.shape))
+        elif isinstance(argument, tuple):
+            changed[key] = tuple(sizes.get(size, size) for size in argument)
+    return _replaced(case, changed)
+
+
+def _resizes_operand(prepared: runner.Prepared) -> bool:
+    """Whether ``out`` is an operand of another size than the result: torch resizes it, and warns that it will not."""
+    out, result = prepared.case.kwargs.get("out"), prepared.call.result
+    return (
+        isinstance(out, Same)
+        and isinstance(result, torch.Tensor)
+        and result.shape != cases.operands(prepared.case)[out.operand].shape
+    )
+
+
+def _plain(case: Case) -> Case:
+    """The call with values that are not asked for: positive, so that none is divided by zero."""
+
+    def plain(argument: Argument) -> Argument:
+        if not isinstance(argument, TensorSpec) or argument.values not in features.VALUES:
+            return argument
+        recipe = "normal" if argument.dtype == "bool" else "positive"
+        return msgspec.structs.replace(argument, values=recipe, seed=0, specials=())
+
+    return _replaced(case, {key: plain(argument) for key, argument in _arguments(case).items()})

@@ -1,0 +1,145 @@
+"""What a case looks like, in classes: of which coverage counts the single ones and the pairs.
+
+A feature is written ``group=class``, and a case has at most one feature of a group, but of special values, of which
+several may be planted. Most groups follow from the arguments; an OpSpec names others of its own (``OpSpec.features``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from conformance.cases import Argument, Case, DType, NonFinite, Same, Variant, View
+from strategies import layouts
+from strategies.specs import TensorSpec
+
+Features = dict[str, tuple[str, ...]]
+"""The classes of a case, by group."""
+
+ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
+
+RANKS = ("0", "1", "2", "3", "4", "5")
+LAYOUTS = tuple(name for name in layouts.CLASSES if name != "channels_last")
+SIZES = ("empty", "one", "to 64", "to 1024", "more")
+"""Of elements: none, one, within the smallest blocks, within one large block, over several of any size."""
+ROWS = ("1", "power", "power - 1", "power + 1", "other")
+"""Of the last dim: on the edges of blocks, or not."""
+VALUES = {
+    "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain",
+    "zeros": "few", "constant": "few", "one_hot": "few",
+    "ascending": "ordered", "descending": "ordered",
+    "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled",
+    "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
+    "masked": "mask", "prefix": "mask",
+}  # fmt: skip
+"""The class of each recipe of values."""
+SPECIALS = {
+    "nan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "max": "extreme", "min": "extreme", "tiny": "tiny",
+    "-tiny": "tiny",
+}  # fmt: skip
+"""The class of each special value that is planted."""
+
+FLAGS = ("inplace", "interleaved", "training")
+"""Arguments that are switches; elsewhere a bool is a number."""
+
+
+def of_arguments(case: Case) -> Features:
+    """The features that follow from the arguments alone."""
+    return of({**dict(zip(ORDINALS, case.args, strict=False)), **case.kwargs})
+
+
+def of(arguments: Mapping[str, Argument]) -> Features:
+    """The features of arguments by name; ``out`` is one group, since nothing is read of it."""
+    found: Features = {}
+    for name, argument in arguments.items():
+        if name == "out":
+            found["out"] = (_out(argument),)
+            continue
+        found[name] = (str(argument) if name in FLAGS else kind(argument),)
+        if isinstance(argument, TensorSpec):
+            found |= tensor(name, argument)
+    return found
+
+
+def names(found: Features) -> list[str]:
+    """The features as they are written."""
+    return [f"{group}={one}" for group, classes in found.items() for one in classes]
+
+
+def kind(argument: Argument) -> str:
+    """What an argument is: a tensor, a number of which sort, or the very word."""
+    match argument:
+        case TensorSpec():
+            return "tensor"
+        case Same() | View():
+            return "same tensor"
+        case NonFinite():
+            return "not finite"
+        case float() if not math.isfinite(argument):
+            return "not finite"
+        case bool():
+            return "bool"
+        case int() if argument < 0:
+            return "negative int"
+        case DType(name) | Variant(name):
+            return name
+        case tuple():
+            return f"{len(argument)} dims"
+        case str():
+            return argument
+    return type(argument).__name__
+
+
+def tensor(name: str, spec: TensorSpec, without: Collection[str] = ()) -> Features:
+    """What one operand looks like, but for what follows from others."""
+    elements = math.prod(spec.shape)
+    found: Features = {
+        f"{name} dtype": (spec.dtype,),
+        f"{name} rank": (str(len(spec.shape)),),
+        f"{name} size": (size(elements),),
+        f"{name} layout": (layout(spec),),
+    }
+    if elements and spec.shape:
+        found[f"{name} row"] = (row(spec.shape[-1]),)
+    if elements and spec.values in VALUES:
+        found[f"{name} values"] = (VALUES[spec.values],)
+        found[f"{name} specials"] = specials(spec)
+    for what in without:
+        found.pop(f"{name} {what}", None)
+    return found
+
+
+def layout(spec: TensorSpec) -> str:
+    """The class of its layout; channels-last is one of the permuted."""
+    found = layouts.layout_class(spec.layout, spec.shape)
+    return "permuted" if found == "channels_last" else found
+
+
+def specials(spec: TensorSpec) -> tuple[str, ...]:
+    """The classes of the special values that are planted, or that none is."""
+    return tuple(dict.fromkeys(SPECIALS[special.value] for special in spec.specials)) or ("none",)
+
+
+def size(elements: int) -> str:
+    """The class of a number of elements."""
+    if elements < 2:
+        return SIZES[elements]
+    return SIZES[2 if elements <= 64 else 3 if elements <= 1024 else 4]
+
+
+def row(size: int) -> str:
+    """The class of the size of a dim, at least 1."""
+    if size == 1:
+        return "1"
+    for off, name in ((0, "power"), (1, "power - 1"), (-1, "power + 1")):
+        if (size + off).bit_count() == 1:
+            return name
+    return "other"
+
+
+def _out(argument: Argument) -> str:
+    if not isinstance(argument, TensorSpec):
+        return kind(argument)
+    if math.prod(argument.shape) == 0:
+        return "empty"
+    return "contiguous" if layouts.layout_class(argument.layout, argument.shape) == "contiguous" else "strided"
