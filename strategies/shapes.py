@@ -17,7 +17,8 @@ BLOCKS = (16, 32, 64, 128, 256, 1024)
 MAX_SIZE = 4096 + 1
 BUDGET = 1 << 16
 
-_KINDS = st.sampled_from(("any", "powers", "powers", "primes", "blocks"))
+_KINDS = st.sampled_from(("any", "powers", "above", "below", "primes", "blocks"))
+_BESIDE = {"powers": 0, "above": 1, "below": -1}
 _EMPTY, _TILED = 19, 4  # one dim in 20 is empty, one shape in 5 spans several blocks in every dim
 
 
@@ -28,8 +29,9 @@ def _is_prime(number: int) -> bool:
 @cache
 def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
     """Sizes of one kind up to ``limit``, ascending."""
-    if kind == "powers":
-        sizes = {2**k + d for k in range(limit.bit_length() + 1) for d in (-1, 0, 1)}
+    if kind in _BESIDE:
+        # Each side for itself: of all three the next one below a size is 2^k + 1 nearly always.
+        sizes = {2**k + _BESIDE[kind] for k in range(limit.bit_length() + 1)}
     elif kind == "primes":
         sizes = {size for size in range(limit + 1) if _is_prime(size)}
     else:

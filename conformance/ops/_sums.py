@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from conformance import bounds, deviations, oracle
 from conformance.cases import Argument, Case
@@ -15,6 +17,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
+from strategies.specs import Special, TensorSpec
 
 LEAST = tuple(-(2 ** (bits - 1)) for bits in (8, 16, 32))
 """The least numbers of the integer dtypes; of 64 bits torch takes that too."""
@@ -48,9 +51,22 @@ def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.Sea
         if op == "sub" and alpha in LEAST:
             # torch adds its negative, which the dtype does not hold.
             alpha += 1
+        if alpha == 0 and result.is_floating_point:
+            operands = operands[0], draw(_not_finite(operands[1]))
         return elementwise.case(op, operands, alpha=alpha, out=out)
 
     return draws
+
+
+def _not_finite(operand: Argument) -> st.SearchStrategy[Argument]:
+    """The operand; of floats half the time with an infinity or a NaN at its end, which times an alpha of 0 is NaN."""
+    if not isinstance(operand, TensorSpec) or not elementwise.is_float(operand) or 0 in operand.shape:
+        return st.just(operand)
+
+    def planted(value: str) -> TensorSpec:
+        return replace(operand, specials=(*operand.specials, Special(math.prod(operand.shape) - 1, value)))
+
+    return st.one_of(st.just(operand), st.sampled_from(("inf", "-inf", "nan")).map(planted))
 
 
 def refused(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
