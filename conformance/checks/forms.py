@@ -39,7 +39,12 @@ def inplace(trial: Trial) -> Finding:
     finding = _judge(trial, "inplace", "in place", derived)
     claimed = "deterministic" in trial.implementation.claims(trial.case.op)
     # What a random op drops depends on the seed, which is another one for another call.
-    if finding.status != PASSED or not claimed or derived.ours.error is not None or derived.expected[0].instead is not None:
+    if (
+        finding.status != PASSED
+        or not claimed
+        or derived.ours.error is not None
+        or derived.expected[0].instead is not None
+    ):
         return finding
     message = difference(*map(_unsigned_zeros, (trial.ours, derived.ours)), "a call and the same in place")
     return Finding("inplace", FAILED, message, case=derived.case) if message else finding

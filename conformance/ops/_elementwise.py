@@ -55,7 +55,7 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
-    kinds = ("broadcast", "broadcast", "broadcast", "equal", "equal", "0-d other", "0-d input", "same")
+    kinds = ("broadcast", "broadcast", "broadcast", "equal", "long", "0-d other", "0-d input", "same")
     match draw(st.sampled_from(kinds)):
         case "broadcast":
             # With less than two dims there is little to broadcast.
@@ -63,6 +63,8 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
             shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank, budget)))
         case "equal":
             shape = other = draw(shapes_of_results(1, budget))
+        case "long":
+            shape = other = (draw(shapes.sizes(65, budget)),)
         case "0-d other":
             shape, other = draw(shapes_of_results(budget=budget)), ()
         case "0-d input":
