@@ -47,7 +47,7 @@ def inplace(trial: Trial) -> Finding:
     ):
         return finding
     message = difference(*map(_unsigned_zeros, (trial.ours, derived.ours)), "a call and the same in place")
-    return Finding("inplace", FAILED, message, case=derived.case) if message else finding
+    return Finding("inplace", FAILED, message) if message else finding
 
 
 def _unsigned_zeros(outcome: Outcome) -> Outcome:

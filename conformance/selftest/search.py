@@ -90,7 +90,7 @@ def drawn(draws: SearchStrategy[Case], seed: Any, settings: hypothesis.settings)
 class Shared(Prepared, frozen=True):
     """What many implementations are judged on: the oracle is asked once, and so are the calls that follow."""
 
-    following: dict[str, Shared] = {}
+    following: dict[str, Shared] = msgspec.field(default_factory=dict)
 
     def derived(self, case: Case) -> Shared:
         identity = cases.case_id(case)
@@ -155,8 +155,8 @@ def study(
     """Judge every defect of an op on the suite's cases until the check that has to catch it does, and the right
     implementations on the first ``controlled`` of them.
 
-    A case in which ``sound.right`` fails a check too is no catch for that check. ``note``: called before each is judged,
-    with its name, the case and its number.
+    A case in which ``sound.right`` fails a check too is no catch for that check. ``note``: called before each is
+    judged, with its name, the case and its number.
     """
     alive, results = {defect.name: defect for defect in defects}, []
     others: dict[str, set[str]] = {name: set() for name in alive}
@@ -187,8 +187,8 @@ def study(
                 others[defect.name] |= found - {defect.check}
                 if defect.check in found and verdict.failure:
                     del alive[defect.name]
-                    case, first = cases.canonical(case), verdict.failure.check
-                    results.append(result(defect, count, others[defect.name], case, first))
+                    told = others[defect.name], cases.canonical(case), verdict.failure.check
+                    results.append(result(defect, count, *told))
     results += [result(defect, count, others[defect.name]) for defect in alive.values()]
     return results, tallies
 
