@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -42,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(report.tables(results, tallies)))
     if options.json is not None:
         whole = {"schema": 1, "controlled": controlled, "seed": options.seed, **metrics.environment()}
-        found = {**whole, "defects": results, "controls": tallies}
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        options.json.write_bytes(report.as_json(whole, results, tallies))
         print(f"written to {options.json}")
     return PASSED if report.is_clean(results, tallies) else FAILED
 
