@@ -163,9 +163,10 @@ def _pairwise(terms: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _blocked(terms: torch.Tensor, dim: int) -> torch.Tensor:
-    """As a kernel sums with an accumulator for each lane: block after block, then the lanes as a tree. Blocks of 24, and
-    larger ones where that would be more than 64: with lanes that add 683 squares each, a layer_norm of 16385 columns
-    has 2.5 times the error that is allowed, which like torch's own does not grow with the row."""
+    """As a kernel sums with an accumulator for each lane: block after block, then the lanes as a tree.
+
+    Blocks of 24, and larger ones where that would be more than 64: with lanes that add 683 squares each, a layer_norm
+    of 16385 columns has 2.5 times the error that is allowed, which like torch's own does not grow with the row."""
     block = max(24, -(-terms.shape[dim] // 64))
     missing = -terms.shape[dim] % block
     shape = list(terms.shape)
