@@ -27,10 +27,10 @@ def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     values = [draw(tensors.tensors((), spec.dtype, values=few)).values for spec in (first, second)]
     if all(spec.dtype in dtype_names.FLOATING for spec in (first, second)) and not draw(st.integers(0, 5)):
         # Zeros of both signs, the negative ones on either side.
-        signs = ((Special(0, "-0", draw(st.sampled_from((1, 2, 1 << 16)))),), ())
+        negative = (Special(0, "-0", draw(st.sampled_from((1, 2, 1 << 16)))),)
         if draw(st.booleans()):
-            signs = signs[::-1]
-        return tuple(replace(s, values="zeros", specials=x) for s, x in zip((first, second), signs, strict=True))
+            return replace(first, values="zeros", specials=()), replace(second, values="zeros", specials=negative)
+        return replace(first, values="zeros", specials=negative), replace(second, values="zeros", specials=())
     return replace(first, values=values[0]), replace(second, values=values[1])
 
 

@@ -103,7 +103,7 @@ def prepare(case: Case, device: torch.device = CPU) -> Shared:
     """As the runner does, to be shared by implementations."""
     prepared = runner.prepare(case, device)
     spec = dataclasses.replace(prepared.spec, expected=_once(prepared.spec.expected))
-    return Shared(**{**msgspec.structs.asdict(prepared), "spec": spec})
+    return Shared(**msgspec.structs.asdict(msgspec.structs.replace(prepared, spec=spec)))
 
 
 def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
