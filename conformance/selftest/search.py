@@ -24,7 +24,7 @@ from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED
 from conformance.implementations import Implementation
-from conformance.runner import CRASH, Prepared, Verdict
+from conformance.runner import Prepared, Verdict
 from conformance.selftest import bank, sound
 from conformance.selftest.bank import Defect
 from conformance.selftest.controls import controls
@@ -173,17 +173,17 @@ def study(
                     note(tally.name, case, count)
                     _control(tally, prepared, implementation)
             note(right(op).name, case, count)
-            telling = _telling(prepared, right(op)) if alive else set()
+            wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if alive else set()
             for defect in list(alive.values()):
                 note(defect.name, case, count)
-                if defect.check not in (*telling, CRASH) or not _suspect(prepared, defect):
+                if defect.check in wrong or not _suspect(prepared, defect):
                     continue
                 verdict = runner.judge_prepared(prepared, defect.implementation, thorough=False)
                 if verdict.failure and verdict.failure.check == "memory" != defect.check:
                     # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
                     others[defect.name].add("memory")
                     verdict = runner.judge_prepared(prepared, defect.implementation, UNWATCHED)
-                found = failed(verdict) & telling
+                found = failed(verdict) - wrong
                 others[defect.name] |= found - {defect.check}
                 if defect.check in found and verdict.failure:
                     del alive[defect.name]
@@ -214,12 +214,6 @@ def study_op(
     more = hypothesis.settings(ci, max_examples=-(-controlled // dtypes))
     found, _ = study(op, defects, (), ci, seed=seed, note=note)
     return found, study(op, (), implementations, more, controlled=controlled, seed=seed, note=note)[1]
-
-
-def _telling(prepared: Prepared, implementation: Implementation) -> set[str]:
-    """The checks that are made in this case, and that what is right passes."""
-    verdict = runner.judge_prepared(prepared, implementation, thorough=False)
-    return {finding.check for finding in verdict.findings} - failed(verdict)
 
 
 def _suspect(prepared: Prepared, defect: Defect) -> bool:
