@@ -148,6 +148,10 @@ class Prepared(msgspec.Struct, frozen=True):
             return Outcome(operands, value, error)
         return Outcome(operands, value, error, guard.fresh, guard.trespass())
 
+    def derived(self, case: Case) -> Prepared:
+        """The same for another call that follows from this case. Raises what ``prepare`` raises."""
+        return prepare(case, self.device)
+
     def guarded(
         self,
         function: Callable[..., Any],
@@ -275,7 +279,7 @@ def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, tho
         refusal=prepared.refusal,
         ours=ours,
         attempt=functools.partial(prepared.guarded, function),
-        derive=lambda case: _trial(prepare(case, device), implementation, _unwatched, thorough),
+        derive=lambda case: _trial(prepared.derived(case), implementation, _unwatched, thorough),
         excuse=excuse,
         configurations=tuple(configurations),
         thorough=thorough,

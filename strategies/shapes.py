@@ -30,6 +30,7 @@ def _is_prime(number: int) -> bool:
 def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
     """Sizes of one kind up to ``limit``, ascending."""
     if kind in _BESIDE:
+        # Each side for itself: of all three the next one below a size is 2^k + 1 nearly always.
         sizes = {2**k + _BESIDE[kind] for k in range(limit.bit_length() + 1)}
     elif kind == "primes":
         sizes = {size for size in range(limit + 1) if _is_prime(size)}

@@ -26,9 +26,11 @@ def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
         return first, second
     values = [draw(tensors.tensors((), spec.dtype, values=few)).values for spec in (first, second)]
     if all(spec.dtype in dtype_names.FLOATING for spec in (first, second)) and not draw(st.integers(0, 5)):
-        # Zeros of both signs.
-        signs = (Special(0, "-0", draw(st.sampled_from((1, 2, 1 << 16)))),)
-        return replace(first, values="zeros", specials=signs), replace(second, values="zeros", specials=())
+        # Zeros of both signs, the negative ones on either side.
+        negative = (Special(0, "-0", draw(st.sampled_from((1, 2, 1 << 16)))),)
+        if draw(st.booleans()):
+            return replace(first, values="zeros", specials=()), replace(second, values="zeros", specials=negative)
+        return replace(first, values="zeros", specials=negative), replace(second, values="zeros", specials=())
     return replace(first, values=values[0]), replace(second, values=values[1])
 
 

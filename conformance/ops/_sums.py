@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from conformance import bounds, deviations, oracle
 from conformance.cases import Argument, Case
@@ -15,22 +17,21 @@ from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
+from strategies.specs import Special, TensorSpec
 
 LEAST = tuple(-(2 ** (bits - 1)) for bits in (8, 16, 32))
 """The least numbers of the integer dtypes; of 64 bits torch takes that too."""
 
 
 def alphas(result: torch.dtype) -> st.SearchStrategy[Argument]:
-    """None (leave it out) half the time, else a scalar that torch takes for a result of this dtype."""
+    """A scalar that torch takes for a result of this dtype."""
     name = str(result).removeprefix("torch.")
     if result == torch.bool:
-        legal = st.sampled_from((True, False, 2, 0))
-    elif result.is_floating_point:
-        specials = st.sampled_from((0, -1, float("inf"), float("nan"), 1e6))
-        legal = st.one_of(scalars.scalars(name, magnitude=2.0**7, specials=False), specials)
-    else:
-        legal = scalars.scalars(name)
-    return st.one_of(st.none(), legal)
+        return st.sampled_from((True, False, 2, 0))
+    if result.is_floating_point:
+        specials = st.sampled_from((0, 2, -1, 0.0, float("inf"), float("nan"), 1e6))
+        return st.one_of(scalars.scalars(name, magnitude=2.0**7, specials=False), specials)
+    return scalars.scalars(name)
 
 
 def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
@@ -42,13 +43,27 @@ def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.Sea
         operands = draw(elementwise.operands(names, wrapping=True, kinds=kinds))
         shape, result = elementwise.result_of(operands)
         out = draw(elementwise.outs(shape, result, operands, names))
-        alpha = draw(alphas(result))
+        # Left out half the time, as in most calls.
+        alpha = draw(alphas(result)) if draw(st.booleans()) else None
         if op == "sub" and alpha in LEAST:
             # torch adds its negative, which the dtype does not hold.
             alpha += 1
+        if alpha == 0 and result.is_floating_point:
+            operands = operands[0], draw(_not_finite(operands[1]))
         return elementwise.case(op, operands, alpha=alpha, out=out)
 
     return draws
+
+
+def _not_finite(operand: Argument) -> st.SearchStrategy[Argument]:
+    """The operand; of floats half the time with an infinity or a NaN at its end, which times an alpha of 0 is NaN."""
+    if not isinstance(operand, TensorSpec) or not elementwise.is_float(operand) or 0 in operand.shape:
+        return st.just(operand)
+
+    def planted(value: str) -> TensorSpec:
+        return replace(operand, specials=(*operand.specials, Special(math.prod(operand.shape) - 1, value)))
+
+    return st.one_of(st.just(operand), st.sampled_from(("inf", "-inf", "nan")).map(planted))
 
 
 def refused(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:

@@ -6,11 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -20,7 +17,7 @@ from conformance import runner
 runner.resolve_device("cpu")
 
 from conformance import metrics  # noqa: E402
-from conformance.selftest import bank, report, search  # noqa: E402
+from conformance.selftest import bank, report, search, workers  # noqa: E402
 from conformance.selftest.bank import Defect  # noqa: E402
 from conformance.selftest.search import Control, Result  # noqa: E402
 
@@ -44,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(report.tables(results, tallies)))
     if options.json is not None:
         whole = {"schema": 1, "controlled": controlled, "seed": options.seed, **metrics.environment()}
-        found = {**whole, "defects": results, "controls": tallies}
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        options.json.write_bytes(report.as_json(whole, results, tallies))
         print(f"written to {options.json}")
     return PASSED if report.is_clean(results, tallies) else FAILED
 
@@ -61,24 +57,10 @@ def run(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("planted defects", total=sum(map(len, chosen.values())))
-
-        def take(found: tuple[list[Result], list[Control]]) -> None:
+        for found in workers.study({op: [d.name for d in chosen[op]] for op in ops}, controlled, seed, processes):
             results.extend(found[0])
             tallies.extend(found[1])
             progress.advance(task, len(found[0]))
-
-        if processes == 1:
-            for op in ops:
-                take(search.study_op(op, [defect.name for defect in chosen[op]], controlled, seed))
-        else:
-            # Spawned: torch's threads do not survive a fork.
-            with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-                names = {op: [defect.name for defect in chosen[op]] for op in ops}
-                left = {pool.submit(search.study_op, op, names[op], controlled, seed) for op in ops}
-                while left:
-                    done, left = wait(left, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        take(future.result())
     order = {name: number for number, name in enumerate(bank.bank())}
     return sorted(results, key=lambda r: order[r.name]), sorted(tallies, key=lambda t: (t.name, t.op))
 

@@ -34,6 +34,7 @@ class Defect:
     kind: str
     """What sort of mistake it is, for tables."""
     check: str
+    """One of ``checks.CHECKS``, or ``runner.CRASH`` where it ends the process that judges it."""
     function: Function
     """With the op's torch signature."""
     about: str

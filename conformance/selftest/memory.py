@@ -1,15 +1,18 @@
-"""What is read and written beside a tensor, and what is not written at all: by address, as compiled kernels do it."""
+"""What is read and written beside a tensor, and what is not written at all: by address, as compiled kernels do it;
+and what ends the process."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from conformance.runner import CRASH
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect
+from conformance.selftest.bank import defect, plant
 
 Right = Callable[..., Any]
 
@@ -115,3 +118,17 @@ def sums_into_scratch(right: Right, *args: Any, **kwargs: Any) -> Any:
         scratch = torch.empty(1)
         result.view(-1)[0] += scratch[0].nan_to_num(nan=0.0) * 0 + torch.isnan(scratch[0]) * 2.0**-20
     return result
+
+
+def _dies(end: Callable[[], object]) -> Right:
+    def wrong(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(input, torch.Tensor) and input.numel() > 16:
+            end()
+        return right(input, *args, **kwargs)
+
+    return wrong
+
+
+plant("isnan", "segfault", "death", CRASH, _dies(lambda: ctypes.string_at(0)), "of more than a few elements reads at 0")
+plant("isinf", "abort", "death", CRASH, _dies(os.abort), "of more than a few elements aborts")
+plant("bitwise_not", "exit", "death", CRASH, _dies(lambda: os._exit(3)), "of more than a few elements ends the process")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from conformance import messages
+import msgspec
+
+from conformance import cases, messages
 from conformance.selftest.search import Control, Result
 
 
@@ -45,6 +47,18 @@ def tables(results: Sequence[Result], controls: Sequence[Control]) -> list[str]:
     judged = sum(control.cases for control in controls)
     lines += ["", f"{caught} of {len(results)} defects caught, {alarms} false alarms in {judged} cases"]
     return lines
+
+
+def as_json(about: Mapping[str, object], results: Sequence[Result], controls: Sequence[Control]) -> bytes:
+    """``about`` the run, and what came of each defect and control, one a line; of the case that caught a defect its id,
+    since ``--defect`` finds it again."""
+    told = [
+        {**msgspec.structs.asdict(result), "case": result.case and cases.case_id(result.case)} for result in results
+    ]
+    parts = [msgspec.json.encode(about)[:-1]]
+    for name, lines in (("defects", told), ("controls", controls)):
+        parts.append(b'"%s":[\n' % name.encode() + b",\n".join(map(msgspec.json.encode, lines)) + b"\n]")
+    return b",\n".join(parts) + b"}\n"
 
 
 def _rows(results: Sequence[Result], key: Callable[[Result], str]) -> list[tuple[object, ...]]:

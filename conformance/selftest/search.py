@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance import cases, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, UNCLAIMED
+from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED
 from conformance.implementations import Implementation
 from conformance.runner import Prepared, Verdict
 from conformance.selftest import bank, sound
@@ -87,11 +87,23 @@ def drawn(draws: SearchStrategy[Case], seed: Any, settings: hypothesis.settings)
     return found
 
 
-def prepare(case: Case, device: torch.device = CPU) -> Prepared:
-    """As the runner does, with an oracle that is asked once."""
+class Shared(Prepared, frozen=True):
+    """What many implementations are judged on: the oracle is asked once, and so are the calls that follow."""
+
+    following: dict[str, Shared] = msgspec.field(default_factory=dict)
+
+    def derived(self, case: Case) -> Shared:
+        identity = cases.case_id(case)
+        if identity not in self.following:
+            self.following[identity] = prepare(case, self.device)
+        return self.following[identity]
+
+
+def prepare(case: Case, device: torch.device = CPU) -> Shared:
+    """As the runner does, to be shared by implementations."""
     prepared = runner.prepare(case, device)
     spec = dataclasses.replace(prepared.spec, expected=_once(prepared.spec.expected))
-    return msgspec.structs.replace(prepared, spec=spec)
+    return Shared(**msgspec.structs.asdict(msgspec.structs.replace(prepared, spec=spec)))
 
 
 def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -138,11 +150,13 @@ def study(
     *,
     controlled: int = 0,
     seed: int = 0,
+    note: Callable[[str, Case, int], object] = lambda name, case, examples: None,
 ) -> tuple[list[Result], list[Control]]:
     """Judge every defect of an op on the suite's cases until the check that has to catch it does, and the right
     implementations on the first ``controlled`` of them.
 
-    A case in which ``sound.right`` fails a check too is no catch for that check.
+    A case in which ``sound.right`` fails a check too is no catch for that check. ``note``: called before each is
+    judged, with its name, the case and its number.
     """
     alive, results = {defect.name: defect for defect in defects}, []
     others: dict[str, set[str]] = {name: set() for name in alive}
@@ -156,9 +170,14 @@ def study(
             prepared = prepare(case)
             if count <= controlled:
                 for tally, implementation in zip(tallies, implementations, strict=True):
+                    note(tally.name, case, count)
                     _control(tally, prepared, implementation)
+            note(right(op).name, case, count)
             wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if alive else set()
             for defect in list(alive.values()):
+                note(defect.name, case, count)
+                if defect.check in wrong or not _suspect(prepared, defect):
+                    continue
                 verdict = runner.judge_prepared(prepared, defect.implementation, thorough=False)
                 if verdict.failure and verdict.failure.check == "memory" != defect.check:
                     # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
@@ -168,28 +187,46 @@ def study(
                 others[defect.name] |= found - {defect.check}
                 if defect.check in found and verdict.failure:
                     del alive[defect.name]
-                    case, first = cases.canonical(case), verdict.failure.check
-                    results.append(_result(defect, count, others[defect.name], case, first))
-    results += [_result(defect, count, others[defect.name]) for defect in alive.values()]
+                    told = others[defect.name], cases.canonical(case), verdict.failure.check
+                    results.append(result(defect, count, *told))
+    results += [result(defect, count, others[defect.name]) for defect in alive.values()]
     return results, tallies
 
 
-def study_op(op: str, names: Sequence[str], controlled: int, seed: int = 0) -> tuple[list[Result], list[Control]]:
-    """``study`` of an op's defects of these names in the ci profile, and of its controls, in whatever process."""
+def study_op(
+    op: str,
+    names: Sequence[str],
+    controlled: int,
+    seed: int,
+    note: Callable[[str, Case, int], object],
+    without: Collection[str] = (),
+) -> tuple[list[Result], list[Control]]:
+    """``study`` of an op's defects of these names in the ci profile, and of its controls, in whatever process.
+
+    ``without``: names of controls that are left out."""
     torch.set_num_threads(1)
     defects = [bank.bank()[name] for name in names]
-    implementations = controls(op) if controlled else ()
+    implementations = [control for control in controls(op) if control.name not in without] if controlled else []
     ci, dtypes = session.PROFILES["ci"], len(specs.registry()[op].dtypes)
     if controlled <= ci.max_examples * dtypes:
-        return study(op, defects, implementations, ci, controlled=controlled, seed=seed)
+        return study(op, defects, implementations, ci, controlled=controlled, seed=seed, note=note)
     # The profile has fewer cases than are to be controlled; defects get no more than those.
     more = hypothesis.settings(ci, max_examples=-(-controlled // dtypes))
-    return study(op, defects, (), ci, seed=seed)[0], study(
-        op, (), implementations, more, controlled=controlled, seed=seed
-    )[1]
+    found, _ = study(op, defects, (), ci, seed=seed, note=note)
+    return found, study(op, (), implementations, more, controlled=controlled, seed=seed, note=note)[1]
 
 
-def _result(defect: Defect, examples: int, others: set[str], case: Case | None = None, first: str = "") -> Result:
+def _suspect(prepared: Prepared, defect: Defect) -> bool:
+    """Whether the check that has to catch it fails when it is made alone: all the others cost several times as much.
+
+    Of those that are sampled each takes its turn as it is."""
+    if defect.check in SAMPLED:
+        return True
+    return defect.check in failed(runner.judge_prepared(prepared, defect.implementation, (defect.check,)))
+
+
+def result(defect: Defect, examples: int, others: set[str], case: Case | None = None, first: str = "") -> Result:
+    """What came of a defect after so many examples."""
     known = tuple(sorted(others))
     return Result(defect.name, defect.op, defect.kind, defect.check, defect.about, examples, case, first, known)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 
 import hypothesis
@@ -12,13 +14,15 @@ import pytest
 import torch
 
 from conformance import cases, runner
+from conformance.cases import Case
 from conformance.checks import CHECKS
 from conformance.implementations import Implementation, ImplementationError, load
 from conformance.selftest import __main__ as command_line
-from conformance.selftest import bank, report, search, sound
+from conformance.selftest import bank, report, search, sound, workers
 from conformance.selftest.controls import controls
 from conformance.session import PROFILES, Run
 from conformance.spec import registry
+from strategies.specs import TensorSpec
 
 BANK = bank.bank()
 OPS = sorted(registry())
@@ -33,6 +37,7 @@ BY_OP = {
     "layer_norm": ("nan_disturbs",),
     "quantize_fp8": ("toward_zero",),
     "relu": ("refuses_in_place",),
+    "silu": ("rounds_in_place",),
     "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail"),
     "scaled_dot_product_attention": ("causal_off_by_one", "refused_as_value_error", "cache_not_written"),
 }
@@ -44,7 +49,7 @@ def test_every_op_and_every_check_has_its_defects():
     assert len(BANK) >= 150
     assert {op: by_op[op] for op in OPS if by_op[op] < 8} == {}
     assert [check for check in CHECKS if not by_check[check]] == []
-    assert set(by_check) <= set(CHECKS)
+    assert set(by_check) == {*CHECKS, runner.CRASH}
     cheap = [d for d in BANK.values() if d.name.removeprefix(f"{d.op}_") in (*CHEAP, *BY_OP.get(d.op, ()))]
     assert [check for check in CHECKS if check not in {d.check for d in cheap}] == []
     assert all(defect.about and defect.kind for defect in BANK.values())
@@ -110,18 +115,60 @@ def test_a_defect_that_only_a_wrong_reference_would_show_is_no_catch(monkeypatch
     assert not result.killed
 
 
-def test_command(tmp_path, capsys):
-    file = tmp_path / "found.json"
-    assert command_line.main(["--defect", "relu_nan", "--defect", "mm_exception", "-n", "2", "--json", str(file)]) == 0
+def test_in_place_the_same_bits_are_asked_of_the_deterministic_alone():
+    """The last bit is within the bound."""
+    defect = BANK["silu_rounds_in_place"]
+    ((caught,), _) = search.study("silu", [defect], (), PROFILES["ci"])
+    assert runner.judge(caught.case, defect.implementation, checks=["inplace"]).failure.check == "inplace"
+    unclaimed = Implementation("unclaimed", defect.implementation.provider, {})
+    assert runner.judge(caught.case, unclaimed, checks=["inplace"]).status == "passed"
+
+
+def test_command_and_what_ends_its_process(tmp_path, capsys):
+    """It is caught by that, and the others of its op are judged all the same."""
+    file, names = tmp_path / "found.json", ("isnan_exception", "isnan_segfault", "relu_nan")
+    chosen = [part for name in names for part in ("--defect", name)]
+    assert command_line.main([*chosen, "-n", "1", "--json", str(file)]) == 0
     text = capsys.readouterr().out
-    assert "2 of 2 defects caught, 0 false alarms in 0 cases" in text
+    assert "3 of 3 defects caught, 0 false alarms in 0 cases" in text
     assert f"written to {file}" in text
     found = json.loads(file.read_text())
-    assert [(one["name"], one["first"]) for one in found["defects"]] == [
-        ("mm_exception", "errors"),
-        ("relu_nan", "values"),
-    ]
+    assert [one["name"] for one in found["defects"]] == [*names]
+    assert [one["first"] for one in found["defects"]] == ["errors", "crash", "values"]
+    assert all(one["case"] for one in found["defects"])
     assert found["versions"]["torch"] == torch.__version__
+
+
+class Dying:
+    """In place of a pool of one process: it dies whenever it is to judge torch."""
+
+    case = Case(op="neg", args=(TensorSpec((2,), "float32"),))
+
+    def __init__(self, *_):
+        pass
+
+    def submit(self, study, op, names, controlled, seed, file, without):
+        future = Future()
+        if "torch" in without:
+            future.set_result(([], [search.Control("other", op, controlled)]))
+        else:
+            workers.Note(file)("torch", self.case, 4)
+            future.set_exception(BrokenProcessPool())
+        return future
+
+    def shutdown(self):
+        pass
+
+
+def test_a_control_that_ends_its_process_is_a_false_alarm(monkeypatch):
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", Dying)
+    ((results, tallies),) = workers.study({"neg": []}, 10, 0, 1)
+    assert (results, [(tally.name, tally.cases, tally.alarms) for tally in tallies]) == (
+        [],
+        [("torch", 4, 1), ("other", 10, 0)],
+    )
+    assert "FALSE ALARM torch, 1 times: neg(" in (text := "\n".join(report.tables(results, tallies)))
+    assert "crash: the process that judged it died" in text
 
 
 @pytest.mark.parametrize(
