@@ -89,5 +89,5 @@ SPEC = OpSpec(
     dtypes=fp8.FP8,
     batch=batch,
     expected=expected,
-    benchmarks=(benchmark(8192, 8192, "row"), benchmark(8192, 8192, "block")),
+    benchmarks=(benchmark(8192, 8192, "row"), benchmark(8192, 8192, "block"), benchmark(1, 4096, "row")),
 )

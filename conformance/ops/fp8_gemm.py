@@ -203,5 +203,6 @@ SPEC = OpSpec(
         *(benchmark(size, size, size, form) for size in (4096, 8192) for form in ("tensor", "row")),
         benchmark(4096, 4096, 4096, "block"),
         *(benchmark(tokens, *_sizes.BENCHMARK_WEIGHTS[0], "row") for tokens in (16, 128)),
+        benchmark(64, 64, 64, "tensor"),
     ),
 )
