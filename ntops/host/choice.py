@@ -112,9 +112,9 @@ def choose(kernel: str, problem: Problem, index: int) -> Any:
     if kernel in _forced:
         return _forced[kernel]
 
-    # Where a configuration is fixed it is one of the rule's.
-    measured = None if configuration.is_fixed() else _measured(kernel, problem, index)
-    return measured or problem.rule(device(index))
+    # Asked first, whatever was measured: it notes which configurations there are. A fixed one is one of the rule's.
+    rule = problem.rule(device(index))
+    return rule if configuration.is_fixed() else _measured(kernel, problem, index) or rule
 
 
 # What was measured is looked for once for each geometry, though it changes only where something is measured.

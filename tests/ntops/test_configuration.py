@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention, configuration, elementwise, products, repetition, rows
+from ntops.host import attention, choice, configuration, elementwise, products, repetition, rows
 
 SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
 HALF = torch.bfloat16
@@ -82,6 +82,25 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
 
     ntops.torch.mm(few, few)
     assert made[-1] == made[0]
+
+
+def test_what_was_measured_does_not_hide_the_others(monkeypatch):
+    made = []
+    monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
+    measured = products.Options(32, 64, 32, 4, 2)
+    monkeypatch.setattr(choice, "_measured", lambda *arguments: measured)
+    square = torch.empty(100, 100, dtype=HALF, device=DEVICE)
+
+    with configuration.fixed() as names:
+        ntops.torch.mm(square, square)
+
+    assert len(names) == 4
+    assert dict(made[-1].blocks) == {"block_size_m": 32, "block_size_n": 64, "block_size_k": 32}
+
+    with configuration.fixed(0):
+        ntops.torch.mm(square, square)
+
+    assert made[-1] != made[0]
 
 
 def test_no_choice_is_one_name_and_no_kernel_none():
