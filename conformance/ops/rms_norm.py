@@ -51,7 +51,10 @@ def expected(call: Call) -> Expected:
         judged = norms.in_range(np.abs(x).sum(axis=1, keepdims=True), squares, scale, dtype)
         # A weight of another dtype may be beyond what the compute dtype holds.
         judged = judged & (np.isfinite(w) <= (np.abs(w) <= bounds.FORMATS[compute].max))
-        value = x / np.sqrt(scale) * w
+        scaled = x / np.sqrt(scale)
+        # Infinity times what may have underflowed to zero.
+        judged = judged & ~(np.isinf(w) & (scaled != 0) & (np.abs(scaled) < torch.finfo(compute).tiny))
+        value = scaled * w
         if dtype == torch.float64:
             value, low = norms.exactly(partial(_row, mpmath.mpf(eps)), value, judged.all(axis=1), x, w)
         bound = bounds.rms_norm(value, w, dtype)
