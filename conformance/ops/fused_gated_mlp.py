@@ -22,7 +22,7 @@ from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
 from conformance.ops import _sizes, gelu
-from conformance.spec import Benchmark, Call, Expected, OpSpec
+from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import TensorSpec
@@ -146,6 +146,13 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     return Case(op="fused_gated_mlp", args=tuple(operands), kwargs=kwargs)
 
 
+def batch(case: Case) -> Batch | None:
+    """Rows, or what is outside of them."""
+    shapes = [argument.shape for argument in case.args[:3] if isinstance(argument, TensorSpec)]
+    # Not where two operands are one tensor.
+    return Batch(shapes[0][0], (0, None, None), 0) if len(shapes) == 3 and len(shapes[0]) > 1 else None
+
+
 # --- oracle ------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +237,7 @@ SPEC = OpSpec(
     cases=cases,
     refused=refused,
     dtypes=products.DTYPES,
+    batch=batch,
     expected=expected,
     # A prompt, and a token of each of 1 and of 16 sequences, in models of 7, 8 and 70 billion parameters.
     benchmarks=tuple(

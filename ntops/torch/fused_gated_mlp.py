@@ -71,16 +71,18 @@ def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
 
 
 def _config(m, n, k, dtype, ieee, limit):
-    """The configuration of a product with twice the columns, half of whose tiles are of the gate."""
-    # K is not split: the activation is of whole sums.
+    """The configuration of a product with twice the columns, half of whose tiles are of the gate; K is not split."""
     chosen = config(m, 2 * n, k, dtype, ieee, limit, 0)
     tiles = -(-m // chosen.block_m)
-    # What a group lacks is computed for nothing.
-    group = next(size for size in (_GROUP, 4, 2, 1) if -tiles % size <= tiles // 32)
-    blocks = {"m": chosen.block_m, "n": chosen.block_n // 2, "k": chosen.block_k}
-    sizes = ((f"block_size_{name}", size) for name, size in blocks.items())
+    blocks = (
+        ("block_size_m", chosen.block_m),
+        ("block_size_n", chosen.block_n // 2),
+        ("block_size_k", chosen.block_k),
+        # What a group lacks is computed for nothing.
+        ("group", next(size for size in (_GROUP, 4, 2, 1) if -tiles % size <= tiles // 32)),
+    )
 
-    return Config((*sizes, ("group", group)), chosen.num_warps, chosen.num_stages)
+    return Config(blocks, chosen.num_warps, chosen.num_stages)
 
 
 def _launch(output, x, gate_weight, up_weight, activation):
