@@ -1,4 +1,4 @@
-"""``python -m conformance reproduce|show|list``: saved cases, one at a time."""
+"""``python -m conformance reproduce|show|list|corpus``: saved cases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance import cases, corpus, messages, runner
+from conformance import cases, corpus, messages, prune, runner
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.child import CASE_TIMEOUT, Child, HarnessError, seconds
@@ -73,13 +73,31 @@ def list_(options: argparse.Namespace) -> int:
     return PASSED
 
 
+def prune_(options: argparse.Namespace) -> int:
+    """Remove the saved cases that show nothing that others do not; or say which they are."""
+    reasons: dict[Path, str] = {}
+    for folder in options.folders or [corpus.FAILURES]:
+        if not folder.is_dir():
+            raise CaseError(f"{folder}: there is no such folder")
+        reasons |= prune.redundant(folder)
+    for path, reason in reasons.items():
+        print(f"{path}: {reason}")
+    if options.dry_run:
+        print(f"{len(reasons)} would be removed")
+        return PASSED
+    for path in prune.drop(reasons):
+        print(f"removed {path}")
+    print(f"{len(reasons)} removed")
+    return PASSED
+
+
 def _read(options: argparse.Namespace) -> Case:
     return cases.read(options.case, max_elements=options.max_elements, max_bytes=options.max_bytes)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m conformance", description="Saved cases, one at a time.")
-    commands = parser.add_subparsers(required=True, metavar="reproduce|show|list")
+    parser = argparse.ArgumentParser(prog="python -m conformance", description="Saved cases.")
+    commands = parser.add_subparsers(required=True, metavar="reproduce|show|list|corpus")
     file = argparse.ArgumentParser(add_help=False)
     file.add_argument("case", type=Path, metavar="CASE.json")
     file.add_argument("--max-elements", type=int, default=cases.MAX_ELEMENTS, help="limit (default: %(default)s)")
@@ -97,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     all_.add_argument("--op", help="this op only")
     all_.add_argument("--corpus", type=Path, help="the saved cases of this folder")
     all_.set_defaults(command=list_)
+    kept = commands.add_parser("corpus", help="folders of saved cases").add_subparsers(required=True, metavar="prune")
+    pruned = kept.add_parser("prune", help="remove cases that show nothing that others in their folder do not show")
+    pruned.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=f"default: {corpus.FAILURES}")
+    pruned.add_argument("--dry-run", action="store_true", help="say which, and remove nothing")
+    pruned.set_defaults(command=prune_)
     return parser
 
 

@@ -73,7 +73,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """One call of one op.
 
     ``digests`` has one digest of each tensor operand, so that a replay that no longer has the same inputs says so;
-    ``note`` says why the case is kept. Neither takes part in the id.
+    ``note`` says why the case is kept, and ``permanent`` that it is kept whatever others show. None takes part in the
+    id.
     """
 
     schema: int = SCHEMA
@@ -82,6 +83,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     kwargs: dict[str, Argument] = {}
     digests: tuple[str, ...] = ()
     note: str = ""
+    permanent: bool = False
 
 
 class CaseError(ValueError):
@@ -115,9 +117,9 @@ def canonical(case: Case) -> Case:
 
 
 def case_id(case: Case) -> str:
-    """``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``; digests and note take no part."""
+    """``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``, without digests, note and permanence."""
     plain = msgspec.to_builtins(canonical(case))
-    del plain["digests"], plain["note"]
+    del plain["digests"], plain["note"], plain["permanent"]
     digest = hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
     return f"{case.op}-{digest[:10]}"
 
@@ -129,7 +131,11 @@ def seed(case: Case) -> int:
 
 def encode(case: Case) -> bytes:
     """The case as JSON for people: indented, keys in a fixed order, one newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(canonical(case)), indent=2) + b"\n"
+    plain = msgspec.to_builtins(canonical(case))
+    if not case.permanent:
+        # What is not said need not be known to whom reads it.
+        del plain["permanent"]
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n"
 
 
 def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> Case:
