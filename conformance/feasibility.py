@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from typing import Any
 
 import msgspec
 import torch
@@ -200,7 +201,7 @@ def _arguments(case: Case) -> dict[Key, Argument]:
     return {**dict(enumerate(case.args)), **case.kwargs}
 
 
-def _replaced(case: Case, changed: dict[Key, Argument]) -> Case:
+def _replaced(case: Case, changed: Mapping[Key, Argument]) -> Case:
     """The case with other arguments."""
     args = tuple(changed.get(place, argument) for place, argument in enumerate(case.args))
     kwargs = {name: value for name, value in ({**case.kwargs, **changed}).items() if isinstance(name, str)}
@@ -215,9 +216,9 @@ def _keys(case: Case, operand: str) -> list[Key]:
     return [operand] if operand in arguments else list(arguments)
 
 
-def _spec(spec: TensorSpec, **changes: object) -> TensorSpec:
+def _spec(spec: TensorSpec, **changes: Any) -> TensorSpec:
     """The spec with other fields, and of the others what still makes sense."""
-    fields = {name: getattr(spec, name) for name in spec.__struct_fields__} | changes
+    fields: dict[str, Any] = {name: getattr(spec, name) for name in spec.__struct_fields__} | changes
     if fields["values"] not in values.recipes_of(fields["dtype"]):
         fields["values"] = "normal"
     known = values.specials_of(fields["dtype"])
@@ -233,7 +234,7 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
     """The case with one field of an operand, or of all, changed to what shows the feature."""
     operand, what, one = _split(feature)
     arguments = _arguments(case)
-    changes: list[dict[str, object]] = []
+    changes: list[dict[str, Any]] = []
     if what in _SHAPE:
         changes = [{"shape": shape} for shape in _SHAPES.get(f"{what}={one}", ())]
     elif what == "dtype":
@@ -257,7 +258,9 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
             yield _replaced(case, {key: _spec(target, **change)})
             if what in ("dtype", *_SHAPE) or "shape" in change:
                 # With all operands alike, and without an out, which has to fit.
-                alike = {name: _spec(a, **change) for name, a in arguments.items() if isinstance(a, TensorSpec)}
+                alike: dict[Key, Argument] = {
+                    name: _spec(a, **change) for name, a in arguments.items() if isinstance(a, TensorSpec)
+                }
                 yield _replaced(case, alike)
                 yield _without(_replaced(case, alike), "out")
                 yield _without(_replaced(case, {key: _spec(target, **change)}), "out")

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from conformance import metrics as harness
+from conformance.coverage import Coverage
 from reports import page, plots, read, summary
 from reports.__main__ import main
 from reports.read import InputError
@@ -53,6 +54,17 @@ def test_one_page_of_everything(built):
     for part in ("softmax: 3 of 100 cases fail", "accumulates in half", "rank 0, float64", "Made-up GPU", "Roofline"):
         assert part in said
     assert text.count("<svg") == 8, "accuracy, its histogram, the roofline and sizes, each wide and narrow"
+
+
+def test_the_coverage_of_a_run_is_shown_with_its_holes(tmp_path):
+    holes = ["1st rank=5", "1st rank=5 & out=empty"]
+    data = harness.document([], {}, [Coverage("add", 10, 9, 200, 199, holes)])
+    path = tmp_path / "metrics.json"
+    path.write_bytes(data)
+    assert main(["build", str(path), "--out", str(tmp_path / "out")]) == 0
+    said = Elements((tmp_path / "out" / "report.html").read_text()).text
+    assert "199 of 200 pairs; not hit: 1st rank=5; 1st rank=5 & out=empty" in said
+    assert "| add | 200 | 199 | " in (tmp_path / "out" / "report.md").read_text()
 
 
 def test_hostile_names_are_text(built):
