@@ -107,6 +107,29 @@ def contiguous_strides(shape):
     return tuple(reversed(strides))
 
 
+def channels_last(tensor):
+    """The channels-last memory format whose order of dims the tensor's strides have, as torch tells it; else ``None``.
+
+    c10/core/MemoryFormat.h, ``is_channels_last_strides_2d``: strides do not fall from the channels outwards, and those
+    that fit both orders count as contiguous.
+    """
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    shape, strides = tensor.shape, tensor.stride()
+
+    if tensor.ndim not in formats or strides[1] == 0:
+        return None
+
+    least = 0
+
+    for dim in (1, *range(tensor.ndim - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return None
+
+        least = strides[dim] * max(shape[dim], 1)
+
+    return formats[tensor.ndim]
+
+
 def is_dense(shape, strides):
     """Whether the elements fill their memory without gaps or overlaps, in any order of dims."""
     step = 1

@@ -1,6 +1,7 @@
 import torch
 
 from ntops.host.arguments import check_real
+from ntops.host.iteration import channels_last
 from ntops.host.norms import has_rows, norm, normalized
 from ntops.host.promotion import accumulate_dtype
 from ntops.host.repetition import repeatable
@@ -17,7 +18,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints.
     :param weight: A tensor of ``normalized_shape``, or ``None``.
     :param eps: A number; ``None``: the epsilon of the dtype in which is computed.
-    :return: A contiguous tensor of the shape and dtype of ``input``.
+    :return: A tensor of the shape and dtype of ``input``, channels-last where ``input`` is, else contiguous.
     :raises TypeError: An argument has the wrong type.
     :raises ValueError: ``input`` has fewer dims than ``normalized_shape``.
     :raises RuntimeError: Shapes or devices do not fit.
@@ -38,4 +39,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     if eps is None:
         eps = torch.finfo(accumulate_dtype(input.dtype)).eps
 
-    return norm(premake, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
+    output = norm(premake, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
+    memory_format = channels_last(input)
+
+    return output if memory_format is None else output.contiguous(memory_format=memory_format)

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._prims_common import suggest_memory_format
 
 from ntops.host import iteration
 
@@ -88,3 +89,11 @@ def test_offsets_are_wide_only_where_32_bits_are_too_few():
     assert not iteration.specialize({"output": small}).wide
     assert iteration.specialize({"output": torch.empty(2**31, device="meta")}).wide
     assert iteration.specialize({"output": small, "input": small.as_strided((2,), (2**31,))}).wide
+
+
+@given(st.data(), st.integers(3, 5))
+def test_channels_last_is_what_torch_takes_for_it(data, ndim):
+    shape = data.draw(st.lists(st.sampled_from((0, 1, 1, 2, 3)), min_size=ndim, max_size=ndim))
+    strides = data.draw(st.lists(st.sampled_from((0, 1, 2, 3, 4, 6, 12, 18)), min_size=ndim, max_size=ndim))
+    tensor = torch.empty(256).as_strided(shape, strides)
+    assert (iteration.channels_last(tensor) or torch.contiguous_format) is suggest_memory_format(tensor)
