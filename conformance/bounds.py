@@ -368,7 +368,8 @@ def fused_rmsnorm_rope(
     """
     form = FORMATS[dtype]
     errors = (
-        NORM * form.unit * np.abs(term) + form.subnormal * np.abs(factor) * ((1 + np.abs(weight)) / 2)
+        # The step last: times a sine it would be lost.
+        NORM * form.unit * np.abs(term) + form.subnormal * (np.abs(factor) * ((1 + np.abs(weight)) / 2))
         for term, weight, factor in zip((own, other), weights, table, strict=True)
     )
     return sum(errors) + rope(own, other, dtype)

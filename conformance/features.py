@@ -30,7 +30,9 @@ VALUES = {
     "ascending": "ordered", "descending": "ordered",
     "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled",
     "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
+    "powers": "scaled",
     "masked": "mask", "prefix": "mask",
+    "halves": "repeated", "neighbours": "repeated",
 }  # fmt: skip
 """The class of each recipe of values."""
 SPECIALS = {

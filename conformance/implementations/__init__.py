@@ -32,7 +32,8 @@ KNOWN_CLAIMS: Mapping[str, Mapping[str, Collection[str]]] = {
         "*": CLAIMS,
         "softmax": ("deterministic",),
         **dict.fromkeys(
-            ("mm", "addmm", "bmm", "matmul"), ("deterministic", "layout_invariant", f"batch_invariant{FIXED}")
+            ("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"),
+            ("deterministic", "layout_invariant", f"batch_invariant{FIXED}"),
         ),
         "scaled_dot_product_attention": ("deterministic", f"batch_invariant{FIXED}"),
     },

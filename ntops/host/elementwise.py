@@ -71,7 +71,7 @@ def elementwise(
     result = _result(shape, strides, tensors, dtype, device, out, exact_out)
 
     if result.numel():
-        operands = {"output": result} | promote(operands, promoted or dtype) | (numbers or {})
+        operands = {"output": result} | promote(operands, promoted or dtype, compute_dtype) | (numbers or {})
         launch(premake, shape, operands, compute_dtype, **arguments)
 
     if out is not None and out is not result:

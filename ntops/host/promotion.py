@@ -49,21 +49,23 @@ def scalar_type(dtype):
     return "fp64" if dtype.is_floating_point else "i64"
 
 
-def promote(operands, dtype):
+def promote(operands, dtype, compute_dtype=None):
     """The operands such that a kernel may take each straight to the dtype in which it computes.
 
     torch first casts each to the promoted dtype, which loses something where a 0-d tensor of a wider dtype gave way,
-    where integers meet a half type, and where a Python integer wraps.
+    where integers meet a half type, or any in which the kernel does not compute, and where a Python integer wraps.
 
     :param operands: Tensors and Python numbers by name.
     :param dtype: The promoted dtype.
+    :param compute_dtype: The dtype in which the kernel computes, if that is wider than :func:`accumulate_dtype` says.
     """
-    return {name: _promote(value, dtype) for name, value in operands.items()}
+    rounds = dtype in _HALF or (dtype.is_floating_point and compute_dtype not in (None, dtype))
+    return {name: _promote(value, dtype, rounds) for name, value in operands.items()}
 
 
-def _promote(value, dtype):
+def _promote(value, dtype, rounds):
     if isinstance(value, torch.Tensor):
-        loses = value.ndim == 0 or (dtype in _HALF and not value.dtype.is_floating_point)
+        loses = value.ndim == 0 or (rounds and not value.dtype.is_floating_point)
         return value.to(dtype) if loses and value.dtype is not dtype else value
 
     if dtype.is_floating_point or dtype is torch.bool:

@@ -13,7 +13,6 @@ import triton.language as tl
 
 BLOCK = tl.constexpr(128)
 """Columns that share a scale of the block form, and the terms after which a product is added up in float32."""
-LARGEST_FLOAT32 = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -80,10 +79,10 @@ def _scale_of(amax, LARGEST: tl.constexpr):
 def _quotient(values, scale):
     """values / scale by the reciprocal, a division for each scale and not for each element."""
     reciprocal = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
+    values = values.to(tl.float32)
     # Of a scale that a caller gives as 0: 0 divided by it stays 0, not NaN.
-    reciprocal = tl.where(reciprocal == float("inf"), LARGEST_FLOAT32, reciprocal)
-    reciprocal = tl.where(reciprocal == -float("inf"), -LARGEST_FLOAT32, reciprocal)
-    return values.to(tl.float32) * reciprocal[:, None]
+    by_zero = tl.abs(reciprocal) == float("inf")
+    return tl.where((values == 0.0) & by_zero[:, None], values, values * reciprocal[:, None])
 
 
 @triton.jit

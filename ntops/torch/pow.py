@@ -77,8 +77,8 @@ def _ones(exponent, out):
 
 
 def _rounded(operand, dtype):
-    """The operand as torch takes it to a floating-point power: whatever is not of that kind is first rounded to it."""
-    if not isinstance(operand, torch.Tensor):
-        return torch.tensor(operand, dtype=torch.float64).to(dtype).item()
+    """The operand as torch takes it to a floating-point power: a number is first rounded to the dtype."""
+    if isinstance(operand, torch.Tensor):
+        return operand
 
-    return operand if operand.dtype.is_floating_point else operand.to(dtype)
+    return torch.tensor(operand, dtype=torch.float64).to(dtype).item()
