@@ -28,6 +28,8 @@ class Seen(msgspec.Struct):
     dtypes: list[str] = []
     """Those whose search was made whole."""
     features: list[str] = []
+    drawn: list[str] = []
+    """The features of cases that such a search drew; saved cases may have others."""
     met: list[str] = []
     """For each feature, in hex, one bit for each feature that a case had together with it."""
     examples: list[Case] = []
@@ -64,8 +66,8 @@ class Counter:
         self._op(case.op).add(case)
 
     def searched(self, op: str, dtype: str) -> None:
-        """Note that the search of an op and dtype came to its end."""
-        self._op(op).dtypes.add(dtype)
+        """Note that the search of an op and dtype, whose cases are all that is counted here yet, came to its end."""
+        self._op(op).searched(dtype)
 
     def seen(self) -> list[Seen]:
         return [one.seen() for _, one in sorted(self._ops.items())]
@@ -95,6 +97,7 @@ class _Op:
         self.op = op
         self.spec = specs.registry()[op]
         self.dtypes: set[str] = set()
+        self.drawn: set[str] = set()
         self.bits: dict[str, int] = {}
         self.met: list[int] = []
         self.examples: dict[str, Case] = {}
@@ -110,8 +113,13 @@ class _Op:
         for number in numbers:
             self.met[number] |= mask
 
+    def searched(self, dtype: str) -> None:
+        self.dtypes.add(dtype)
+        self.drawn.update(self.bits)
+
     def merge(self, other: Seen) -> None:
         self.dtypes.update(other.dtypes)
+        self.drawn.update(other.drawn)
         numbers = [self._bit(name) for name in other.features]
         for number, met in zip(numbers, other.met, strict=True):
             mask = int(met, 16)
@@ -121,7 +129,8 @@ class _Op:
 
     def seen(self) -> Seen:
         met = [f"{mask:x}" for mask in self.met]
-        return Seen(self.op, sorted(self.dtypes), list(self.bits), met, list(self.examples.values()))
+        examples = list(self.examples.values())
+        return Seen(self.op, sorted(self.dtypes), list(self.bits), sorted(self.drawn), met, examples)
 
     def hits(self, first: str, second: str) -> bool:
         return first in self.bits and second in self.bits and bool(self.met[self.bits[first]] >> self.bits[second] & 1)
@@ -134,16 +143,18 @@ class _Op:
 
     def coverage(self) -> Coverage:
         evidence = feasibility.Evidence(self.op, self.examples.values())
-        single = sorted({*self.bits, *evidence.unseen(self.bits)})
-        holes = [one for one in single if one not in self.bits]
+        # What only saved cases show is not asked of others: many are there for what nobody should have to draw.
+        single = sorted({*self.drawn, *evidence.unseen(self.drawn)})
+        singles = [one for one in single if one not in self.bits]
+        pairs = []
         feasible = hit = 0
         for first, second in itertools.combinations(single, 2):
             if self.hits(first, second):
                 feasible, hit = feasible + 1, hit + 1
             elif evidence.feasible(first, second):
                 feasible += 1
-                holes.append(f"{first} & {second}")
-        return Coverage(self.op, len(single), len(self.bits), feasible, hit, holes)
+                pairs.append(f"{first} & {second}")
+        return Coverage(self.op, len(single), len(single) - len(singles), feasible, hit, singles + pairs)
 
 
 def below_floor(counter: Counter, found: Iterable[Coverage]) -> list[Coverage]:

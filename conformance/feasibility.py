@@ -111,14 +111,19 @@ class Evidence:
         return frozenset(features.names(self.spec.features(case)))
 
     def unseen(self, seen: Iterable[str]) -> Iterator[str]:
-        """Features that no case has, of groups that cases have, unless torch refuses what has them."""
-        groups = {_group(name) for name in seen}
+        """Features that are not among those seen, of groups that are, unless torch refuses what has them."""
+        known = set(seen)
+        groups = {_group(name) for name in known}
         for group in sorted(groups):
             what = group.rpartition(" ")[2]
             closed = self.spec.dtypes if what == "dtype" else _CLOSED.get(what, ())
             for one in closed:
                 name = f"{group}={one}"
-                if name not in self._having and (case := self._with(name)) is not None:
+                if name in known:
+                    continue
+                if name in self._having:
+                    yield name
+                elif (case := self._with(name)) is not None:
                     self._keep(case)
                     yield name
 
@@ -169,9 +174,17 @@ class Evidence:
         plain = _plain(case)
         key = msgspec.json.encode(plain).decode()
         if key not in self._asked:
-            prepared = runner.prepare(plain, "cpu")
-            self._asked[key] = prepared.refusal is None and not _resizes_operand(prepared)
+            self._asked[key] = _takes(plain)
         return self._asked[key]
+
+
+def _takes(case: Case) -> bool:
+    try:
+        prepared = runner.prepare(case, "cpu")
+    except (TypeError, ValueError):
+        # What is made of others may give an argument twice, or lack one: no function takes that.
+        return False
+    return prepared.refusal is None and not _resizes_operand(prepared)
 
 
 # --- calls made of others -----------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds
-from conformance.cases import Argument
+from conformance import bounds, features
+from conformance.cases import Argument, Case
+from conformance.features import Features
 from conformance.ops import _sizes
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -261,9 +262,9 @@ def tensor_core_sums(a: np.ndarray, b: np.ndarray, terms: int) -> Iterator[np.nd
 @st.composite
 def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS) -> Shape:
     """Any, mostly with columns around multiples of a block; now and then rows longer than a tile."""
-    match draw(st.sampled_from(("any", "rows", "edges", "edges", "long"))):
+    match draw(st.sampled_from(("any", "any", "any", "rows", "edges", "edges", "long"))):
         case "any":
-            return draw(shapes.shapes(0, 4, budget=budget))
+            return draw(shapes.shapes(0, 5, budget=budget))
         case "rows":
             return draw(shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget))
         case "edges":
@@ -273,10 +274,27 @@ def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS) -> Shape:
 
 @st.composite
 def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False) -> TensorSpec:
-    """Scales of one of the three forms: powers of two, by which ties stay ties, or any positive ones; of any layout."""
-    form = scale_shape(shape, draw(st.sampled_from(GRANULARITIES[: 3 if shape else 1])))
+    """Scales of one of the three forms: powers of two, by which ties stay ties, or any positive ones; of any layout,
+    most with a zero, an infinity or a NaN among them."""
+    form = scale_shape(shape, draw(st.sampled_from(("tensor", *GRANULARITIES[1:] * 2) if shape else ("tensor",))))
     values = draw(st.sampled_from(("powers", "powers", "positive")))
-    return draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values, specials=()))
+    return draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values))
+
+
+def features_of(case: Case) -> Features:
+    """What arguments look like; scales have one of three forms and of that only the layout is their own."""
+    found = features.of_arguments(case)
+    for name, argument in {**dict(zip(features.ORDINALS, case.args, strict=False)), **case.kwargs}.items():
+        if isinstance(argument, TensorSpec) and (name == SCALES.get(case.op) or name.endswith("_scale")):
+            for what in ("dtype", "rank", "size", "row"):
+                found.pop(f"{name} {what}", None)
+            blocks = argument.shape[0 if name == "b_scale" else -1] if argument.shape else 0
+            found[name] = ("one scale" if not argument.shape else "blocks" if blocks > 1 else "rows",)
+    return found
+
+
+SCALES = {"quantize_fp8": features.ORDINALS[1], "dequantize_fp8": features.ORDINALS[1]}
+"""By op, which operand is a scale without being called one."""
 
 
 WRONG_SCALES: tuple[Argument, ...] = (0.5, "x", (1,))

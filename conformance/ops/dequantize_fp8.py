@@ -86,6 +86,7 @@ SPEC = OpSpec(
     reference=fp8.dequantize,
     cases=cases,
     refused=refused,
+    features=fp8.features_of,
     dtypes=fp8.FP8,
     batch=batch,
     expected=expected,

@@ -197,6 +197,7 @@ SPEC = OpSpec(
     reference=fp8.gemm,
     cases=cases,
     refused=refused,
+    features=fp8.features_of,
     dtypes=DTYPES,
     expected=expected,
     benchmarks=(

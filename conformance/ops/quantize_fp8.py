@@ -30,9 +30,12 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     if draw(st.booleans()):
         kwargs["dtype"] = DType(draw(st.sampled_from(("float8_e5m2", "float8_e5m2", "float8_e4m3fn"))))
     args: tuple[Argument, ...] = (tensor,)
-    match draw(st.sampled_from(("given", "tensor", "row", "block", "block"))):
+    match draw(st.sampled_from(("given", "given", "given", "given", "tensor", "row", "block"))):
         case "given":
             args = (tensor, draw(fp8.scales(tensor.shape)))
+            if tensor.shape and draw(st.booleans()):
+                # Of no account beside a scale.
+                kwargs["granularity"] = draw(st.sampled_from(("row", "block")))
         case "row" | "block" as granularity if tensor.shape:
             kwargs["granularity"] = granularity
     return Case(op="quantize_fp8", args=args, kwargs=kwargs)
@@ -115,6 +118,7 @@ SPEC = OpSpec(
     reference=fp8.quantize,
     cases=cases,
     refused=refused,
+    features=fp8.features_of,
     dtypes=fp8.INPUTS,
     batch=batch,
     expected=expected,
