@@ -18,7 +18,7 @@ PRODUCT_BATCH, PRODUCT_BATCH_WORK = 17, 1 << 18
 """Products of a batch, and all their M * N * K but for a batch of two."""
 PRODUCT_WIDE = (128, 129, 200, 257, 300)
 """One dim of a product that is otherwise small."""
-PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (64, 65, 128, 130), (32, 33, 64, 66)
+PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (64, 128, 129, 130), (32, 33, 64, 66)
 """All dims of a product, each of which spans several blocks, the last of them full or not."""
 PRODUCT_TERMS = (257, 511, 1000, 1024, 2049)
 """A long K."""

@@ -305,6 +305,7 @@ SPEC = OpSpec(
         *(benchmark(count, 4096, hidden) for hidden in (4096, 8192) for count in (1, 4)),
         benchmark(4, 4096, 4096, interleaved=True),
         benchmark(16, 1, 4096),
+        benchmark(1, 1, 4096),
     ),
     peer=in_dtype,
 )

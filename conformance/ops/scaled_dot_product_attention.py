@@ -79,13 +79,19 @@ def batch(case: Case) -> Batch | None:
     """The sequences. Of those whose length a slot says, the longest decides what mask is legal."""
     query = case.args[0]
     assert isinstance(query, TensorSpec)
-    named = {f"args {place}": argument for place, argument in enumerate(case.args)} | dict(sorted(case.kwargs.items()))
+    # The mask comes by place, too.
+    positional = zip(("query", "key", "value", "attn_mask"), case.args, strict=False)
+    named = dict(positional) | dict(sorted(case.kwargs.items()))
     tensors = {name: argument for name, argument in named.items() if isinstance(argument, TensorSpec)}
     mask, slot = tensors.get("attn_mask"), tensors.get("present_key_slot")
     if len(query.shape) < 4 or (mask is not None and slot is not None):
         return None
-    whole = (name == "attn_mask" and (len(spec.shape) < 4 or spec.shape[0] == 1) for name, spec in tensors.items())
-    return Batch(query.shape[0], tuple(None if each else 0 for each in whole), 0)
+    sequences = query.shape[0]
+    # What broadcasts has one for all.
+    whole = (
+        (name == "attn_mask" and len(spec.shape) < 4) or spec.shape[0] != sequences for name, spec in tensors.items()
+    )
+    return Batch(sequences, tuple(None if each else 0 for each in whole), 0)
 
 
 # --- refused calls -----------------------------------------------------------------------------------------------

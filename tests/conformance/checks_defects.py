@@ -156,8 +156,11 @@ def softmax_sums_by_layout(input, dim, dtype=None):
 def softmax_splits_small_batches(input, dim, dtype=None):
     """The last bit depends on the number of rows."""
     result = torch.nn.functional.softmax(input, dim, dtype=dtype)
-    few = result.ndim > 1 and result.numel() <= 4 * result.shape[dim]
-    return result.copy_(torch.nextafter(result, torch.zeros_like(result))) if few else result
+    if result.ndim > 1 and result.numel() <= 4 * result.shape[dim]:
+        # Of a subnormal number the last bit is more than the bound.
+        smaller = torch.nextafter(result, torch.zeros_like(result))
+        result.copy_(smaller.where(result > 1e-30, result))
+    return result
 
 
 # --- config_invariant --------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_torch_itself_passes_with_one_dtype(op, dtype):
 def test_torch_refuses_what_is_to_be_refused(op):
     spec = registry()[op]
     by_cuda_alone = 0
-    for case in drawn(spec.refused(spec.dtypes), 150):
+    for case in drawn(spec.refused(spec.dtypes), 300 if op in PRODUCTS else 150):
         if spec.cuda_refuses(call(case)) is None:
             with pytest.raises((RuntimeError, TypeError, ValueError, IndexError, OverflowError)):
                 by_torch(case)

@@ -178,7 +178,7 @@ def test_configurations_agree(monkeypatch):
 
     for block_m, block_n, splits in itertools.product((16, 64), (16, 64), (1, 2, 5, 40)):
         chosen = attention.Config(block_m, block_n, splits)
-        monkeypatch.setattr(attention, "config", lambda *sizes, chosen=chosen: chosen)
+        monkeypatch.setattr(attention, "config", lambda *, chosen=chosen, **sizes: chosen)
 
         for how, arguments in (
             ({}, {}),
