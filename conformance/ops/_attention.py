@@ -420,9 +420,11 @@ def _weights(score: np.ndarray) -> np.ndarray:
 
 
 def _spread(weight: np.ndarray, v: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """sqrt(sum (p v)^2). Of half types keys whose weights round to one number are one term: their errors are alike."""
+    """sqrt(sum (p v)^2). Of half types also with keys whose weights round to one number as one term, if that is more:
+    what their errors have in common adds up, and what they have not does not cancel."""
+    each = np.sqrt(weight**2 @ v**2)
     if dtype not in HALF or not weight.size:
-        return np.sqrt(weight**2 @ v**2)
+        return each
     top = weight.max(-1, keepdims=True)
     rounded = torch.from_numpy(weight / np.where(top == 0, 1.0, top)).to(dtype).double().numpy()
     found = np.zeros((*weight.shape[:-1], v.shape[-1]))
@@ -431,7 +433,7 @@ def _spread(weight: np.ndarray, v: np.ndarray, dtype: torch.dtype) -> np.ndarray
         starts = np.flatnonzero(np.diff(rounded[row][order], prepend=-1.0))
         terms = weight[row][order, None] * v[row[:-1]][order]
         found[row] = np.sqrt((np.add.reduceat(terms, starts, axis=0) ** 2).sum(0))
-    return found
+    return np.maximum(found, each)
 
 
 def _fits(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
