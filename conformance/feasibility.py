@@ -94,7 +94,7 @@ class Evidence:
 
     def __init__(self, op: str, examples: Iterable[Case]) -> None:
         self.spec = specs.registry()[op]
-        self._asked: dict[str, bool] = {}
+        self._asked: dict[str, bool | None] = {}
         self._known: dict[tuple, Iterator[tuple[frozenset[str], Case]]] = {}
         self._having: dict[str, list[Case]] = {}
         for case in sorted(examples, key=_smaller):
@@ -143,9 +143,10 @@ class Evidence:
         pair, refused = {first, second}, False
         for found, candidate in self._candidates(first, second):
             if pair <= found:
-                if self.accepts(candidate):
+                accepted = self.accepts(candidate)
+                if accepted:
                     return True
-                refused = True
+                refused = refused or accepted is False
         return not refused
 
     def _candidates(self, first: str, second: str) -> Iterator[tuple[frozenset[str], Case]]:
@@ -169,8 +170,8 @@ class Evidence:
         self._known[key], again = itertools.tee(self._known[key])
         return again
 
-    def accepts(self, case: Case) -> bool:
-        """Whether torch takes the call; of what values does not matter."""
+    def accepts(self, case: Case) -> bool | None:
+        """Whether torch takes the call; of what values does not matter. None: it cannot be made, which says nothing."""
         plain = _plain(case)
         key = msgspec.json.encode(plain).decode()
         if key not in self._asked:
@@ -178,12 +179,12 @@ class Evidence:
         return self._asked[key]
 
 
-def _takes(case: Case) -> bool:
+def _takes(case: Case) -> bool | None:
     try:
         prepared = runner.prepare(case, "cpu")
     except (TypeError, ValueError):
-        # What is made of others may give an argument twice, or lack one: no function takes that.
-        return False
+        # What is made of others may give an argument twice, or lack one, and then torch was not asked.
+        return None
     return prepared.refusal is None and not _resizes_operand(prepared)
 
 
