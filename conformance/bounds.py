@@ -294,15 +294,15 @@ def fused_gated_mlp(
 
 # fp8_gemm: 2^-10 sum|terms|: an H100's tensor cores keep 14 bits of a sum of fp8 products, which is within that for 128
 # of them at a time, added up in float32, and not for all of a long K. Torch's float32 on the CPU: 2^-22 of sum|terms|.
-# Twice what is lost if 128 terms are added up in just that way, where it is more: small terms beside large ones.
-FP8_PRODUCT, FP8_CUT_OFF = 2.0**-10, 2.0
+# What may be cut off if 128 terms are added up in just that way, where it is more: small terms beside large ones.
+FP8_PRODUCT = 2.0**-10
 
 
 def fp8_product(magnitude: np.ndarray, cut_off: np.ndarray, ties: np.ndarray, terms: int) -> np.ndarray:
-    """``magnitude`` is sum |terms|, ``cut_off`` what sums of 128 terms lose in 14 bits, ``ties`` what elements that lie
-    between two 8-bit numbers change. Each 128 terms are scaled, which may underflow."""
+    """``magnitude`` is sum |terms|, ``cut_off`` what sums of 128 terms may lose in 14 bits, ``ties`` what elements that
+    lie between two 8-bit numbers change. Each 128 terms are scaled, which may underflow."""
     underflow = (terms / 128 + 1) * FORMATS[torch.float32].subnormal
-    return np.maximum(FP8_PRODUCT * magnitude, FP8_CUT_OFF * cut_off) + ties + underflow
+    return np.maximum(FP8_PRODUCT * magnitude, cut_off) + ties + underflow
 
 
 # --- norms -------------------------------------------------------------------------------------------------------

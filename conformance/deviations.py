@@ -147,6 +147,12 @@ def _bool_alpha_for_another_out(call: Call) -> bool:
     return isinstance(call.kwargs.get("alpha"), bool) and isinstance(out, torch.Tensor) and out.dtype != torch.bool
 
 
+def _floating_out(call: Call) -> bool:
+    """A number as the first operand is refused with an ``out`` of any dtype."""
+    out = call.kwargs.get("out")
+    return isinstance(call.args[0], torch.Tensor) and isinstance(out, torch.Tensor) and out.is_floating_point()
+
+
 def _integer_product(call: Call) -> bool:
     """Empty operands excepted (but in vectors): those torch answers before it looks for a kernel of the dtype."""
     operands = [x for x in call.args if isinstance(x, torch.Tensor)]
@@ -307,6 +313,15 @@ REFUSALS: tuple[Refusal, ...] = (
         error=RuntimeError,
         applies=_exponent_beyond_float32,
         case=Case(op="pow", args=(_tensor("float32", 3), 1e39)),
+    ),
+    Refusal(
+        "a floating-point out of bitwise functions",
+        ops=("bitwise_and", "bitwise_or"),
+        error=NotImplementedError,
+        applies=_floating_out,
+        case=Case(
+            op="bitwise_and", args=(_tensor("int32", 3), _tensor("int32", 3)), kwargs={"out": _tensor("float16", 3)}
+        ),
     ),
     Refusal(
         "a bool alpha where out= is not bool",

@@ -131,7 +131,7 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
             options = {"is_causal": True}
         elif part.offset is not None:
             options = {"attn_mask": _triangle(part, part.offset)}
-        operands = (_dense(x, x.shape[-1]) for x in (part.query, part.key, part.value))
+        operands = (_aligned(x) for x in (part.query, part.key, part.value))
         found = attend(*operands, scale=arguments.scale, enable_gqa=arguments.enable_gqa, **options)
         result[part.batch].copy_(found)
     return result
@@ -142,6 +142,17 @@ def _dense(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     and it chooses those all the same."""
     tensor = tensor.expand(*tensor.shape[:-1], columns)
     return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements, dense where vectors of 16 bytes could not be read: torch 2.11 on CUDA chooses an algorithm for
+    such float32 operands that has no kernel for them (cutlassF: no kernel found to launch!)."""
+    size = tensor.element_size()
+    places = (tensor.data_ptr(), *(stride * size for stride in tensor.stride()[:-1]))
+    dense = _dense(tensor, tensor.shape[-1])
+    if dense is not tensor or not tensor.is_cuda or all(place % 16 == 0 for place in places):
+        return dense
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _triangle(part: Part, offset: int) -> torch.Tensor:

@@ -241,19 +241,38 @@ def neighbours(
     return (low + high) / 2, np.abs(high - low) / 2, normal
 
 
-def tensor_core_sums(a: np.ndarray, b: np.ndarray, terms: int) -> Iterator[np.ndarray]:
+def tensor_core_sums(
+    a: np.ndarray, b: np.ndarray, terms: int, formats: tuple[torch.dtype, torch.dtype]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms``
-    of K at a time: 32 products are aligned to the largest of them and of the sum so far, and cut off after 14 bits
-    (DeepSeek-V3, arXiv:2412.19437, section 3.3.2)."""
-    sum = np.zeros((a.shape[0], b.shape[0]))
+    of K at a time, and the most that can be cut off in doing so: 32 products are aligned to the largest of them and of
+    the sum so far, and cut off 13 bits below its leading one (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). The
+    exponent of a product is the sum of its factors', and zero and subnormal factors have that of the smallest normal
+    number (seen on an H200)."""
+    sum, lost = np.zeros((2, a.shape[0], b.shape[0]))
+    exponents = [
+        np.maximum(_exponent(x), bounds.FORMATS[dtype].least) for x, dtype in zip((a, b), formats, strict=True)
+    ]
     for first in range(0, a.shape[1], 32):
-        products = a[:, None, first : first + 32] * b[None, :, first : first + 32]
-        largest = np.maximum(np.abs(sum), np.abs(products).max(axis=2))
-        unit = np.ldexp(1.0, np.frexp(largest)[1] - 14)
-        sum = np.trunc(sum / unit) * unit + (np.trunc(products / unit[..., None]) * unit[..., None]).sum(axis=2)
+        part = slice(first, first + 32)
+        products = a[:, None, part] * b[None, :, part]
+        largest = (exponents[0][:, None, part] + exponents[1][None, :, part]).max(axis=2)
+        largest = np.maximum(np.maximum(largest, _exponent(products).max(axis=2)), _exponent(sum))
+        unit = np.ldexp(1.0, largest - 13)
+        added = np.concatenate([products, sum[..., None]], axis=2)
+        kept = np.trunc(added / unit[..., None]) * unit[..., None]
+        cut = added - kept
+        # What is cut off positive and off negative terms cancels in part, which depends on the order of terms.
+        lost = lost + np.maximum(np.maximum(cut, 0).sum(axis=2), np.maximum(-cut, 0).sum(axis=2))
+        sum = kept.sum(axis=2)
         if (first + 32) % terms == 0 or first + 32 >= a.shape[1]:
-            yield sum
-            sum = np.zeros_like(sum)
+            yield sum, lost
+            sum, lost = np.zeros((2, *sum.shape))
+
+
+def _exponent(values: np.ndarray) -> np.ndarray:
+    """Of the leading bit; that of zero is far below all others."""
+    return np.where(values == 0, -1000, np.frexp(values)[1] - 1)
 
 
 # --- calls -------------------------------------------------------------------------------------------------------

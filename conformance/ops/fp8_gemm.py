@@ -116,6 +116,8 @@ def expected(call: Call) -> Expected:
 class Rows:
     """An operand in float64, (rows, K)."""
 
+    dtype: torch.dtype
+    """The 8-bit format."""
     value: np.ndarray
     """8-bit numbers, or the middle of two where a tie in quantizing may give either."""
     apart: np.ndarray
@@ -145,7 +147,8 @@ def quantized(rows: torch.Tensor, scale: torch.Tensor | None) -> Rows:
     else:
         value, apart, judged = fp8.neighbours(rows, each, torch.float8_e4m3fn, scale is not None)
     blocks = fp8.scale_shape(tuple(rows.shape), "block")
-    return Rows(value, apart, each, np.broadcast_to(found, blocks), np.array(judged.all(axis=1)))
+    dtype = rows.dtype if is_quantized else torch.float8_e4m3fn
+    return Rows(dtype, value, apart, each, np.broadcast_to(found, blocks), np.array(judged.all(axis=1)))
 
 
 def _finite(array: np.ndarray) -> np.ndarray:
@@ -162,12 +165,11 @@ def _ties(left: Rows, right: Rows) -> np.ndarray:
 
 
 def _cut_off(left: Rows, right: Rows, scales: np.ndarray) -> np.ndarray:
-    """What is lost of sums of 128 terms in 14 bits, of scales (M, N, blocks)."""
+    """What tensor cores may cut off in sums of 128 terms, of scales (M, N, blocks)."""
     a, b = _finite(left.value), _finite(right.value)
     lost = np.zeros((len(a), len(b)))
-    for block, sum in enumerate(fp8.tensor_core_sums(a, b, fp8.BLOCK)):
-        part = slice(block * fp8.BLOCK, (block + 1) * fp8.BLOCK)
-        lost += np.abs(sum - a[:, part] @ b[:, part].T) * scales[:, :, block]
+    for block, (_, cut) in enumerate(fp8.tensor_core_sums(a, b, fp8.BLOCK, (left.dtype, right.dtype))):
+        lost += cut * scales[:, :, block]
     return _finite(lost)
 
 

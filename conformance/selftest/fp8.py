@@ -250,8 +250,9 @@ def _gemm(name, kind, change, about):
 
 def cut_off(x, y, every):
     """The product as an H100's tensor cores add it up, ``every`` so many terms added to the others in float32."""
-    sums = fp8.tensor_core_sums(x.double().numpy(), y.double().numpy(), every)
-    return sum((torch.from_numpy(one).float() for one in sums), torch.zeros(x.shape[0], y.shape[0]))
+    formats = (torch.float8_e5m2, torch.float8_e5m2)
+    sums = fp8.tensor_core_sums(x.double().numpy(), y.double().numpy(), every, formats)
+    return sum((torch.from_numpy(one).float() for one, _ in sums), torch.zeros(x.shape[0], y.shape[0]))
 
 
 def uniform_scales(x_scale, y_scale):

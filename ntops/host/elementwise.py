@@ -222,7 +222,7 @@ def comparison(premake, input, other, out):
 def bitwise(premake, input, other, out):
     """Run a bitwise function of integers or bools, one of which is a tensor.
 
-    :raises NotImplementedError: The promoted dtype is floating-point.
+    :raises NotImplementedError: The promoted dtype or that of ``out`` is floating-point.
     :raises TypeError: Both are numbers, or one is neither number nor tensor.
     """
     check_operands(input=input, other=other)
@@ -239,5 +239,8 @@ def bitwise(premake, input, other, out):
         raise NotImplementedError(
             f"arguments 'input' and 'other' promote to {dtype}; bitwise functions take integers and bools"
         )
+
+    if isinstance(out, torch.Tensor) and out.is_floating_point():
+        raise NotImplementedError(f"argument 'out' has dtype {out.dtype}; bitwise functions give integers and bools")
 
     return elementwise(premake, {"input": input, "other": other}, dtype, out=out, compute_dtype=dtype)

@@ -13,6 +13,7 @@ def bitwise_or(input, other, *, out=None):
     :return: A tensor of the broadcast shape and the promoted dtype.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Floating-point, complex, sparse, quantized or nested operands.
+    :raises NotImplementedError: Floating-point, complex, sparse, quantized or nested operands; a
+        floating-point ``out``.
     """
     return bitwise(premake, input, other, out)

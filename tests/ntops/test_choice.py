@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_definition import DEVICE
 from tuning import GPU, H200, PROBLEM, SMALL, record
 
 import ntops.torch
@@ -184,7 +185,7 @@ def test_a_call_runs_what_was_measured(on_gpu, monkeypatch):
     store.append(GPU, record(problem, products.Options(16, 32, 16, 2, 1)))
     made, make = [], products.make
     monkeypatch.setattr(products, "make", lambda *args: made.append(args[2]) or make(*args))
-    a, b = torch.randn(40, 56), torch.randn(56, 24)
+    a, b = torch.randn(40, 56, device=DEVICE), torch.randn(56, 24, device=DEVICE)
     torch.testing.assert_close(ntops.torch.matmul(a, b), a @ b, rtol=1e-5, atol=1e-5)
     blocks = {"block_size_m": 16, "block_size_n": 32, "block_size_k": 16}
     assert made == [ntops.torch.utils.Config(tuple(blocks.items()), 2, 1)]
