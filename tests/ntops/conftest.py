@@ -8,6 +8,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture
+def on_device():
+    """New tensors are where kernels run."""
+    import torch
+
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        yield
+
+
+@pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache of measured configurations of the test's own, and no tables; what was found before is forgotten."""
     from tuning import GPU

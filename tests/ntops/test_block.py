@@ -36,11 +36,15 @@ def page() -> types.ModuleType:
     return module
 
 
+def numbers(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.detach().double().cpu().numpy()
+
+
 class Derivation:
     """The steps of the block on (value, error) pairs, float64."""
 
     def __init__(self, block: torch.nn.Module) -> None:
-        self.weights = {name: weight.detach().double().numpy() for name, weight in block.state_dict().items()}
+        self.weights = {name: numbers(weight) for name, weight in block.state_dict().items()}
 
     def linear(self, x: Pair, name: str) -> Pair:
         weight = self.weights[f"{name}.weight"].T
@@ -115,6 +119,7 @@ class Derivation:
         return self.added(x2, self.linear(self.mlp(self.norm(x2, "mlp_norm")), "down"))
 
 
+@pytest.mark.usefixtures("on_device")
 def test_every_token_is_within_what_is_derived(page):
     torch.manual_seed(0)
     block = page.Block(**SIZES)
@@ -127,20 +132,20 @@ def test_every_token_is_within_what_is_derived(page):
     # The derivation computes what the block does, and says something.
     wide = page.Block(**SIZES, dtype=torch.float64)
     wide.load_state_dict(block.state_dict())
-    one_by_one = page.run(wide, x.double(), PROMPT).numpy()
+    one_by_one = numbers(page.run(wide, x.double(), PROMPT))
     np.testing.assert_allclose(one_by_one, value, rtol=0, atol=1e-6)
     assert error.max() < 2e-3 * np.abs(value).max()
-    assert (np.abs(plain.double().numpy() - value) <= error).all()
+    assert (np.abs(numbers(plain) - value) <= error).all()
 
     replaced = page.fast(block)
     assert replaced is block
-    ours = page.run(block, x, PROMPT).double().numpy()
+    ours = numbers(page.run(block, x, PROMPT))
     assert (np.abs(ours - value) <= error).all()
     assert (np.abs(ours - value) > 0).any()
     # It tells a mistake, at every token.
     mlp = block.mlp
     mlp.gate_weight, mlp.up_weight = mlp.up_weight, mlp.gate_weight
-    swapped = np.abs(page.run(block, x, PROMPT).double().numpy() - value)
+    swapped = np.abs(numbers(page.run(block, x, PROMPT)) - value)
     assert (swapped > error).any(-1).all()
     mlp.gate_weight, mlp.up_weight = mlp.up_weight, mlp.gate_weight
 

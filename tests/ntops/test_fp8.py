@@ -53,13 +53,19 @@ def test_every_number_comes_back(dtype, wide, native):
     torch.testing.assert_close(found, numbers.to(wide), rtol=0, atol=0, equal_nan=True)
 
 
+def assert_product(found, a, b, a_scale, b_scale):
+    """``a @ b.mT`` with scales, within what tensor cores cut off, which keep 14 bits of a sum."""
+    left, right = (dequantize_fp8(*pair, torch.float32).double() for pair in ((a, a_scale), (b, b_scale)))
+    assert ((found - left @ right.mT).abs() <= 2.0**-10 * (left.abs() @ right.abs().mT)).all()
+
+
 @pytest.mark.parametrize("forms", list(itertools.product(fp8.GRANULARITIES, repeat=2)), ids=" ".join)
 def test_products_with_scales_of_any_two_forms(forms, native):
     a, a_scale = quantize_fp8(random(5, 300), granularity=forms[0])
     b, b_scale = quantize_fp8(random(7, 300, seed=1), granularity=forms[1], dtype=torch.float8_e5m2)
-    right = dequantize_fp8(a, a_scale, torch.float32).double() @ dequantize_fp8(b, b_scale, torch.float32).double().mT
-    found = fp8_gemm(a, b.mT, a_scale, b_scale.mT if b_scale.ndim else b_scale, torch.float32)
-    torch.testing.assert_close(found.double(), right, rtol=2**-10, atol=2**-10)
+    assert_product(
+        fp8_gemm(a, b.mT, a_scale, b_scale.mT if b_scale.ndim else b_scale, torch.float32), a, b, a_scale, b_scale
+    )
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5, -3e-5, 6e4])
@@ -168,9 +174,7 @@ def test_the_form_of_the_product_in_ninetoothed():
     kernel = ninetoothed.make(*kernels.fp8_gemm.premake(**blocks), kernel_name="fp8_gemm")
     result = torch.empty(9, 9, device=DEVICE)
     kernel(result, bits(a), bits(b).mT, a_scale.expand(9, 9), b_scale.mT.expand(9, 9))
-    left, right = (dequantize_fp8(*pair, torch.float32).double() for pair in ((a, a_scale), (b, b_scale)))
-    # Tensor cores keep 14 bits of a sum of such products.
-    assert ((result - left @ right.mT).abs() <= 2.0**-10 * (left.abs() @ right.abs().mT)).all()
+    assert_product(result, a, b, a_scale, b_scale)
 
 
 # --- the linear layer -------------------------------------------------------------------------------------------------

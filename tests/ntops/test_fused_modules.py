@@ -12,6 +12,8 @@ from torch.nn import functional
 import ntops.torch
 from ntops.torch import FusedGatedMLP, FusedRMSNormRoPE, replace, restore
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 
 class GatedMLP(nn.Module):
     def __init__(self):

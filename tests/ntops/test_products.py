@@ -10,6 +10,8 @@ import torch
 import ntops.torch
 from ntops.host import choice, products
 
+pytestmark = pytest.mark.usefixtures("on_device")
+
 OPTIONS = products.Options(16, 32, 32, 4, 2)
 
 

@@ -19,7 +19,7 @@ from ntops.host import store
 from ntops.tune import __main__ as cli
 from ntops.tune import compiling, engine, operators
 
-pytestmark = pytest.mark.usefixtures("cache")
+pytestmark = pytest.mark.usefixtures("cache", "on_device")
 
 
 class Timer:
@@ -139,6 +139,7 @@ def test_what_was_not_compiled_in_time_is_left_for_another_time():
     assert run(work(3), timer=Timer(**{"1": 0.1}))[0].best.options == {"option": 1}
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the stand-in for the compiler is forked, which CUDA is not")
 def test_compilers_that_die_or_hang_cost_no_more_than_their_kernel(monkeypatch):
     def compile_(task, options):
         option = options["option"]
@@ -180,6 +181,7 @@ def test_a_cache_that_cannot_be_used_breaks_no_call(damage, cache, on_gpu, recwa
 # --- by hand -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about the interpreter")
 def test_the_command_measures_with_the_interpreter_says_so_and_ships_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "ROUNDS", (2, 2))
     assert cli.main(["--op", "softmax", "--shape", "3x20", "--verbose"]) == 0
