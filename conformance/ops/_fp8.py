@@ -245,34 +245,44 @@ def tensor_core_sums(
     a: np.ndarray, b: np.ndarray, terms: int, formats: tuple[torch.dtype, torch.dtype]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms``
-    of K at a time, and the most that can be cut off in doing so: 32 products are aligned to the largest of them and of
-    the sum so far, and cut off 13 bits below its leading one (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). The
-    exponent of a product is the sum of its factors', and zero and subnormal factors have that of the smallest normal
-    number (seen on an H200)."""
+    of K at a time, and the most that can be cut off in doing so.
+
+    32 products are aligned to the largest of them and of the sum so far, and cut off 13 bits below its leading one, as
+    their sum is (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). The exponent of a product is the sum of its factors',
+    of which a subnormal one has that of the smallest normal number (seen on an H200)."""
     sum, lost = np.zeros((2, a.shape[0], b.shape[0]))
     exponents = [
-        np.maximum(_exponent(x), bounds.FORMATS[dtype].least) for x, dtype in zip((a, b), formats, strict=True)
+        np.where(x == 0, _NONE, np.maximum(_exponent(x), bounds.FORMATS[dtype].least))
+        for x, dtype in zip((a, b), formats, strict=True)
     ]
     for first in range(0, a.shape[1], 32):
         part = slice(first, first + 32)
-        products = a[:, None, part] * b[None, :, part]
+        added = np.concatenate([a[:, None, part] * b[None, :, part], sum[..., None]], axis=2)
         largest = (exponents[0][:, None, part] + exponents[1][None, :, part]).max(axis=2)
-        largest = np.maximum(np.maximum(largest, _exponent(products).max(axis=2)), _exponent(sum))
-        unit = np.ldexp(1.0, largest - 13)
-        added = np.concatenate([products, sum[..., None]], axis=2)
-        kept = np.trunc(added / unit[..., None]) * unit[..., None]
-        cut = added - kept
+        kept = _cut(added, np.maximum(largest, _exponent(sum))[..., None])
+        whole = kept.sum(axis=2)
+        sum = _cut(whole, _exponent(whole))
+        off = added - kept
         # What is cut off positive and off negative terms cancels in part, which depends on the order of terms.
-        lost = lost + np.maximum(np.maximum(cut, 0).sum(axis=2), np.maximum(-cut, 0).sum(axis=2))
-        sum = kept.sum(axis=2)
+        lost += np.maximum(np.maximum(off, 0).sum(axis=2), np.maximum(-off, 0).sum(axis=2)) + np.abs(whole - sum)
         if (first + 32) % terms == 0 or first + 32 >= a.shape[1]:
             yield sum, lost
             sum, lost = np.zeros((2, *sum.shape))
 
 
+_NONE = -1000
+"""The exponent of zero: far below all others."""
+
+
 def _exponent(values: np.ndarray) -> np.ndarray:
-    """Of the leading bit; that of zero is far below all others."""
-    return np.where(values == 0, -1000, np.frexp(values)[1] - 1)
+    """That of the leading bit."""
+    return np.where(values == 0, _NONE, np.frexp(values)[1] - 1)
+
+
+def _cut(values: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+    """Without what is less than 2^-13 of 2^``exponent``."""
+    unit = np.ldexp(1.0, exponent - 13)
+    return np.trunc(values / unit) * unit
 
 
 # --- calls -------------------------------------------------------------------------------------------------------

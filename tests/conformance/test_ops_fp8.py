@@ -98,3 +98,28 @@ def test_a_script_judges_without_the_harness(name, case, judged_by, status, tmp_
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(path), run_name="__main__")
     assert ended.value.code == status
+
+
+@pytest.mark.parametrize(
+    ("terms", "last"),
+    [
+        ([(1.0, 1.0)], 13),
+        ([(-1.0, 1.0)], 13),
+        # The sum has one more bit before its point.
+        ([(1.75, 1.75)], 12),
+        ([(2.0**-6, 64.0)], 13),
+        # A subnormal factor.
+        ([(2.0**-8, 256.0)], 11),
+        ([(1.0, 1.0), (0.0, 256.0)], 13),
+    ],
+)
+def test_sums_of_tensor_cores_are_those_of_an_h200(terms, last):
+    """Which 2^-j beside other terms changes their sum there."""
+    formats = (torch.float8_e4m3fn, torch.float8_e4m3fn)
+
+    def added(*terms):
+        a, b = np.array(terms).T
+        return next(fp8.tensor_core_sums(a[None], b[None], 128, formats))[0].item()
+
+    seen = [j for j in range(18) if added(*terms, (2.0 ** -(j // 2), 2.0 ** -(j - j // 2))) != added(*terms)]
+    assert max(seen) == last
