@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from op_tools import call, drawn
