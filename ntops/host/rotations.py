@@ -1,15 +1,19 @@
-"""Rotation of the heads of normalized rows: what tables fit, how pairs are laid out, and the launch."""
+"""Rotation of heads, also of normalized rows: what tables fit, how pairs are laid out, and the launch."""
 
 import operator
 
 from ntops.host import repetition
+from ntops.host.configuration import heuristic
 from ntops.host.iteration import contiguous_strides, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.norms import walkable
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.host.rows import LONGEST_TILE
-from ntops.kernels.fused_rmsnorm_rope import premake
+from ntops.kernels import fused_rmsnorm_rope, rotary_position_embedding
 from ntops.torch.utils import Config, make
+
+# A tile of 4096 elements, of which a thread has 32.
+_TILE = 2048
 
 _APART = (("output", "rotated"), ("x0", "x1"), ("w0", "w1"))
 
@@ -118,9 +122,44 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
 
     arguments = {"interleaved": whole, "looped": looped}
     arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in ("count", "eps"))
-    kernel = make(premake, arguments, chosen, specialize(views))
+    kernel = make(fused_rmsnorm_rope.premake, arguments, chosen, specialize(views))
 
     with on_device(x.device):
         kernel(*views.values(), float(hidden), eps, TRITON_DTYPES[compute_dtype])
 
     return output
+
+
+@heuristic(("heads", "pairs"), tuple((1 << head, 1 << pair) for pair in range(4, 9) for head in range(12 - pair)))
+def tiles(heads, pairs):
+    """The configuration for positions of so many heads of so many pairs: a program takes whole positions if it can, so
+    that it reads an angle once for all heads."""
+    block_pairs = min(max(next_power_of_2(pairs), 16), 256)
+    block_heads = min(next_power_of_2(heads), _TILE // block_pairs)
+    block_rows = _TILE // (block_heads * block_pairs)
+
+    return Config((("block_rows", block_rows), ("block_heads", block_heads), ("block_pairs", block_pairs)), 4)
+
+
+def rotate(output, input, sin, cos, interleaved):
+    """Launch ``rotary_position_embedding`` on arguments that have been checked, with a row of the tables for each
+    position; ``output`` may be ``input``."""
+    batch, length, heads, columns = input.shape
+    pairs = columns // 2
+    operands = {"output": output, "input": input}
+
+    if interleaved:
+        views = operands
+    else:
+        halves = [tensor[..., start : start + pairs] for tensor in operands.values() for start in (0, pairs)]
+        views = dict(zip(("output", "rotated", "first", "second"), halves, strict=True))
+
+    for name, table in (("sin", sin), ("cos", cos)):
+        views[name] = table.as_strided((batch, length, 1, pairs), (0, table.stride(0), 0, table.stride(1)))
+
+    compute_dtype = accumulate_dtype(input.dtype)
+    arguments = {"interleaved": interleaved}
+    kernel = make(rotary_position_embedding.premake, arguments, tiles(heads, pairs), specialize(views))
+
+    with on_device(input.device):
+        kernel(*views.values(), TRITON_DTYPES[compute_dtype])

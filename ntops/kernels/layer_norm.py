@@ -20,19 +20,27 @@ def application(output, input, weight, bias, count, eps, compute_dtype):
 
 def application_looped(output, input, weight, bias, count, eps, compute_dtype):
     number = ntl.cast(count, compute_dtype)
-    total = ntl.cast(input[0], compute_dtype)
+    # Each lane has the mean and the squares about it of what it has seen (B. P. Welford, Technometrics 4, 1962): memory
+    # is read once for both.
+    mean = ntl.cast(input[0], compute_dtype)
+    squares = mean * 0
+    seen = number * 0 + 1
+    inside = input[0].offsets(-1) < input.source.shape[-1]
 
     for i in range(1, input.shape[0]):
-        total += ntl.cast(input[i], compute_dtype)
+        values = ntl.cast(input[i], compute_dtype)
+        seen += 1
+        inside = input[i].offsets(-1) < input.source.shape[-1]
+        step = ntl.where(inside, values - mean, 0)
+        mean += step * (1 / seen)
+        squares += step * (values - mean)
 
-    mean = ntl.sum(total, axis=1) / number
-    squares = total * 0
-
-    for i in range(input.shape[0]):
-        values = ntl.cast(input[i], compute_dtype) - mean[:, None]
-        centered = ntl.where(input[i].offsets(-1) < input.source.shape[-1], values, 0)
-        squares += centered * centered
-
+    # The last tile has nothing for some.
+    weights = ntl.where(inside, seen, seen - 1)
+    lanes = mean
+    mean = ntl.sum(lanes * weights, axis=1) / number
+    apart = lanes - mean[:, None]
+    squares += apart * apart * weights
     variance = ntl.sum(squares, axis=1) / number
     scale = 1 / ntl.sqrt(variance + ntl.cast(eps, compute_dtype))
 

@@ -3,8 +3,31 @@
 import functools
 
 import ninetoothed.language as ntl
+from ninetoothed import Tensor
+from ninetoothed import block_size as searched_block_size
 
-from ntops.kernels import constants, element_wise
+from ntops.kernels import constants
+
+
+def arrangement(*tensors, block_rows=None, block_heads=None, block_pairs=None, interleaved=False):
+    """Tile tensors of (batch, positions, heads, columns), behind which come the two tables, (batch, positions, 1,
+    pairs): their tile serves all the heads of a program.
+
+    :param interleaved: Whether heads are whole, so that their tiles have two columns for each pair.
+    """
+    *heads, sin, cos = (tensor for tensor in tensors if tensor.ndim)
+    numbers = (tensor for tensor in tensors if not tensor.ndim)
+    block_rows, block_heads, block_pairs = (b or searched_block_size() for b in (block_rows, block_heads, block_pairs))
+
+    def tile(tensor, *blocks):
+        tiled = tensor.tile((1, *blocks))
+        tiled.dtype = tiled.dtype.squeeze(0)
+        return tiled
+
+    tiled = [tile(tensor, block_rows, block_heads, block_pairs * (1 + interleaved)) for tensor in heads]
+    tables = [tile(table, block_rows, 1, block_pairs).expand((-1, -1, tiled[0].shape[2], -1)) for table in (sin, cos)]
+
+    return *tiled, *tables, *numbers
 
 
 def application(output, rotated, first, second, sin, cos, compute_dtype):
@@ -14,13 +37,44 @@ def application(output, rotated, first, second, sin, cos, compute_dtype):
     cosine = ntl.cast(cos, compute_dtype)
     # In place, both are read before either is written.
     output = ntl.cast(x0 * cosine - x1 * sine, output.dtype)
-    rotated = ntl.cast(x0 * sine + x1 * cosine, output.dtype)
+    rotated = ntl.cast(x0 * sine + x1 * cosine, rotated.dtype)
 
 
-def premake(ndim, dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``rotary_position_embedding``: the halves of the pairs are apart."""
+def application_interleaved(output, input, sin, cos, compute_dtype):
+    values = ntl.cast(input, compute_dtype)
+    x0, x1 = ntl.split(ntl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // 2, 2)))
+    sine = ntl.cast(sin, compute_dtype)
+    cosine = ntl.cast(cos, compute_dtype)
+    # Loaded and stored as they lie, 16 bytes at a time: elements two apart would be loaded one by one.
+    output = ntl.cast(ntl.interleave(x0 * cosine - x1 * sine, x0 * sine + x1 * cosine), output.dtype)
+
+
+def premake(
+    dtype=None,
+    table_dtype=None,
+    compute_dtype=None,
+    interleaved=False,
+    block_rows=None,
+    block_heads=None,
+    block_pairs=None,
+):
+    """Arrangement, application and tensors of ``rotary_position_embedding``.
+
+    :param interleaved: Whether heads are whole, and neighbours in them are pairs; else the first and the second
+        elements of all pairs are tensors of their own, whatever their strides.
+    """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
-    tensors = element_wise.tensors(ndim, "rotated", "first", "second", "sin", "cos", dtype=dtype)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    output = Tensor(4, dtype=dtype, name="output")
+    names = ("input",) if interleaved else ("rotated", "first", "second")
+    tensors = (
+        output,
+        *(Tensor(shape=output.shape, dtype=dtype, name=name) for name in names),
+        *(Tensor(4, dtype=table_dtype or dtype, name=name) for name in ("sin", "cos")),
+    )
+    variant = application_interleaved if interleaved else application
+    blocks = {"block_rows": block_rows, "block_heads": block_heads, "block_pairs": block_pairs}
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return (
+        functools.partial(arrangement, interleaved=interleaved, **blocks),
+        *constants.bind(variant, tensors, compute_dtype=compute_dtype),
+    )

@@ -1,11 +1,9 @@
 from ntops.host import repetition
 from ntops.host.arguments import check_tensor, common_device
-from ntops.host.elementwise import launch
 from ntops.host.iteration import result_strides
 from ntops.host.output import check_written
-from ntops.host.promotion import accumulate_dtype
 from ntops.host.repetition import repeatable
-from ntops.kernels.rotary_position_embedding import premake
+from ntops.host.rotations import rotate
 
 
 @repeatable
@@ -56,19 +54,6 @@ def rotary_position_embedding(input, sin_table, cos_table, interleaved=True, inp
         output = repetition.empty(input.shape, strides, input.dtype, device)
 
     if output.numel():
-        operands = {
-            "output": _half(output, interleaved, 0),
-            "rotated": _half(output, interleaved, 1),
-            "first": _half(input, interleaved, 0),
-            "second": _half(input, interleaved, 1),
-            "sin": sin_table[:length, None],
-            "cos": cos_table[:length, None],
-        }
-        launch(premake, operands["first"].shape, operands, accumulate_dtype(input.dtype))
+        rotate(output, input, sin_table[:length], cos_table[:length], bool(interleaved))
 
     return output
-
-
-def _half(tensor, interleaved, which):
-    """The first or the second elements of all pairs, as a view."""
-    return tensor[..., which::2] if interleaved else tensor.chunk(2, -1)[which]
