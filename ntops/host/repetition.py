@@ -24,6 +24,7 @@ LIMIT = 4096
 _current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
 _NUMBERS = {int, bool, str, type(None), torch.dtype}
+_INT = {int}
 _memory = []
 _constants = {}
 
@@ -38,6 +39,7 @@ _local = _Local()
 class _Recording:
     def __init__(self):
         self.allocations = []
+        self.drawn = []
         self.launches = []
 
 
@@ -108,6 +110,17 @@ def empty(shape, strides, dtype, device):
     return tensor
 
 
+def drawn(device):
+    """A random number, int64 and 0-d, from torch's generator of the device: on the device, so that nothing waits for
+    it, and drawn anew by each repetition and each replay of a captured graph."""
+    tensor = empty((), (), torch.int64, device).random_()
+
+    if _local.recording is not None:
+        _local.recording.drawn.append(tensor)
+
+    return tensor
+
+
 def constant(value, device):
     """A float32 tensor of one element that stays where it is, for arguments that a caller left out."""
     key = (value, device)
@@ -161,13 +174,15 @@ def _describe(values):
 
                 tensors.append(value)
                 pointers.append(pointer)
-            elif kind in _NUMBERS or isinstance(value, enum.Enum):
+            elif kind in _NUMBERS:
                 key += (kind, value)
             elif kind is float:
                 # Zeros of both signs are equal as keys.
                 key += (kind, value or str(value))
-            elif kind is tuple and all(type(size) is int for size in value):
+            elif kind is tuple and {*map(type, value)} == _INT:
                 key.append(value)
+            elif isinstance(value, enum.Enum):
+                key += (kind, value)
             else:
                 return None
     except RuntimeError:
@@ -197,20 +212,23 @@ def _repetition(recording, tensors, result):
         return None
 
     names = [f"tensor{place}" for place in range(len(sources))]
-    scope = {"runtime": knobs.runtime, "watched": _watched, "empty": torch.empty_strided, "stream_of": _current_stream}
+    scope = {"runtime": knobs.runtime, "watched": _watched, "stream_of": _current_stream}
+    scope |= {"empty": torch.empty_strided, "empty_like": torch.empty_like}
     lines = ["if watched(runtime): return None"]
     lines += [f"{name} = tensors[{place}]" for place, name in enumerate(names[: len(tensors)])]
     lines += [f"pointer{place} = pointers[{place}]" for place in range(len(tensors))]
 
     for place, tensor in enumerate(recording.allocations, len(tensors)):
-        how = {"dtype": tensor.dtype, "device": tensor.device}
-        scope[f"how{place}"] = how
+        like = [name for name, one in zip(names, tensors, strict=False) if _is_alike(one, tensor)]
+        scope[f"how{place}"] = {"dtype": tensor.dtype, "device": tensor.device}
+        anew = f"empty({tuple(tensor.shape)}, {tensor.stride()}, **how{place})"
         # Whoever replaces the allocator may give less alignment than kernels are compiled for.
         lines += [
-            f"{names[place]} = empty({tuple(tensor.shape)}, {tensor.stride()}, **how{place})",
+            f"{names[place]} = empty_like({like[0]})" if like else f"{names[place]} = {anew}",
             f"pointer{place} = {names[place]}.data_ptr()",
             f"if pointer{place} & 15: return None",
         ]
+        lines += [f"{names[place]}.random_()" for one in recording.drawn if one is tensor]
 
     lines.append(f"stream = stream_of({device})")
 
@@ -232,6 +250,17 @@ def _repetition(recording, tensors, result):
     source = "def repeat(tensors, pointers):\n" + "".join(f"    {line}\n" for line in lines)
     exec(compile(source, "<a recorded call>", "exec"), scope)
     return scope["repeat"]
+
+
+def _is_alike(tensor, other):
+    """Whether ``torch.empty_like`` of the one, which costs less than telling sizes and strides, gives the other."""
+    found = torch.empty_like(tensor, device="meta")
+    return (found.dtype, found.shape, found.stride(), tensor.device) == (
+        other.dtype,
+        other.shape,
+        other.stride(),
+        other.device,
+    ) and type(tensor) is torch.Tensor
 
 
 def _written(arg, sources, scope):

@@ -1,13 +1,16 @@
 import torch
 
+from ntops.host import repetition
 from ntops.host.arguments import check_real, check_tensor, common_device
 from ntops.host.elementwise import launch
 from ntops.host.iteration import contiguous_strides, result_strides
 from ntops.host.output import check_written
 from ntops.host.promotion import accumulate_dtype
+from ntops.host.repetition import repeatable
 from ntops.kernels.dropout import premake
 
 
+@repeatable
 def dropout(input, p=0.5, training=True, inplace=False):
     """Zero elements with probability ``p`` and scale the rest by 1 / (1 - p), as torch's of that name.
 
@@ -54,19 +57,17 @@ def dropout(input, p=0.5, training=True, inplace=False):
         output = input
     else:
         strides = result_strides(input.shape, [input], has_numbers=False)
-        output = torch.empty_strided(input.shape, strides, dtype=input.dtype, device=device)
+        output = repetition.empty(input.shape, strides, input.dtype, device)
 
     if not input.dtype.is_floating_point:
         return output.zero_()
 
-    # Drawn on the device, so that nothing waits for it and a captured graph draws anew at each replay.
-    seed = torch.empty((), dtype=torch.int64, device=device).random_()
     compute_dtype = accumulate_dtype(input.dtype)
     operands = {
         "output": output,
         "input": input,
         "index": output.as_strided(input.shape, contiguous_strides(input.shape)),
-        "seed": seed,
+        "seed": repetition.drawn(device),
         "threshold": round(p * 2**32),
         "scale": 1 / (1 - p) if p < 1 else 0.0,
     }

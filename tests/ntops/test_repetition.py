@@ -73,6 +73,28 @@ def test_a_call_that_comes_again_only_launches(kernel):
     assert (len(calls), kernel.compiled.launched) == (1, 2)
 
 
+def test_random_numbers_are_drawn_anew(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def noisy(input):
+        calls.append(input)
+        seed = repetition.drawn(input.device)
+        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
+        repetition.launch(kernel, (7,), {}, result, input, input.numel(), 1.0)
+        return result, seed
+
+    found = []
+
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append([noisy(torch.zeros(5))[1].item() for _ in range(3)])
+
+    assert len(calls) == 1
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 3
+
+
 def test_a_view_of_an_argument_is_found_again(kernel):
     calls = []
     plus = _function(kernel, calls)
