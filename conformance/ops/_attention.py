@@ -131,7 +131,10 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
             options = {"is_causal": True}
         elif part.offset is not None:
             options = {"attn_mask": _triangle(part, part.offset)}
-        operands = (_aligned(x) for x in (part.query, part.key, part.value))
+        operands = [_aligned(x) for x in (part.query, part.key, part.value)]
+        if query.is_cuda and part.mask is not None and part.mask.is_floating_point():
+            # torch 2.11's memory-efficient algorithm refuses float32 masks of half queries, which others take.
+            operands = [x.to(part.mask.dtype) for x in operands]
         found = attend(*operands, scale=arguments.scale, enable_gqa=arguments.enable_gqa, **options)
         result[part.batch].copy_(found)
     return result
