@@ -42,19 +42,19 @@ class Problem(choice.Problem):
     """Of the elements in registers."""
     tensors: int
     """How many tiles there are, the result's included."""
-    longest_tile: int = LONGEST_TILE
-    """How many registers the kernel can spend on a tile of one row."""
+    walked_tile: int = LONGEST_TILE
+    """How many registers the kernel can spend on a tile where it walks over a row."""
 
     def rule(self, device):
-        return config(self.columns, self.compute_dtype, self.longest_tile)
+        return config(self.columns, self.compute_dtype, self.walked_tile)
 
     def space(self, device):
         registers = self.compute_dtype.itemsize // 4
         whole = max(next_power_of_2(self.columns), 16)
         # Whole rows where registers hold one: one at a time, or as many as are a tile of up to 8192 registers.
-        widths = [whole] if whole * registers <= self.longest_tile else []
+        widths = [whole] if whole * registers <= LONGEST_TILE else []
         # A row that is walked is read twice or more, the second time from the L2 cache.
-        widths += [width for width in (16384, 8192, 4096) if width < whole and width * registers <= self.longest_tile]
+        widths += [width for width in (16384, 8192, 4096) if width < whole and width * registers <= self.walked_tile]
         found = []
 
         for width in widths:
@@ -84,32 +84,35 @@ class Problem(choice.Problem):
         return choice.Resources(4 * options.num_warps * options.block_rows, 24 + int(elements * parts), threads)
 
 
-@heuristic(("columns",), tuple((1 << power,) for power in range(4, LONGEST_TILE.bit_length())))
-def config(columns, compute_dtype, longest_tile=LONGEST_TILE):
+@heuristic(("columns",), tuple((1 << power,) for power in range(4, LONGEST_TILE.bit_length() + 1)))
+def config(columns, compute_dtype, walked_tile=LONGEST_TILE):
     """The options for rows of ``columns`` elements; rows of more than ``block_columns`` are walked tile by tile.
 
     :param columns: The length of a row.
     :param compute_dtype: The dtype of the elements in registers.
-    :param longest_tile: How many registers a tile of one row may take.
+    :param walked_tile: How many registers a tile may take where a row is walked.
     """
     registers = compute_dtype.itemsize // 4
-    longest = longest_tile // registers
-    block_columns = min(max(next_power_of_2(columns), 16), longest)
-    width = block_columns * registers
+    whole = max(next_power_of_2(columns), 16)
+
+    if whole * registers > LONGEST_TILE:
+        return Options(1, walked_tile // registers, 16)
+
+    width = whole * registers
     # A tile of about 4096 registers keeps a program busy; narrow rows share one.
     block_rows = max(4096 // width, 1)
     num_warps = 4 if width <= 4096 else 8 if width <= 8192 else 16
 
-    return Options(block_rows, block_columns, num_warps)
+    return Options(block_rows, whole, num_warps)
 
 
-def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
+def launch(premake, operands, dim=-1, numbers=None, walked_tile=LONGEST_TILE):
     """Launch a kernel that reduces ``dim``.
 
     :param premake: The kernel's ``premake``.
     :param operands: The tensors by name, the output first, all of one shape of at least one dim and not empty.
     :param numbers: The Python numbers of the kernel by name, in the order of the application.
-    :param longest_tile: How many registers the kernel can spend on a tile of one row.
+    :param walked_tile: How many registers the kernel can spend on a tile where it walks over a row.
     """
     output = next(iter(operands.values()))
     dim %= output.ndim
@@ -135,7 +138,7 @@ def launch(premake, operands, dim=-1, numbers=None, longest_tile=LONGEST_TILE):
         specialization = dataclasses.replace(specialization, aligned=False)
 
     compute_dtype = accumulate_dtype(output.dtype)
-    problem = Problem(columns, output.dtype, compute_dtype, len(operands), longest_tile)
+    problem = Problem(columns, output.dtype, compute_dtype, len(operands), walked_tile)
     chosen = choice.choose(premake.__module__.rpartition(".")[2], problem, output.device.index or 0)
     arguments = {"ndim": len(shape) + 1, "looped": columns > chosen.block_columns}
 
