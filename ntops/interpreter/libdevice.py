@@ -41,6 +41,14 @@ def _power_of_integer(x, n):
     return np.power(x.astype(np.float64), n.astype(np.float64)).astype(x.dtype)
 
 
+def _fast_quotient(x, y):
+    """2 ulp off at most where |y| is at most 2^126; beyond, the reciprocal is flushed to 0 (CUDA C++ Programming Guide,
+    Intrinsic Functions)."""
+    beyond = (np.abs(y) > np.float32(2.0**126)) & np.isfinite(y)
+
+    return np.where(beyond, x * np.float32(0), np.divide(x, y))
+
+
 def _bits(reinterpreted):
     return lambda x: np.ascontiguousarray(x).view(reinterpreted)
 
@@ -52,6 +60,7 @@ _EXACT = {
     "copysign": np.copysign,
     "div_rn": np.divide,
     "fabs": np.abs,
+    "fast_fdivide": _fast_quotient,
     "fdim": lambda x, y: np.where(x > y, x - y, np.where(np.isnan(x) | np.isnan(y), np.nan, 0)).astype(x.dtype),
     "finite": _flag(np.isfinite),
     "floor": np.floor,

@@ -5,13 +5,13 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
-from ntops.kernels import constants, element_wise
+from ntops.kernels import constants, element_wise, functions
 
 
 def application(output, input, compute_dtype):
-    power = libdevice.exp(-ntl.cast(input, compute_dtype))
-    # Triton's approximate quotient: 2 ulp of the 4 there are, and half the instructions of the exact one.
-    output = ntl.cast(1 / (1 + power), output.dtype)
+    power = 1 + libdevice.exp(-ntl.cast(input, compute_dtype))
+    sigmoid = functions.reciprocal(power, compute_dtype)
+    output = ntl.cast(sigmoid, output.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):

@@ -107,6 +107,19 @@ def test_libdevice_functions_of_one_argument(which):
 
 
 @triton.jit
+def fast_quotient(out, x, y, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, libdevice.fast_dividef(tl.load(x + i), tl.load(y + i)))
+
+
+def test_the_fast_quotient_flushes_large_divisors():
+    x = torch.tensor([1.0, 1.0, -3.0, 1.0, 1.0, -torch.inf, torch.inf, 1.0])
+    y = torch.tensor([3.0, 2.0**126, 2.0**127, torch.inf, torch.nan, torch.inf, 2.0**127, 0.0])
+    expected = torch.tensor([1 / 3, 2.0**-126, -0.0, 0.0, torch.nan, torch.nan, torch.nan, torch.inf])
+    torch.testing.assert_close(launch(fast_quotient, torch.empty(8), x, y), expected, equal_nan=True)
+
+
+@triton.jit
 def unknown_function(out, x, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + i, libdevice.cyl_bessel_i0(tl.load(x + i)))
