@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from conformance import cases
+from conformance import cases, processes
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
 from conformance.child_main import Item, Ready, Reply, Request, Setup, Unusable
@@ -153,25 +151,12 @@ class Child:
         """End the process, if there is one. The next case starts another."""
         if self._process is not None:
             self._connection.close()
-            self._ended(GRACE)
+            self._process.ended(GRACE)
             self._kill()
 
     def _start(self) -> None:
-        self._connection, theirs = multiprocessing.Pipe()
-        # What can be imported here can be imported there.
-        path = f"import sys; sys.path[:] = {sys.path!r}"
-        run = f"from conformance.child_main import main; main({theirs.fileno()})"
-        with theirs:
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [sys.executable, "-u", "-c", f"{path}; {run}"],
-                stdin=subprocess.DEVNULL,
-                stdout=self._printed,
-                stderr=self._printed,
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
-                # Of its own, so that Ctrl-C reaches this process alone, and that all of it can be killed.
-                start_new_session=True,
-            )
+        self._process: processes.Process | None
+        self._process, self._connection = processes.start(_environment(), self._printed)
         self._ready, self._begun = False, 0
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.json.encode(self._setup))
@@ -203,31 +188,20 @@ class Child:
         assert process is not None
         try:
             while not self._connection.poll(max(0.0, min(_GLANCE, end - time.monotonic()))):
-                if self._ended(0) and not self._connection.poll(0):
+                if process.ended(0) and not self._connection.poll(0):
                     raise EOFError
                 if time.monotonic() >= end:
                     # The handler of this signal writes the stacks, also where native code holds the interpreter's lock.
                     os.kill(process.pid, signal.SIGABRT)
-                    self._ended(GRACE)
+                    process.ended(GRACE)
                     self._kill()
                     raise _Death(TIMEOUT, f"no result after {seconds:g} s{self._tail()}")
             return msgspec.json.decode(self._connection.recv_bytes(), type=kind)
         except (EOFError, ConnectionError):
-            self._ended(GRACE)
-            self._kill()
-            raise _Death(CRASH, f"{_ending(process.returncode)}{self._tail()}") from None
+            process.ended(GRACE)
+            raise _Death(CRASH, f"{_ending(self._kill())}{self._tail()}") from None
 
-    def _ended(self, seconds: float) -> bool:
-        """Whether the process ends within the time. It is not reaped: its number stays that of its session."""
-        assert self._process is not None
-        end = time.monotonic() + seconds
-        while os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-            if time.monotonic() >= end:
-                return False
-            time.sleep(0.01)
-        return True
-
-    def _kill(self) -> None:
+    def _kill(self) -> int:
         process, self._process = self._process, None
         assert process is not None
         self._connection.close()
@@ -235,7 +209,7 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         try:
-            process.wait(DEATH)
+            return process.wait(DEATH)
         except subprocess.TimeoutExpired:
             raise HarnessError(f"process {process.pid} does not end although it was killed {DEATH:g} s ago") from None
 

@@ -7,12 +7,10 @@ may print what it likes.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Generator, Mapping, Sequence
@@ -29,6 +27,7 @@ from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
 from conformance.implementations import Implementation, ImplementationError, NotProvided, load
+from conformance.processes import dies_with_parent
 from conformance.runner import CRASH, Verdict
 
 
@@ -123,10 +122,8 @@ def _prepare() -> None:
     """Leave a stack behind when crashing, and nothing else; go when the parent goes; go first when memory runs out."""
     faulthandler.enable(sys.stderr)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    dies_with_parent()
     if sys.platform == "linux":
-        # A parent that is killed closes the socket, but who hangs in native code does not see it.
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,15 @@ def _hang() -> None:
     ctypes.PyDLL(None).pause()
 
 
+def _kill_worker() -> None:
+    """The process that judges here: the parent, or who has asked the parent's parent to fork."""
+    process = os.getppid()
+    while b"conformance.processes" in Path(f"/proc/{process}/cmdline").read_bytes():
+        process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(process, signal.SIGKILL)
+    signal.pause()
+
+
 def _exhaust() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
     torch.empty(2**35, dtype=torch.uint8)
@@ -62,7 +72,7 @@ cos = _deadly(_exhaust, torch.cos)
 rotary_position_embedding = _deadly(_segfault, torch.abs, -1)
 tanh = _deadly(_late, torch.tanh)
 eq = torch.eq
-kills_worker = SimpleNamespace(relu=_deadly(lambda: os.kill(os.getppid(), signal.SIGKILL), relu), eq=eq)
+kills_worker = SimpleNamespace(relu=_deadly(_kill_worker, relu), eq=eq)
 at_once = SimpleNamespace(
     relu=_deadly(_segfault, torch.nn.functional.relu, -1), neg=_deadly(os.abort, torch.neg, -1), eq=eq
 )
