@@ -112,14 +112,14 @@ class Child:
     def device(self) -> torch.device:
         return torch.device(self.about.device)
 
-    def judge(self, case: Case, thorough: bool = True) -> Verdict:
+    def judge(self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None) -> Verdict:
         """``runner.judge`` in the child. That it dies or passes its time is a failure like any other.
 
         Raises HarnessError: the harness itself failed.
         """
         identity = cases.case_id(case)
         try:
-            verdict = self._ask(Request(cases.canonical(case), thorough), self.timeout).verdict
+            verdict = self._ask(Request(cases.canonical(case), thorough, checks), self.timeout).verdict
         except _Death as death:
             return Verdict(identity, case.op, FAILED, (Finding(death.check, FAILED, str(death)),))
         assert verdict is not None

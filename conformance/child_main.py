@@ -63,6 +63,8 @@ class Request(msgspec.Struct, frozen=True, tag=True):
 
     case: Case
     thorough: bool = True
+    checks: Sequence[str] | None = None
+    """None: those of the Setup."""
     verdict: Verdict | None = None
 
 
@@ -142,7 +144,9 @@ def _answer(
         if isinstance(request, Item):
             reply = _run(request, implementation, device)
         elif request.verdict is None:
-            reply = Reply(runner.judge(request.case, implementation, device, checks, request.thorough))
+            reply = Reply(
+                runner.judge(request.case, implementation, device, request.checks or checks, request.thorough)
+            )
         else:
             reply = Reply(script=repro.script(request.case, request.verdict, implementation, device))
     except repro.ReproError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance import cases, corpus, database, repro, runner
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
+from conformance.checks import CHECKS, SAMPLED
 from conformance.child import Child
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
@@ -119,14 +120,16 @@ class Run:
     database: ExampleDatabase | None = None
     """Where failing examples are kept, and tried first."""
 
-    def judge(self, case: Case, thorough: bool = True) -> Verdict:
-        """The verdict on one case; that the process which judges it dies, or takes too long, is a failure."""
+    def judge(self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None) -> Verdict:
+        """The verdict on one case; that the process which judges it dies, or takes too long, is a failure.
+
+        ``checks``: other ones than those of the run."""
         if self.journal is not None:
             self.journal.begin(case)
         if self.child is None:
-            verdict = runner.judge(case, self.implementation, self.device, self.checks, thorough)
+            verdict = runner.judge(case, self.implementation, self.device, checks or self.checks, thorough)
         else:
-            verdict = self.child.judge(case, thorough)
+            verdict = self.child.judge(case, thorough, checks)
         if self.journal is not None:
             self.journal.end(verdict)
         return verdict
@@ -227,6 +230,23 @@ class Run:
         finding = msgspec.structs.replace(verdict.failure, message=verdict.failure.message + note)
         return msgspec.structs.replace(verdict, findings=(finding,))
 
+    def _smaller(self, case: Case, failing: Collection[str]) -> Verdict:
+        """The verdict on a case that may be a smaller one in which one of the checks ``failing`` fails.
+
+        Of the sampled checks, which take most of the time of a thorough judgement, others are made only where a failure
+        may have to be called after them: after the first check that fails."""
+        if not CHECKS.keys() >= failing:
+            # A crash or a hang may be that of any check.
+            return self.judge(case)
+        order = [check for check in CHECKS if self.checks is None or check in self.checks]
+        verdict = self.judge(case, checks=[check for check in order if check not in SAMPLED or check in failing])
+        if verdict.failure and verdict.failure.check in SAMPLED:
+            earlier = [check for check in order[: order.index(verdict.failure.check)] if check in SAMPLED]
+            if others := [check for check in earlier if check not in failing]:
+                called = self.judge(case, checks=others)
+                return called if called.failure else verdict
+        return verdict
+
     def _done(self) -> None:
         if self.journal is not None:
             self.journal.clear()
@@ -241,7 +261,10 @@ class Run:
             identity = cases.case_id(case)
             if identity in search.seen:
                 return
-            verdict = search.fatal.get(identity) or self.judge(case, thorough=shrinking)
+            failing = search.failing.keys() - known
+            verdict = search.fatal.get(identity)
+            if verdict is None:
+                verdict = self._smaller(case, failing) if failing else self.judge(case, thorough=False)
             check = verdict.failure.check if verdict.failure else None
             if check in FATAL and identity not in search.fatal:
                 search.fatal[identity] = verdict
