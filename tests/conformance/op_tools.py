@@ -66,10 +66,10 @@ def judged(case: Case) -> Comparison:
 
 
 def failures(found: list[Case]) -> list[tuple[Case, Comparison]]:
-    """Where torch fails and has no excuse."""
+    """Where torch fails and has no excuse. What was drawn more than once is judged once."""
     return [
         (case, result)
-        for case in found
+        for case in {cases.case_id(case): case for case in found}.values()
         if not (result := judged(case)).passed and not deviations.named_deviation(case, "values", "cpu")
     ]
 

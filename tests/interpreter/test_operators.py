@@ -22,7 +22,8 @@ pytestmark = [
 def call(function, case, **watching):
     """What an operator returns and leaves in its operands, on fresh operands."""
     args, kwargs, tensors = cases.materialize(case)
-    torch.manual_seed(0)
+    # torch.manual_seed also notes the stack for each kind of device that is not there.
+    torch.default_generator.manual_seed(0)
 
     if not watching:
         return function(*args, **kwargs), tensors
@@ -56,10 +57,17 @@ def one_by_one(function, case, monkeypatch):
 def test_operator(op, monkeypatch):
     spec = registry()[op]
     function = getattr(ntops.torch, op)
+    seen = set()
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(spec.cases(spec.dtypes))
     def check(case):
+        # Hypothesis draws some more than once.
+        if (identity := cases.case_id(case)) in seen:
+            return
+
+        seen.add(identity)
+
         try:
             expected, expected_operands = one_by_one(function, case, monkeypatch)
         except NotImplementedError:
