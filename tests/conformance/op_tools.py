@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from conformance import cases, deviations, stand_ins
+from conformance import cases, deviations, session, stand_ins
 from conformance.cases import Case, Same
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, registry
@@ -38,13 +38,14 @@ def drawn(strategy, examples: int, start: int = 0) -> list[Case]:
     return found
 
 
-def missing(strategy, wanted: set, found: Callable[[Case], set], examples: int = 2000) -> set:
-    """What of ``wanted`` so many examples do not show, drawn in several goes, since those of one are much alike."""
+def missing(strategy, wanted: set, found: Callable[[Case], set], examples: int = 1000) -> set:
+    """What of ``wanted`` so many examples do not show, drawn in rounds as the suite draws them, since those of one are
+    much alike."""
     left = set(wanted)
-    for start in range(examples // 200):
+    for start in range(examples // session.ROUND):
         if not left:
             break
-        left -= set().union(*map(found, drawn(strategy, 200, start)))
+        left -= set().union(*map(found, drawn(strategy, session.ROUND, start)))
     return left
 
 
