@@ -2,7 +2,7 @@
 forked from one that has made these imports and does nothing else.
 
 That one never calls torch, and imports nothing that is judged: it has no threads of torch's and no CUDA context, which
-would not survive a fork. What a process is judged by, it imports itself, in the environment that it is given.
+would not survive a fork. What is judged each child imports for itself, in the environment of the time.
 """
 
 from __future__ import annotations
@@ -154,9 +154,10 @@ class _Server:
 
     def fork(self, environment: Mapping[str, str], printed: IO[bytes], theirs: Connection, ours: Connection) -> _Forked:
         status, keeper = socket.socketpair()
-        with keeper:
+        # Where the server is dead already, the status tells.
+        with keeper, contextlib.suppress(ConnectionError):
             socket.send_fds(self._socket, [b"\0"], [theirs.fileno(), printed.fileno(), keeper.fileno()])
-        ours.send_bytes(msgspec.json.encode(_Place(environment, sys.path, os.getcwd())))
+            ours.send_bytes(msgspec.json.encode(_Place(environment, sys.path, os.getcwd())))
         return _Forked(status)
 
     def close(self) -> None:
@@ -166,13 +167,17 @@ class _Server:
 
 
 _running: list[_Server] = []
+_MOST = 3
+"""Servers at once: more than one where the environment changed. Each takes the memory of its imports."""
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
-    if not _running or not _running[0].serves(environment):
-        _close()
-        _running.append(_Server(environment))
-    return _running[0]
+    found = next((server for server in _running if server.serves(environment)), None)
+    if found is None:
+        if len(_running) == _MOST:
+            _running.pop(0).close()
+        _running.append(found := _Server(environment))
+    return found
 
 
 @atexit.register

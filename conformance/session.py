@@ -235,7 +235,7 @@ class Run:
 
         Of the sampled checks, which take most of the time of a thorough judgement, others are made only where a failure
         may have to be called after them: after the first check that fails."""
-        if not CHECKS.keys() >= failing:
+        if not CHECKS.keys() >= {*failing}:
             # A crash or a hang may be that of any check.
             return self.judge(case)
         order = [check for check in CHECKS if self.checks is None or check in self.checks]
