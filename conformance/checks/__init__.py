@@ -64,7 +64,7 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "special_values": forms.has_numbers,
 }
 """Those that take calls of their own, and where each says something. A drawn case makes one of them, chosen by its id;
-saved cases, and those on the way to a smaller failing one, make all."""
+a saved case makes all, and one on the way to a smaller failing one those that have failed."""
 
 ALWAYS = ("guard_bands", "fully_written", *SAMPLED)
 """Those that no OpSpec has to name."""
