@@ -233,8 +233,9 @@ class Run:
     def _smaller(self, case: Case, failing: Collection[str]) -> Verdict:
         """The verdict on a case that may be a smaller one in which one of the checks ``failing`` fails.
 
-        Of the sampled checks, which take most of the time of a thorough judgement, those alone are made that have failed
-        and, where one of them fails again, those before it: a failure is called after the first check that fails."""
+        Of the sampled checks, which take most of the time of a thorough judgement, those alone are made that failed,
+        and where one fails again those before it: a failure is called after the first check that fails.
+        """
         if not CHECKS.keys() >= {*failing}:
             # A crash or a hang may be that of any check.
             return self.judge(case)

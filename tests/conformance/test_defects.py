@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
@@ -14,10 +15,12 @@ import torch
 
 from conformance import __main__ as command_line
 from conformance import cases, runner
+from conformance.cases import Case
 from conformance.checks import SAMPLED
-from conformance.implementations import load
+from conformance.implementations import Implementation, load
 from conformance.selftest.bank import NAME, bank
 from conformance.session import PROFILES, ROUND, Report, Run
+from strategies.specs import TensorSpec
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")
@@ -155,6 +158,20 @@ def test_several_defects_in_one_op_are_all_saved(tmp_path):
     assert len(report.failures) == len(found)
     for check in ("values", "inputs_unchanged"):
         assert sum(f": {check} failed for" in message for message in report.failures) == 1
+
+
+def test_what_is_made_smaller_is_judged_by_what_failed_and_called_the_same(tmp_path):
+    def wrong(input, inplace=False):
+        """In place nothing is done, and NaN, infinity and what is large are lost."""
+        return input if inplace else torch.nn.functional.relu(input).nan_to_num(0.0).clamp(max=100)
+
+    judged = Implementation("wrong", SimpleNamespace(relu=wrong), {})
+    run = Run(judged, CPU, ("float32",), None, tmp_path, PROFILES["ci"], 0)
+    case = Case(op="relu", args=(TensorSpec((20,), "float32"),))
+    assert run._smaller(case, {"values"}).status == "passed"
+    assert [run._smaller(case, {check}).failure.check for check in ("inplace", "special_values")] == ["inplace"] * 2
+    assert run.judge(case, checks=["special_values"]).failure.check == "special_values"
+    assert run.judge(case).failure.check == "inplace"
 
 
 def test_what_fails_only_now_and_then_is_reported(tmp_path):
