@@ -56,7 +56,7 @@ class Problem(choice.Problem):
 
     def space(self, device):
         rows = max(next_power_of_2(self.rows), 16)
-        found = list(_HOPPER_SPACE) if self.gluon else []
+        found = list(HOPPER_SPACE[self.head_dim]) if self.gluon else []
 
         if not self.aligned or on_plain_cores(self.dtype, self.ieee):
             # What takes its operands one by one is bound by that.
@@ -75,7 +75,7 @@ class Problem(choice.Problem):
 
     def allows(self, options):
         if options.warp_groups > 1:
-            return self.gluon and options in _HOPPER_SPACE
+            return self.gluon and options in HOPPER_SPACE[self.head_dim]
 
         return options.splits == 1 or options.splits * 16 <= self.keys
 
@@ -128,8 +128,11 @@ _SPACE = (
     (32, 128, 4, 2),
     (32, 32, 4, 3),
 )
-# Of the form for Hopper.
-_HOPPER_SPACE = (Config(64, 128, 1, 4, 2, 2), Config(64, 128, 1, 4, 3, 2), Config(64, 64, 1, 4, 4, 3))
+# Those of the form for Hopper, by head dim.
+HOPPER_SPACE = {
+    64: (Config(64, 64, 1, 4, 4, 3), Config(64, 128, 1, 4, 3, 2)),
+    128: (Config(64, 128, 1, 4, 2, 2), Config(64, 128, 1, 4, 3, 2)),
+}
 
 
 def _shared(options, block_e, block_ev, itemsize, mask_bytes):

@@ -42,16 +42,16 @@ def _exp2(x):
 
 @gluon.jit
 def _unit(number, units_per_head, row_tiles):
-    """A unit of work: the head of all that it is of, its tile of rows, and how many more it has: that of ``other``.
+    """A unit of work: the head of all that it is of, its tile of rows, the other tile, and whether it has that one too.
 
     Units of a head follow each other, so that programs read the same keys at a time; the tiles with the most keys come
     first. Where a head has fewer units than tiles, they are pairs, of a tile of many keys and one of few.
     """
     other = number % units_per_head
     tile = row_tiles - 1 - other
-    more = gl.where((units_per_head < row_tiles) & (other < tile), 1, 0)
+    has_other = (units_per_head < row_tiles) & (other < tile)
 
-    return number // units_per_head, tile, other, more
+    return number // units_per_head, tile, other, has_other
 
 
 @gluon.jit
@@ -87,12 +87,12 @@ def _load(
     taken = 0
 
     for number in range(gl.program_id(0), units, gl.num_programs(0)):
-        head_of_all, tile, other, more = _unit(number, units_per_head, row_tiles)
+        head_of_all, tile, other, has_other = _unit(number, units_per_head, row_tiles)
         batch = head_of_all // (heads * group)
         query_head = head_of_all % (heads * group)
         head = query_head // group
 
-        for number_in_unit in range(1 + more):
+        for number_in_unit in range(1 + has_other):
             first_row = gl.where(number_in_unit == 0, tile, other) * (GROUPS * ROWS)
             count, _ = _blocks(first_row, GROUPS * ROWS, L, S, shift, CAUSAL, BLOCK_N)
 
@@ -189,9 +189,9 @@ def _attend_rows(
     turn = 0
 
     for number in range(gl.program_id(0), units, gl.num_programs(0)):
-        head_of_all, tile, other, more = _unit(number, units_per_head, row_tiles)
+        head_of_all, tile, other, has_other = _unit(number, units_per_head, row_tiles)
 
-        for number_in_unit in range(1 + more):
+        for number_in_unit in range(1 + has_other):
             first_of_tile = gl.where(number_in_unit == 0, tile, other) * (GROUPS * ROWS)
             count, seen = _blocks(first_of_tile, GROUPS * ROWS, L, S, shift, CAUSAL, BLOCK_N)
             first_row = first_of_tile + GROUP * ROWS
