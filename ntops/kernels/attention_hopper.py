@@ -222,8 +222,8 @@ def _attend_rows(
                 scores, maximum, normalizer, scale, last_key, block * BLOCK_N, S, True, CAUSAL, BLOCK_N
             )
 
-            # The weights of a block are multiplied while those of the next one are computed. They pass from one turn to
-            # the next in float32: halves would be taken out of their pairs and put back.
+            # The weights of a block are multiplied while those of the next one are computed. From one pass to the next
+            # they are in float32: halves would be taken out of their pairs and put back.
             for EDGE in gl.static_range(1, -1, -1):
                 end = seen if EDGE else 0
 
@@ -235,7 +235,6 @@ def _attend_rows(
                     next_stage = taken % STAGES
                     own_keys = keys.index(next_stage).reshape([BLOCK_N, BLOCK_E]).permute((1, 0))
                     own_values = values.index(stage).reshape([BLOCK_N, BLOCK_E])
-
                     mbarrier.wait(key_full.index(next_stage), taken // STAGES % 2)
 
                     if TURNS:
