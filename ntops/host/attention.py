@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ntops.host import choice, repetition
+from ntops.host import attention_hopper, choice, repetition
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import ordered_dims
 from ntops.host.launch import next_power_of_2, on_device
@@ -25,6 +25,8 @@ class Config:
     splits: int = 1
     num_warps: int = 4
     num_stages: int = 1
+    warp_groups: int = 1
+    """More than one: the form for Hopper; the rows, the warps and the registers are those of each group."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Problem(choice.Problem):
     causal: bool
     mask_bytes: int
     aligned: bool
+    gluon: bool = False
+    """Whether the form for Hopper, in Gluon, takes the call."""
 
     def rule(self, device):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -52,7 +56,7 @@ class Problem(choice.Problem):
 
     def space(self, device):
         rows = max(next_power_of_2(self.rows), 16)
-        found = []
+        found = list(HOPPER_SPACE[self.head_dim]) if self.gluon else []
 
         if not self.aligned or on_plain_cores(self.dtype, self.ieee):
             # What takes its operands one by one is bound by that.
@@ -70,11 +74,22 @@ class Problem(choice.Problem):
         return found
 
     def allows(self, options):
+        if options.warp_groups > 1:
+            return self.gluon and options in HOPPER_SPACE[self.head_dim]
+
         return options.splits == 1 or options.splits * 16 <= self.keys
 
     def resources(self, options):
         block_e, block_ev = block_dims(self.head_dim, self.value_dim, self.dtype, self.ieee, self.aligned)
         itemsize = self.dtype.itemsize
+
+        if options.warp_groups > 1:
+            # Beside the groups there is a warp that loads, which counts as four.
+            threads = 128 * (options.warp_groups + 1)
+            whole = dataclasses.replace(options, block_m=options.block_m * options.warp_groups)
+            registers = attention_hopper.REGISTERS[options.warp_groups]
+            return choice.Resources(_shared(whole, block_e, block_ev, itemsize, 0), registers, threads)
+
         # Below 64 rows products read registers, and a stage is there that has left shared memory: as those of ``mm``.
         stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
         staged = dataclasses.replace(options, num_stages=stages)
@@ -113,6 +128,11 @@ _SPACE = (
     (32, 128, 4, 2),
     (32, 32, 4, 3),
 )
+# Those of the form for Hopper, by head dim.
+HOPPER_SPACE = {
+    64: (Config(64, 64, 1, 4, 4, 3), Config(64, 128, 1, 4, 3, 2)),
+    128: (Config(64, 128, 1, 4, 2, 2), Config(64, 128, 1, 4, 3, 2)),
+}
 
 
 def _shared(options, block_e, block_ev, itemsize, mask_bytes):
@@ -122,7 +142,7 @@ def _shared(options, block_e, block_ev, itemsize, mask_bytes):
 
 
 # A few rows, or many, with keys in eight parts and in one; and what is between them.
-_POINTS = ((1, 1, 1024), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1024))
+_POINTS = ((1, 1, 1024), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1024), (2**20, 1024, 1024))
 
 
 @heuristic(("rows", "groups", "keys"), _POINTS)
@@ -140,6 +160,7 @@ def config(
     shared_memory,
     multiprocessors,
     hopper=True,
+    gluon=False,
 ):
     """The configuration of a call. Figures are TFLOP/s of 4 x 32 x 4096 x 128 (or 64) bf16 on an H200, Triton 3.6.
 
@@ -156,7 +177,16 @@ def config(
     :param shared_memory: What a program can have on the device, in bytes.
     :param multiprocessors: How many the device has.
     :param hopper: Whether it is what the figures are of.
+    :param gluon: Whether the form for it takes the call.
     """
+    if gluon and groups * (rows // 128) >= multiprocessors and keys >= 256:
+        if head_dim == 128:
+            # 688 full and 617 causal (torch 664 and 591); with a third stage 673 and 616.
+            return Config(64, 128, num_stages=2, warp_groups=2)
+
+        # Causal 399, with three groups 366 (torch 434); full 412 and 454 (torch 482). Three cannot hold 128 keys.
+        return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=3)
+
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     largest = max(block_e, block_ev)
 
@@ -313,10 +343,21 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     mask_bytes = 0 if mask is None else mask.element_size()
     causal = lower_right is not None
     is_ieee = ieee and dtype is torch.float32
+    # Who sets the compiler's options means those of Triton's form.
+    is_plain = mask is None and slots is None and sign > 0 and not (get_default_num_warps() or get_default_num_stages())
+    gluon = settled("gluon", is_plain and aligned and attention_hopper.takes(tensors, strides))
     problem = Problem(
-        group * queries, batch * heads, keys, head_dim, value_dim, dtype, is_ieee, causal, mask_bytes, aligned
+        *(group * queries, batch * heads, keys, head_dim, value_dim, dtype),
+        *(is_ieee, causal, mask_bytes, aligned, gluon),
     )
-    chosen = choice.choose("scaled_dot_product_attention", problem, query.device.index or 0)
+    index = query.device.index or 0
+    chosen = choice.choose("scaled_dot_product_attention", problem, index)
+
+    if chosen.warp_groups > 1:
+        multiprocessors = choice.device(index).multiprocessors
+        attention_hopper.launch(tensors, strides, lower_right, magnitude * _LOG2E, chosen, multiprocessors)
+        return
+
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     row_tiles = -(-group * queries // chosen.block_m)
     is_split = chosen.splits > 1

@@ -6,6 +6,7 @@ A call like it does that and nothing else. A call that does anything more on the
 recorded, since what it launches refers to memory that is neither an argument nor allocated here.
 """
 
+import copy
 import enum
 import functools
 import threading
@@ -268,6 +269,13 @@ def _written(arg, sources, scope):
 
     ``None`` if it is a tensor of which that cannot be told.
     """
+    if hasattr(arg, "block_shape"):
+        # A tensor descriptor: as it was, of other memory. That of this call is not kept alive.
+        base = _written(arg.base, sources, scope)
+        name = f"descriptor{len(scope)}"
+        scope[name] = functools.partial(_described, _described(arg, 0))
+        return None if base is None else f"{name}({base})"
+
     if not isinstance(arg, torch.Tensor) or any(arg.data_ptr() == one.data_ptr() for one in _constants.values()):
         name = f"constant{len(scope)}"
         scope[name] = arg.data_ptr() if isinstance(arg, torch.Tensor) else arg
@@ -275,6 +283,23 @@ def _written(arg, sources, scope):
 
     found = _source(arg, sources)
     return None if found is None else f"pointer{found[0]} + {found[1]}" if found[1] else f"pointer{found[0]}"
+
+
+class _Memory:
+    """What a tensor descriptor asks of a tensor when it is launched."""
+
+    def __init__(self, pointer):
+        self._pointer = pointer
+
+    def data_ptr(self):
+        return self._pointer
+
+
+def _described(descriptor, pointer):
+    """A copy of a tensor descriptor, of Triton or of Gluon, for other memory."""
+    described = copy.copy(descriptor)
+    described.base = _Memory(pointer)
+    return described
 
 
 def _source(arg, sources):

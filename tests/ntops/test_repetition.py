@@ -293,3 +293,37 @@ def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
     monkeypatch.setattr(repetition.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     plus(torch.zeros(4))
     assert len(calls) == 2
+
+
+class _Descriptor:
+    """As much of a tensor descriptor as launches need."""
+
+    block_shape = (4,)
+
+    def __init__(self, base, shape):
+        self.base, self.shape = base, shape
+
+
+def test_tensor_descriptors_are_of_the_memory_of_each_call(kernel):
+    seen = []
+
+    def run(*args):
+        *_, output, input = args
+        seen.append((output.base.data_ptr(), input.base.data_ptr(), input.shape))
+
+    kernel.compiled.run = run
+
+    class Launched(_Kernel):
+        def __getitem__(self, grid):
+            return lambda *descriptors: kernel.compiled
+
+    @repetition.repeatable(recorded=True)
+    def function(input):
+        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
+        repetition.launch(Launched(), (7,), {}, _Descriptor(result, [5]), _Descriptor(input[1:], [4]))
+        return result
+
+    inputs = [torch.randn(5) for _ in range(3)]
+    results = [function(input) for input in inputs]
+    expected = [(r.data_ptr(), i.data_ptr() + 4, [4]) for r, i in zip(results, inputs, strict=True)]
+    assert seen == expected[1:]

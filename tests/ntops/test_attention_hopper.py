@@ -1,0 +1,190 @@
+"""Attention in the form for Hopper: against its definition and the other form on such a GPU, its schedule anywhere."""
+
+import dataclasses
+
+import pytest
+import torch
+from attention_definition import DEVICE, assert_attends, random
+
+import ntops
+from ntops.host import attention, attention_hopper, choice
+from ntops.kernels.scaled_dot_product_attention import CausalVariant
+
+OP = "scaled_dot_product_attention"
+H200 = choice.Device(232448, 132)
+attend = ntops.torch.scaled_dot_product_attention
+IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
+hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs an H100 or H200")
+CONFIGS = [pytest.param(dim, one, id=f"{dim}-{one}") for dim, known in attention.HOPPER_SPACE.items() for one in known]
+PORTABLE = attention.Config(64, 64, 1, 4, 2)
+
+
+# --- the schedule and the choice -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [1, 8, 40, 128, 200])
+@pytest.mark.parametrize("row_tiles", [1, 2, 7, 32, 128])
+def test_every_tile_is_taken_once_and_programs_do_alike(heads, row_tiles, causal):
+    from ntops.kernels.attention_hopper import _unit
+
+    units, units_per_head, programs = attention_hopper.schedule(heads, row_tiles, causal, H200.multiprocessors)
+    taken, work = [], [0] * programs
+
+    for number in range(units):
+        head, tile, other, has_other = _unit.fn(number, units_per_head, row_tiles)
+
+        for one in (tile, other)[: 1 + has_other]:
+            taken.append((head, one))
+            work[number % programs] += one + 1 if causal else 1
+
+    assert sorted(taken) == [(head, tile) for head in range(heads) for tile in range(row_tiles)]
+
+    if programs == H200.multiprocessors:
+        assert max(work) <= 1.2 * sum(work) / programs
+
+
+def problem(queries=4096, keys=4096, heads=32, dim=128, gluon=True, **others):
+    known = attention.Problem(queries, heads, keys, dim, dim, torch.bfloat16, False, False, 0, True, gluon)
+    return dataclasses.replace(known, **others)
+
+
+def test_what_is_chosen():
+    for dim, causal in ((64, False), (64, True), (128, False), (128, True)):
+        large = problem(dim=dim, causal=causal)
+        chosen = large.rule(H200)
+        assert chosen in attention.HOPPER_SPACE[dim]
+        assert set(attention.HOPPER_SPACE[dim]) <= set(large.candidates(H200))
+        assert not dataclasses.replace(large, gluon=False).allows(chosen)
+
+    for other in (problem(gluon=False), problem(queries=256), problem(keys=64), problem(heads=1)):
+        assert other.rule(H200).warp_groups == 1
+
+
+def test_a_fixed_configuration_may_be_any_of_both_forms():
+    fields = {field.name: getattr(problem(), field.name) for field in dataclasses.fields(problem())}
+    known = attention.config.alternatives(**fields, **dataclasses.asdict(H200))
+    assert {config.warp_groups for config in known} == {1, 2}
+
+
+# --- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+def inputs(queries, keys, dim, dtype=torch.bfloat16, batch=2, heads=4, kv_heads=2):
+    shapes = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
+    return [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
+
+
+def check(config, tensors, causal=None, **how):
+    """The result in this configuration, which is right and close to that of the other form."""
+    query, key, _ = tensors
+    variants = {None: None, "upper left": CausalVariant.UPPER_LEFT, "lower right": CausalVariant.LOWER_RIGHT}
+    how |= {"enable_gqa": True, "is_causal": causal is not None, "causal_variant": variants[causal]}
+    asked = choice.asked(attend, *tensors, **how)
+    assert asked is not None
+    assert asked[1].allows(config), "the form takes the call"
+
+    with choice.forced(OP, config):
+        result = attend(*tensors, **how)
+
+    with choice.forced(OP, PORTABLE):
+        portable = attend(*tensors, **how)
+
+    shift = {None: None, "upper left": 0, "lower right": key.shape[2] - query.shape[2]}[causal]
+    assert_attends(result, *tensors, causal=shift, scale=how.get("scale"))
+    tolerance = 1e-2 if query.dtype is torch.bfloat16 else 2e-3
+    torch.testing.assert_close(result, portable, rtol=tolerance, atol=tolerance)
+    assert result.stride() == portable.stride()
+
+    return result
+
+
+@hopper
+@pytest.mark.parametrize(("dim", "config"), CONFIGS)
+@pytest.mark.parametrize("causal", [None, "upper left", "lower right"])
+def test_lengths_and_causal_variants(dim, config, causal):
+    for queries, keys in ((256, 256), (300, 1), (257, 700), (700, 257), (1000, 1024)):
+        check(config, inputs(queries, keys, dim), causal)
+
+
+@hopper
+@pytest.mark.parametrize("dim", [64, 128])
+def test_float16(dim):
+    check(attention.HOPPER_SPACE[dim][0], inputs(300, 400, dim, torch.float16), "upper left")
+
+
+@hopper
+@pytest.mark.parametrize(("dim", "config"), CONFIGS)
+@pytest.mark.parametrize("causal", [None, "upper left"])
+def test_programs_take_several_units(dim, config, causal):
+    check(config, inputs(1100, 640, dim, batch=3, heads=40, kv_heads=8), causal)
+
+
+@hopper
+@pytest.mark.parametrize(("dim", "config"), CONFIGS)
+def test_layouts_and_scales(dim, config):
+    base = random(2, 300, 3, 4, dim, dtype=torch.bfloat16)
+    result = check(config, [base[:, :, i].transpose(1, 2) for i in range(3)], "upper left", scale=0.3)
+    assert result.transpose(1, 2).is_contiguous()
+    check(config, [x[:1, :2, 8:] for x in inputs(300, 400, dim)], scale=2.0)
+
+
+@hopper
+@pytest.mark.parametrize(("dim", "config"), CONFIGS)
+def test_what_is_not_finite_goes_where_it_takes_part(dim, config):
+    query, key, value = inputs(300, 400, dim)
+    key[:, :, 170, 3] = torch.nan
+
+    with choice.forced(OP, config):
+        result = attend(query, key, value, is_causal=True, enable_gqa=True)
+        key[:, :, 170] = torch.inf
+        infinite = attend(query.abs(), key, value, enable_gqa=True)
+        value[:, :, 170, 5] = torch.nan
+        one = attend(query, key.nan_to_num(0, 0, 0), value, enable_gqa=True)
+
+    assert result[:, :, :170].isfinite().all()
+    assert result[:, :, 170:].isnan().all()
+    assert infinite.isnan().all()
+    assert one.isnan().all((0, 1, 2)).tolist() == [dim == 5 for dim in range(dim)]
+
+
+@hopper
+def test_what_it_does_not_take_goes_to_the_other_form():
+    query, key, value = inputs(300, 400, 128)
+    mask = random(300, 400) > 0
+    misaligned = random(2, 4, 300, 130, dtype=torch.bfloat16)[..., 1:129]
+    calls = [
+        ((query, key, value, mask), {}),
+        ((query, key, value), {"scale": -1.0}),
+        ((query[:, :, :200], key, value), {}),
+        ((misaligned, key, value), {}),
+        ((query, key[:, :1].expand(2, 2, 400, 128), value), {}),
+        ((query, key, value[..., :64]), {}),
+        ((query.float(), key.float(), value.float()), {}),
+    ]
+
+    for tensors, how in calls:
+        _, found = choice.asked(attend, *tensors, enable_gqa=True, **how)
+        assert not found.gluon
+
+
+@hopper
+def test_shapes_need_a_kernel_each_for_full_and_causal_and_calls_that_come_again_are_of_their_own_tensors():
+    from ntops.kernels.attention_hopper import attend as kernel
+
+    def compiled():
+        return sum(len(cache[0]) for cache in kernel.device_caches.values())
+
+    before = compiled()
+
+    for size in range(4096, 4106):
+        query, key, value = inputs(size, 256 + size % 7, 128, batch=1, heads=5, kv_heads=5)
+
+        for causal in (False, True):
+            first = attend(query, key, value, is_causal=causal)
+            again = attend(query * 2, key, value, is_causal=causal)
+            assert torch.equal(attend(query, key, value, is_causal=causal), first)
+            assert not torch.equal(again, first)
+            assert_attends(first, query, key, value, causal=0 if causal else None)
+
+    assert compiled() - before <= 2
