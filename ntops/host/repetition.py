@@ -14,6 +14,7 @@ import torch
 import triton
 from triton import knobs
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ntops._runtime import INTERPRETED
 
@@ -268,6 +269,11 @@ def _written(arg, sources, scope):
 
     ``None`` if it is a tensor of which that cannot be told.
     """
+    if isinstance(arg, TensorDescriptor):
+        base = _written(arg.base, sources, scope)
+        scope[name := f"descriptor{len(scope)}"] = functools.partial(_Descriptor, vars(arg))
+        return None if base is None else f"{name}({base})"
+
     if not isinstance(arg, torch.Tensor) or any(arg.data_ptr() == one.data_ptr() for one in _constants.values()):
         name = f"constant{len(scope)}"
         scope[name] = arg.data_ptr() if isinstance(arg, torch.Tensor) else arg
@@ -275,6 +281,18 @@ def _written(arg, sources, scope):
 
     found = _source(arg, sources)
     return None if found is None else f"pointer{found[0]} + {found[1]}" if found[1] else f"pointer{found[0]}"
+
+
+class _Descriptor:
+    """A tensor descriptor like another one, of other memory, as Triton's launcher reads it."""
+
+    def __init__(self, fields, pointer):
+        self.__dict__.update(fields)
+        self.base = self
+        self.pointer = pointer
+
+    def data_ptr(self):
+        return self.pointer
 
 
 def _source(arg, sources):

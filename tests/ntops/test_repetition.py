@@ -106,6 +106,40 @@ def test_a_view_of_an_argument_is_found_again(kernel):
     assert len(calls) == 1
 
 
+def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
+    run, calls = kernel.compiled.run, []
+
+    def launch(output, input, count, number):
+        output.base[:2].copy_(input.base + number)
+        return kernel.compiled
+
+    def run_described(*args):
+        *before, output, input, count, number = args
+        assert (output.shape, output.strides, input.shape, input.padding) == ([2, 4], [4, 1], [2, 4], "zero")
+        run(*before, output.base.data_ptr(), input.base.data_ptr(), count, number)
+
+    class Kernel(_Kernel):
+        def __getitem__(self, grid):
+            return launch
+
+    kernel.compiled.run = run_described
+    described = Kernel()
+
+    @repetition.repeatable(recorded=True)
+    def plus(input):
+        calls.append(input)
+        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
+        output, read = (repetition.TensorDescriptor(one, [2, 4], [4, 1], [1, 4]) for one in (result, input[2:]))
+        repetition.launch(described, (7,), {}, output, read, 8, 2.0)
+        return result
+
+    for k in range(3):
+        input = torch.randn(4, 4)
+        torch.testing.assert_close(plus(input)[:2], input[2:] + 2, msg=f"call {k}")
+
+    assert (len(calls), kernel.compiled.launched) == (1, 2)
+
+
 def test_several_results_are_returned_in_their_order(kernel):
     calls = []
 
