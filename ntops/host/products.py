@@ -458,7 +458,7 @@ def _launch_described(chosen, index, output, input, mat2, added, numbers):
     whole += chosen.block_m * chosen.block_n * size * (1 if added is None else 2)
     parts = 1 if whole <= room else _PARTS
     a, turned_a = _descriptor(input, chosen.block_m, chosen.block_k)
-    b, turned_b = _descriptor(mat2, chosen.block_k, chosen.block_n)
+    b, turned_b = _descriptor(mat2.mT, chosen.block_n, chosen.block_k)
     tiles = batch * -(-m // chosen.block_m) * -(-n // chosen.block_n)
     alpha, beta = (*numbers, *(1.0, 0.0)[len(numbers) :])
 
@@ -479,7 +479,7 @@ def _launch_described(chosen, index, output, input, mat2, added, numbers):
         *(int(one.shape[0] > 1) for one in (a, b)),
         *(result if added is None else added).stride()[-2:],
         *(alpha, beta),
-        *(turned_a, turned_b),
+        *(turned_a, not turned_b),
         bool(numbers),
         added is not None,
         "tf32",
@@ -492,21 +492,22 @@ def _launch_described(chosen, index, output, input, mat2, added, numbers):
         result.copy_(stored)
 
 
-def _descriptor(matrices, rows, columns):
-    """A descriptor of (R, C) or (B, R, C) matrices in tiles of (1, rows, columns), and whether it is of them turned.
+def _descriptor(matrices, rows, terms):
+    """A descriptor of (R, K) or (B, R, K) matrices in tiles of (1, rows, terms), and whether it is of them turned.
 
-    Matrices that cannot be described are copied. Of those that are one along the batch there is one.
+    Matrices that cannot be described are copied, with K innermost, as all kernels can read it. Of those that are one
+    along the batch there is one.
     """
     matrices = matrices[None] if matrices.ndim == 2 else matrices
     matrices = matrices[:1] if matrices.stride(0) == 0 else matrices
+    found, block, turned = _describable(matrices), [1, rows, terms], False
 
-    for turned, found in ((False, _describable(matrices)), (True, _describable(matrices.mT))):
-        if found is not None:
-            block = [1, columns, rows] if turned else [1, rows, columns]
-            return TensorDescriptor(found, list(found.shape), list(found.stride()), block), turned
+    if found is None and (found := _describable(matrices.mT)) is not None:
+        block, turned = [1, terms, rows], True
 
-    copy = matrices.contiguous()
-    return TensorDescriptor(copy, list(copy.shape), list(copy.stride()), [1, rows, columns]), False
+    # A contiguous one may begin anywhere.
+    found = matrices.clone(memory_format=torch.contiguous_format) if found is None else found
+    return TensorDescriptor(found, list(found.shape), list(found.stride()), block), turned
 
 
 def _describable(matrices):

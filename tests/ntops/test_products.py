@@ -131,7 +131,12 @@ def spread(matrices):
     return torch.stack([matrices] * 3, -1)[..., 0]
 
 
-@pytest.mark.parametrize("lay", [torch.Tensor.contiguous, turned, spread], ids=lambda one: one.__name__)
+def moved(matrices):
+    """The same one element behind an address that a descriptor can have."""
+    return torch.cat([matrices.flatten()[:1], matrices.flatten()])[1:].view(matrices.shape)
+
+
+@pytest.mark.parametrize("lay", [torch.Tensor.contiguous, turned, spread, moved], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_operands_of_any_layout_are_described(lay, batch, described):
     a, b = (torch.randint(-4, 5, (*batch, *shape)).half() for shape in ((140, 72), (72, 264)))
@@ -140,6 +145,15 @@ def test_operands_of_any_layout_are_described(lay, batch, described):
     out = lay(torch.zeros(*batch, 140, 264, dtype=torch.half))
     assert function(a, b, out=out) is out
     assert torch.equal(out, a @ b)
+
+
+def test_terms_are_innermost_in_copies():
+    """Hopper's matrix units take no others of float32."""
+    matrices = moved(torch.randn(3, 12, 16)), spread(torch.randn(3, 12, 16)), moved(torch.randn(3, 16, 12)).mT
+    for one in matrices:
+        descriptor, is_turned = products._descriptor(one, 64, 32)
+        assert torch.equal(descriptor.base, one)
+        assert (is_turned, descriptor.strides[-1], descriptor.block_shape) == (False, 1, [1, 64, 32])
 
 
 def test_one_matrix_of_a_batch_is_described_once(described):
