@@ -3,17 +3,28 @@
 import dataclasses
 
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ntops.host import choice, output, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
-from ntops.host.configuration import heuristic
+from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.kernels import mm, split_k
+from ntops.kernels import product as described_product
 from ntops.torch.mul import mul
-from ntops.torch.utils import Config, make
+from ntops.torch.utils import Config, get_default_num_stages, get_default_num_warps, make
 
+POINTERS = 1
+"""The form of a kernel: NineToothed's, which runs everywhere."""
+DESCRIPTORS = 2
+"""That of ``ntops.kernels.product``, where operands can be described: half types, or float32 as TF32, on Hopper."""
+
+_PARTS = 4
+"""In how many parts ``DESCRIPTORS`` store a tile where shared memory has no room for all of it."""
+_GROUP = 8
+"""Tiles of ``DESCRIPTORS`` that lie below each other and are computed together."""
 _COPIED = 128
 """Rows and columns of a result from which on a copy of a factor costs less than it saves."""
 
@@ -61,7 +72,7 @@ def check_inner(**factors):
         )
 
 
-def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, scales=None):
+def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, added=None, scales=None):
     """The product of two matrices or of a batch of each, written to ``out`` or to a new tensor.
 
     :param premake: The kernel's ``premake``.
@@ -70,6 +81,8 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
     :param mat2: (*batch, K, N).
     :param out: The caller's ``out=``, not yet checked, or ``None``.
     :param vectors: The dims, from the end, that the result lacks since an operand was a vector.
+    :param folded: Whether ``mat2`` is one matrix for a batch of ``input``, all rows of which make a single product, as
+        torch has it. Rows that are not evenly spaced are copied.
     :param added: What ``addmm`` adds, of the shape of the result, or ``None``.
     :param scales: The factors of the product and of ``added``, for ``addmm``.
     :raises NotImplementedError: The dtype is not floating-point, and there is something to multiply.
@@ -91,7 +104,11 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
 
     # A kernel reads its inputs while others write: an output in the same memory waits for all of them.
     read = [tensor for tensor in (input, mat2, added) if tensor is not None]
-    direct = out is not None and not any(output.shares_memory(out, tensor) for tensor in read)
+    direct = (
+        out is not None
+        and (not folded or out.is_contiguous())
+        and not any(output.shares_memory(out, tensor) for tensor in read)
+    )
     result = out if direct else repetition.empty(shape, contiguous_strides(shape), dtype, device)
 
     if result.numel() and not dtype.is_floating_point:
@@ -101,6 +118,9 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), added=None, sc
 
         for dim in vectors:
             matrices = matrices.unsqueeze(dim)
+
+        if folded:
+            matrices, input = matrices.flatten(0, -2), input.flatten(0, -2)
 
         _launch(premake, matrices, input, mat2, added, scales)
 
@@ -135,6 +155,8 @@ class Options:
     num_stages: int
     splits: int = 1
     """The parts that K is cut into, each of which is a product of its own; then they are added up."""
+    form: int = POINTERS
+    """``POINTERS`` or ``DESCRIPTORS``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,13 +177,19 @@ class Problem(choice.Problem):
     """Whether float32 is multiplied as it is, not as TF32; false for other dtypes, so that they have one entry."""
     batched: bool = False
     """Whether there is a batch of products, which fills the device without splits."""
+    described: bool = False
+    """Whether there may be ``DESCRIPTORS``."""
 
     def rule(self, device):
         limits = device.shared_memory, 0 if self.batched else device.multiprocessors
-        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits)
+        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits, self.described)
 
     def space(self, device):
         found = []
+
+        if self.described:
+            tiles = _TF32[1:2] if self.dtype is torch.float32 else _HALF[:4]
+            found += [Options(*one, form=DESCRIPTORS) for one in tiles]
 
         for block_m, block_n, *others in _space(self):
             if block_m <= max(next_power_of_2(self.m), 32):
@@ -174,14 +202,17 @@ class Problem(choice.Problem):
         return found
 
     def allows(self, options):
+        if options.form == DESCRIPTORS:
+            return self.described and options.splits == 1
+
         return options.splits == 1 or (not self.batched and self.k % (16 * options.splits) == 0)
 
     def resources(self, options):
         return resources(options, self.dtype)
 
 
-@heuristic(("m", "n"), ((16, 64), (64, 64), (65, 65), (2048, 2048)))
-def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
+@heuristic(("m", "n"), ((16, 64), (64, 64), (65, 65), (65, 65536), (2048, 2048)))
+def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
     """The options of a product.
 
     :param m: Rows of the result.
@@ -190,8 +221,18 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
     :param dtype: The dtype of the operands.
     :param ieee: Whether float32 is multiplied as it is, not as TF32.
     :param shared_memory: What a program can have on the device, in bytes.
-    :param multiprocessors: How many may be filled by splits; 0: K is not split.
+    :param multiprocessors: How many may be filled by splits; 0: there is a batch, which fills them.
+    :param described: Whether there may be ``DESCRIPTORS``.
     """
+    # Tiles of 128 x 256 for about as many multiprocessors as there are. Each computes its tiles one after the other.
+    if described and min(m, n) >= 1024 and (m * n >= 2048 * 2048 or not multiprocessors):
+        if dtype is torch.float32:
+            return Options(128, 256, 32, 8, 3, form=DESCRIPTORS)
+
+        # On an H200, us (cuBLAS): 4096^3 181 (179), 8192^3 1523 (1544), 4096 x 8192 x 28672 2412 (2382), and a batch of
+        # 16 x 1024^3 64 (61); 128 products of 2048 x 128 x 2048 take 434 so, and with 3 stages 357 (331).
+        return Options(128, 256, 64, 8, 4 if k >= 1024 else 3, form=DESCRIPTORS)
+
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
     elif dtype is torch.float32 and ieee:
@@ -212,7 +253,9 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors):
     elif m <= 64 or n <= 64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:
-        block_m, block_n, block_k, num_warps, num_stages = 128, 128, 64, 8, 3
+        # With a multiprocessor for each tile, 5 stages take 24.6 us where 3 take 26.3: 128 x 4096 x 4096 on an H200.
+        alone = -(-m // 128) * -(-n // 128) <= multiprocessors
+        block_m, block_n, block_k, num_warps, num_stages = 128, 128, 64, 8, 5 if alone else 3
 
     stage = (block_m + block_n) * block_k * dtype.itemsize
     num_stages = max(min(num_stages, shared_memory // stage), 1)
@@ -304,12 +347,18 @@ def resources(options, dtype):
     """What the options take. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
     threads = 32 * options.num_warps
     tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
+    sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
+
+    if options.form == DESCRIPTORS:
+        # A result is stored from shared memory; what ``addmm`` adds comes through as much of it.
+        result = options.block_m * options.block_n * dtype.itemsize // _PARTS
+        return choice.Resources(tiles * options.num_stages + 2 * result, 32 + sums, threads)
+
     # The matrix units of Hopper read tiles of 64 rows from shared memory, so those of all stages are there at once;
     # else the tiles of a stage have gone to registers when those of the last one come.
     stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
     # What is loaded is 16 bytes, and an address of two registers, for each thread at a time.
     addresses = 2 * -(-tiles // (16 * threads))
-    sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
 
     return choice.Resources(tiles * stages, 32 + sums + addresses, threads)
 
@@ -317,8 +366,19 @@ def resources(options, dtype):
 def _launch(premake, result, input, mat2, added, scales):
     ieee = torch.get_float32_matmul_precision() == "highest"
     index = result.device.index or 0
+    batch, _ = _collapsed_batch(result, input, mat2)
+    described = settled("described", _can_be_described(result, input, ieee, len(batch), index))
 
-    if input.dtype is torch.float32 and not ieee and min(result.shape[-2:]) >= _COPIED and choice.device(index).hopper:
+    # A product of batches that broadcast is that of bmm, or of mm.
+    name = premake.__module__.rpartition(".")[2]
+    name = name if name != "matmul" else "bmm" if batch else "mm"
+    sizes = *result.shape[-2:], input.shape[-1]
+    problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
+    chosen = choice.choose(name, problem, index)
+
+    turned = choice.device(index).hopper and (chosen.form == DESCRIPTORS or min(result.shape[-2:]) >= _COPIED)
+
+    if input.dtype is torch.float32 and not ieee and turned:
         input, mat2 = _k_major(input), _k_major(mat2.mT).mT
 
     batch, strides = _collapsed_batch(result, input, mat2)
@@ -332,17 +392,18 @@ def _launch(premake, result, input, mat2, added, scales):
     if scales is not None:
         names = ("alpha", "beta") if added is not None else ("alpha",)
         numbers = tuple(float(scale) for scale in scales[: len(names)])
-        views |= {"added": added} if added is not None else {}
         number_type = scalar_type(result.dtype)
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
-    # A product of batches that broadcast is that of bmm, or of mm.
-    name = premake.__module__.rpartition(".")[2]
-    name = name if name != "matmul" else "bmm" if batch else "mm"
-    problem = Problem(
-        *result.shape[-2:], input.shape[-1], input.dtype, ieee and input.dtype is torch.float32, bool(batch)
-    )
-    chosen = choice.choose(name, problem, index)
+    if chosen.form == DESCRIPTORS:
+        with on_device(result.device):
+            _launch_described(chosen, index, *views.values(), added, numbers)
+
+        return
+
+    if added is not None:
+        views["added"] = added
+
     partial = None
 
     if chosen.splits > 1:
@@ -364,6 +425,102 @@ def _launch(premake, result, input, mat2, added, scales):
         else:
             kernel(*views.values(), *constants)
             _add_up(result, partial, added, numbers)
+
+
+def _can_be_described(result, input, ieee, batch_dims, index):
+    """Whether tensor descriptors could be of copies of all operands, so that the form of a product does not depend on
+    their layout: rows of 16 bytes or a multiple."""
+    dtype = input.dtype
+    n, k = result.shape[-1], input.shape[-1]
+
+    return (
+        choice.device(index).hopper
+        and (dtype.itemsize == 2 or (dtype is torch.float32 and not ieee))
+        and batch_dims <= 1
+        and k > 0
+        and all(size * dtype.itemsize % 16 == 0 for size in (n, k))
+    )
+
+
+def _launch_described(chosen, index, output, input, mat2, added, numbers):
+    """Launch ``product.multiply`` for matrices, or for a batch of each."""
+    (m, n), k = output.shape[-2:], input.shape[-1]
+    batch = output.numel() // (m * n)
+    result = output.view(batch, m, n) if output.ndim == 2 else output
+    stored = _describable(result)
+
+    if stored is None:
+        stored = repetition.empty(result.shape, contiguous_strides(result.shape), result.dtype, result.device)
+
+    size = output.dtype.itemsize
+    room = choice.device(index).shared_memory - 1024
+    whole = (chosen.block_m + chosen.block_n) * chosen.block_k * size * chosen.num_stages
+    whole += chosen.block_m * chosen.block_n * size * (1 if added is None else 2)
+    parts = 1 if whole <= room else _PARTS
+    a, turned_a = _descriptor(input, chosen.block_m, chosen.block_k)
+    b, turned_b = _descriptor(mat2.mT, chosen.block_n, chosen.block_k)
+    tiles = batch * -(-m // chosen.block_m) * -(-n // chosen.block_n)
+    alpha, beta = (*numbers, *(1.0, 0.0)[len(numbers) :])
+
+    repetition.launch(
+        described_product.multiply,
+        (min(tiles, choice.device(index).multiprocessors),),
+        {
+            "num_warps": get_default_num_warps() or chosen.num_warps,
+            "num_stages": get_default_num_stages() or chosen.num_stages,
+        },
+        TensorDescriptor(
+            stored, list(stored.shape), list(stored.stride()), [1, chosen.block_m, chosen.block_n // parts]
+        ),
+        a,
+        b,
+        result if added is None else added,
+        *(m, n, k, tiles),
+        *(int(one.shape[0] > 1) for one in (a, b)),
+        *(result if added is None else added).stride()[-2:],
+        *(alpha, beta),
+        *(turned_a, not turned_b),
+        bool(numbers),
+        added is not None,
+        "tf32",
+        parts,
+        _GROUP,
+        *(chosen.block_m, chosen.block_n, chosen.block_k),
+    )
+
+    if stored.data_ptr() != result.data_ptr():
+        result.copy_(stored)
+
+
+def _descriptor(matrices, rows, terms):
+    """A descriptor of (R, K) or (B, R, K) matrices in tiles of (1, rows, terms), and whether it is of them turned.
+
+    Matrices that cannot be described are copied, with K innermost, as all kernels can read it. Of those that are one
+    along the batch there is one.
+    """
+    matrices = matrices[None] if matrices.ndim == 2 else matrices
+    matrices = matrices[:1] if matrices.stride(0) == 0 else matrices
+    found, block, turned = _describable(matrices), [1, rows, terms], False
+
+    if found is None and (found := _describable(matrices.mT)) is not None:
+        block, turned = [1, terms, rows], True
+
+    # A contiguous one may begin anywhere.
+    found = matrices.clone(memory_format=torch.contiguous_format) if found is None else found
+    return TensorDescriptor(found, list(found.shape), list(found.stride()), block), turned
+
+
+def _describable(matrices):
+    """(B, R, C) matrices with strides that descriptors have, ``None`` if theirs are others: but for the last dim, which
+    is contiguous, multiples of 16 bytes."""
+    batch, rows, columns = matrices.shape
+    unit = 16 // matrices.element_size()
+    # That of a dim of one element counts for nothing, and may be anything.
+    row = matrices.stride(1) if rows > 1 else -(-columns // unit) * unit
+    step = matrices.stride(0) if batch > 1 else rows * row
+    fits = matrices.stride(2) == 1 and all(stride > 0 and stride % unit == 0 for stride in (row, step))
+
+    return matrices.as_strided(matrices.shape, (step, row, 1)) if fits and matrices.data_ptr() % 16 == 0 else None
 
 
 def _k_major(matrices):

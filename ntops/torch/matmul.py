@@ -10,7 +10,8 @@ def matmul(input, other, *, out=None):
     """The product of two tensors, as :func:`torch.matmul`: of vectors, matrices, or batches of them that broadcast.
 
     Half types accumulate in float32. Float32 follows :func:`torch.get_float32_matmul_precision` at the time of the
-    call: "highest" is IEEE, anything else TF32. A broadcast batch is not copied.
+    call: "highest" is IEEE, anything else TF32. A broadcast batch is not copied, but
+    for rows of ``input`` that are not evenly spaced where ``other`` is one matrix.
 
     :param input: A floating-point tensor, (K,) or (*, M, K).
     :param other: A tensor of the same dtype, (K,) or (*, K, N).
@@ -38,17 +39,22 @@ def matmul(input, other, *, out=None):
             "broadcast together"
         ) from None
 
-    left = left.expand(*batch, *left.shape[-2:])
-    right = right.expand(*batch, *right.shape[-2:])
+    # Many rows at a time take all of a matrix from memory once: 16 x 1 x 4096 took 77 us on an H200, one product 17 us.
+    folded = left.ndim > 2 and right.ndim == 2
+
+    if not folded:
+        left = left.expand(*batch, *left.shape[-2:])
+        right = right.expand(*batch, *right.shape[-2:])
+
     shape = (*batch, *left.shape[-2:-1], *right.shape[-1:])
 
     if input.ndim > 1 and other.ndim > 1:
-        return product(premake, torch.Size(shape), left, right, out)
+        return product(premake, torch.Size(shape), left, right, out, folded=folded)
 
     if other.ndim > 1:
         return product(premake, torch.Size((*batch, shape[-1])), left, right, out, vectors=(-2,))
 
     if input.ndim > 1:
-        return product(premake, torch.Size(shape[:-1]), left, right, out, vectors=(-1,))
+        return product(premake, torch.Size(shape[:-1]), left, right, out, vectors=(-1,), folded=folded)
 
     return product(premake, torch.Size(batch), left, right, out, vectors=(-1, -1))

@@ -15,10 +15,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("memory", [65536, 232448])
-def test_products_list_all(dtype, memory):
+@pytest.mark.parametrize(("memory", "described"), [(65536, False), (232448, False), (232448, True)])
+def test_products_list_all(dtype, memory, described):
     """But for the number of splits, which any may have that divides K."""
-    rest = (4096, dtype, False, memory, 132)
+    described = described and dtype is not torch.float64
+    rest = (4096, dtype, False, memory, 132, described)
 
     def blocks(options):
         return dataclasses.replace(options, splits=1)
@@ -27,6 +28,7 @@ def test_products_list_all(dtype, memory):
     found = [products.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
     assert {options.splits for options in known} == ({1, 4} if dtype is torch.float16 else {1})
+    assert (products.DESCRIPTORS in {options.form for options in known}) == described
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -61,14 +63,14 @@ def test_attention_lists_all(dtype, ieee, dim):
 def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
-    few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (16, 100))
+    few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (10, 100))
 
     with configuration.fixed() as names:
         ntops.torch.mm(few, few)
 
-    assert len(names) == 4
+    assert len(names) == 5
 
-    for number in range(5):
+    for number in range(6):
         with configuration.fixed(number) as same:
             ntops.torch.mm(few, few)
             ntops.torch.mm(many, many)
@@ -76,8 +78,8 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
         assert same == names
         assert made[-1] == made[-2]
 
-    # The first one, all four, and again the first of these.
-    assert len(set(made[1::2])) == 4
+    # The first one, all five, and again the first of these.
+    assert len(set(made[1::2])) == 5
     assert made[1] == made[-1]
 
     ntops.torch.mm(few, few)
@@ -94,7 +96,7 @@ def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     with configuration.fixed() as names:
         ntops.torch.mm(square, square)
 
-    assert len(names) == 4
+    assert len(names) == 5
     assert dict(made[-1].blocks) == {"block_size_m": 32, "block_size_n": 64, "block_size_k": 32}
 
     with configuration.fixed(0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -106,3 +107,116 @@ def test_what_is_repeated_along_a_batch_is_copied_once(tf32):
         assert torch.equal(found, matrices.mT)
         assert found.stride(-1) == 1
         assert (found.stride(0) == 0) == (matrices.stride(0) == 0)
+
+
+# --- through descriptors -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[3, 4])
+def described(request):
+    """Tiles that are stored as a whole, and in parts."""
+    options = products.Options(128, 256, 64, 8, request.param, form=products.DESCRIPTORS)
+    with contextlib.ExitStack() as forced:
+        for kernel in ("mm", "addmm", "bmm"):
+            forced.enter_context(choice.forced(kernel, options))
+        yield
+
+
+def turned(matrices):
+    return matrices.mT.contiguous().mT
+
+
+def spread(matrices):
+    """The same in memory of which no descriptor can be: the last dim takes every third element."""
+    return torch.stack([matrices] * 3, -1)[..., 0]
+
+
+def moved(matrices):
+    """The same one element behind an address that a descriptor can have."""
+    return torch.cat([matrices.flatten()[:1], matrices.flatten()])[1:].view(matrices.shape)
+
+
+@pytest.mark.parametrize("lay", [torch.Tensor.contiguous, turned, spread, moved], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_operands_of_any_layout_are_described(lay, batch, described):
+    a, b = (torch.randint(-4, 5, (*batch, *shape)).half() for shape in ((140, 72), (72, 264)))
+    function = ntops.torch.bmm if batch else ntops.torch.mm
+    assert torch.equal(function(lay(a), lay(b)), a @ b)
+    out = lay(torch.zeros(*batch, 140, 264, dtype=torch.half))
+    assert function(a, b, out=out) is out
+    assert torch.equal(out, a @ b)
+
+
+def test_terms_are_innermost_in_copies():
+    """Hopper's matrix units take no others of float32."""
+    matrices = moved(torch.randn(3, 12, 16)), spread(torch.randn(3, 12, 16)), moved(torch.randn(3, 16, 12)).mT
+    for one in matrices:
+        descriptor, is_turned = products._descriptor(one, 64, 32)
+        assert torch.equal(descriptor.base, one)
+        assert (is_turned, descriptor.strides[-1], descriptor.block_shape) == (False, 1, [1, 64, 32])
+
+
+def test_one_matrix_of_a_batch_is_described_once(described):
+    a, b = factors(torch.float16, 9, 264, 72)
+    many = torch.randint(-4, 5, (3, 9, 72)).half()
+    assert torch.equal(ntops.torch.bmm(many, b.expand(3, 72, 264)), many @ b)
+    assert torch.equal(ntops.torch.bmm(a.expand(3, 9, 72), b.expand(3, 72, 264)), (a @ b).expand(3, 9, 264))
+
+
+@pytest.mark.parametrize("beta", [0, 3])
+@pytest.mark.parametrize("shape", [(264,), (140, 1), (140, 264)])
+def test_what_is_described_is_scaled_and_added(beta, shape, described):
+    a, b = factors(torch.float16, 140, 264, 72)
+    added = torch.full(shape, float("nan")) if beta == 0 else torch.arange(float(shape[0] * shape[-1])) % 7
+    added = added[: shape[0]] if len(shape) == 1 else added[: shape[0] * shape[-1]].reshape(shape)
+    expected = torch.addmm(added.half(), a, b, alpha=2, beta=beta)
+    assert torch.equal(ntops.torch.addmm(added.half(), a, b, alpha=2, beta=beta), expected)
+
+
+def form_of(m, n, k, **given):
+    problem = products.Problem(m, n, k, **{"dtype": torch.bfloat16, "ieee": False, "described": True} | given)
+    chosen = problem.rule(choice.Device(232448, 132))
+    assert problem.allows(chosen)
+    assert problem.resources(chosen).fit(choice.Device(232448, 132))
+    return chosen.form, chosen.num_stages
+
+
+def test_large_products_go_through_descriptors():
+    assert form_of(4096, 4096, 4096) == form_of(1024, 4096, 4096) == (products.DESCRIPTORS, 4)
+    assert form_of(2048, 2048, 128, batched=True) == (products.DESCRIPTORS, 3)
+    assert form_of(4096, 4096, 4096, dtype=torch.float32) == (products.DESCRIPTORS, 3)
+    assert form_of(1024, 1024, 1024, batched=True)[0] == products.DESCRIPTORS
+    assert form_of(1024, 1024, 1024)[0] == products.POINTERS, "too few tiles"
+    assert form_of(128, 28672, 4096)[0] == products.POINTERS
+    assert form_of(4096, 4096, 4096, described=False)[0] == products.POINTERS
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((5, 8, 16), torch.float16, True),
+        ((5, 4, 16), torch.float16, False),
+        ((5, 8, 12), torch.float16, False),
+        ((5, 4, 12), torch.float32, False),
+        ((5, 8, 16), torch.float64, False),
+        ((5, 8, 0), torch.float16, False),
+    ],
+    ids=str,
+)
+def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expected):
+    m, n, k = shape
+    for a in (torch.empty(m, k, dtype=dtype), torch.empty(k, m, dtype=dtype).mT):
+        assert products._can_be_described(torch.empty(m, n, dtype=dtype), a, True, 0, 0) == expected
+    assert not products._can_be_described(torch.empty(m, n, dtype=dtype), a, True, 2, 0)
+
+
+def test_all_rows_of_a_batch_make_one_product(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(choice, "choose", lambda kernel, problem, index: sizes.append(problem.m) or OPTIONS)
+    b = torch.randint(-4, 5, (24, 40)).float()
+    for a in (torch.randint(-4, 5, (3, 2, 5, 24)).float(), torch.randint(-4, 5, (2, 3, 5, 24)).float().transpose(0, 1)):
+        assert torch.equal(ntops.torch.matmul(a, b), a @ b)
+        out = torch.zeros(3, 2, 5, 80)[..., ::2]
+        assert torch.equal(ntops.torch.matmul(a, b, out=out), a @ b)
+        assert torch.equal(ntops.torch.matmul(a, b[:, 0]), a @ b[:, 0])
+    assert set(sizes) == {30}

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from ntops.host import repetition
+from ntops.host import products, repetition
 
 
 class _Compiled:
@@ -104,6 +104,40 @@ def test_a_view_of_an_argument_is_found_again(kernel):
         torch.testing.assert_close(plus(input, view=True), input[1:] + 1)
 
     assert len(calls) == 1
+
+
+def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
+    run, calls = kernel.compiled.run, []
+
+    def launch(output, input, count, number):
+        output.base[:2].copy_(input.base + number)
+        return kernel.compiled
+
+    def run_described(*args):
+        *before, output, input, count, number = args
+        assert (output.shape, output.strides, input.shape, input.padding) == ([2, 4], [4, 1], [2, 4], "zero")
+        run(*before, output.base.data_ptr(), input.base.data_ptr(), count, number)
+
+    class Kernel(_Kernel):
+        def __getitem__(self, grid):
+            return launch
+
+    kernel.compiled.run = run_described
+    described = Kernel()
+
+    @repetition.repeatable(recorded=True)
+    def plus(input):
+        calls.append(input)
+        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
+        output, read = (products.TensorDescriptor(one, [2, 4], [4, 1], [1, 4]) for one in (result, input[2:]))
+        repetition.launch(described, (7,), {}, output, read, 8, 2.0)
+        return result
+
+    for k in range(3):
+        input = torch.randn(4, 4)
+        torch.testing.assert_close(plus(input)[:2], input[2:] + 2, msg=f"call {k}")
+
+    assert (len(calls), kernel.compiled.launched) == (1, 2)
 
 
 def test_several_results_are_returned_in_their_order(kernel):
@@ -293,37 +327,3 @@ def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
     monkeypatch.setattr(repetition.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     plus(torch.zeros(4))
     assert len(calls) == 2
-
-
-class _Descriptor:
-    """As much of a tensor descriptor as launches need."""
-
-    block_shape = (4,)
-
-    def __init__(self, base, shape):
-        self.base, self.shape = base, shape
-
-
-def test_tensor_descriptors_are_of_the_memory_of_each_call(kernel):
-    seen = []
-
-    def run(*args):
-        *_, output, input = args
-        seen.append((output.base.data_ptr(), input.base.data_ptr(), input.shape))
-
-    kernel.compiled.run = run
-
-    class Launched(_Kernel):
-        def __getitem__(self, grid):
-            return lambda *descriptors: kernel.compiled
-
-    @repetition.repeatable(recorded=True)
-    def function(input):
-        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
-        repetition.launch(Launched(), (7,), {}, _Descriptor(result, [5]), _Descriptor(input[1:], [4]))
-        return result
-
-    inputs = [torch.randn(5) for _ in range(3)]
-    results = [function(input) for input in inputs]
-    expected = [(r.data_ptr(), i.data_ptr() + 4, [4]) for r, i in zip(results, inputs, strict=True)]
-    assert seen == expected[1:]
