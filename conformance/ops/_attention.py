@@ -131,11 +131,8 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
             options = {"is_causal": True}
         elif part.offset is not None:
             options = {"attn_mask": _triangle(part, part.offset)}
-        operands = [_aligned(x) for x in (part.query, part.key, part.value)]
-        if query.is_cuda and part.mask is not None and part.mask.is_floating_point():
-            # torch 2.11's memory-efficient algorithm refuses float32 masks of half queries, which others take.
-            operands = [x.to(part.mask.dtype) for x in operands]
-        found = attend(*operands, scale=arguments.scale, enable_gqa=arguments.enable_gqa, **options)
+        operands = (_dense(x, x.shape[-1]) for x in (part.query, part.key, part.value))
+        found = _accepted(attend, *operands, scale=arguments.scale, enable_gqa=arguments.enable_gqa, **options)
         result[part.batch].copy_(found)
     return result
 
@@ -147,15 +144,18 @@ def _dense(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same elements, dense where vectors of 16 bytes could not be read: torch 2.11 on CUDA chooses an algorithm for
-    such float32 operands that has no kernel for them (cutlassF: no kernel found to launch!)."""
-    size = tensor.element_size()
-    places = (tensor.data_ptr(), *(stride * size for stride in tensor.stride()[:-1]))
-    dense = _dense(tensor, tensor.shape[-1])
-    if dense is not tensor or not tensor.is_cuda or all(place % 16 == 0 for place in places):
-        return dense
-    return tensor.clone(memory_format=torch.contiguous_format)
+def _accepted(attend: Attend, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
+    """The answer to a call that is right: on CUDA torch 2.11 chooses algorithms for some such calls that then refuse
+    them (cutlassF: no kernel found to launch; invalid dtype for bias), and those its math backend takes."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    try:
+        return attend(*operands, **options)
+    except RuntimeError:
+        if not operands[0].is_cuda:
+            raise
+    with sdpa_kernel(SDPBackend.MATH):
+        return attend(*operands, **options)
 
 
 def _triangle(part: Part, offset: int) -> torch.Tensor:
