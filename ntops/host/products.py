@@ -188,8 +188,8 @@ class Problem(choice.Problem):
         found = []
 
         if self.described:
-            tiles = _TF32[1:2] if self.dtype is torch.float32 else _HALF[:4]
-            found += [Options(*one, form=DESCRIPTORS) for one in tiles]
+            known = _DESCRIBED_TF32 if self.dtype is torch.float32 else _DESCRIBED_HALF
+            found += [Options(*one, form=DESCRIPTORS) for one in known]
 
         for block_m, block_n, *others in _space(self):
             if block_m <= max(next_power_of_2(self.m), 32):
@@ -296,6 +296,7 @@ _HALF = (
     (64, 64, 64, 4, 5),
     (64, 64, 128, 4, 4),
 )
+_DESCRIBED_HALF = _HALF[:4]
 # A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
 _HALF_SKINNY = (
     (16, 32, 256, 4, 4),
@@ -322,6 +323,7 @@ _TF32 = (
     (16, 64, 128, 4, 3),
     (32, 64, 64, 4, 4),
 )
+_DESCRIBED_TF32 = ((128, 256, 32, 8, 3),)
 _PLAIN = (
     (64, 64, 16, 4, 2),
     (64, 64, 32, 4, 2),

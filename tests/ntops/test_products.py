@@ -163,6 +163,13 @@ def test_one_matrix_of_a_batch_is_described_once(described):
     assert torch.equal(ntops.torch.bmm(a.expand(3, 9, 72), b.expand(3, 72, 264)), (a @ b).expand(3, 9, 264))
 
 
+def test_calls_that_come_again_are_of_their_own_memory(described):
+    """On a GPU they are recorded, descriptors and all."""
+    for _ in range(3):
+        a, b = factors(torch.float16, 9, 264, 72)
+        assert torch.equal(ntops.torch.mm(a, b), a @ b)
+
+
 @pytest.mark.parametrize("beta", [0, 3])
 @pytest.mark.parametrize("shape", [(264,), (140, 1), (140, 264)])
 def test_what_is_described_is_scaled_and_added(beta, shape, described):
