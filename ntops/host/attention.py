@@ -181,10 +181,11 @@ def config(
     """
     if gluon and groups * (rows // 128) >= multiprocessors and keys >= 256:
         if head_dim == 128:
-            # 688 full and 617 causal (torch 664 and 591); with a third stage 673 and 616.
+            # 700 full and 611 causal (torch 688 and 607). A third stage gains nothing.
             return Config(64, 128, num_stages=2, warp_groups=2)
 
-        # Causal 399, with three groups 366 (torch 434); full 412 and 454 (torch 482). Three cannot hold 128 keys.
+        # Before causal tiles came in pairs: causal 399, with three groups 366; full 412 and 454. Three cannot hold 128
+        # keys. As it is, 378 and 447 (torch 435 and 482).
         return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=3)
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)

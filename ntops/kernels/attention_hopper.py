@@ -5,17 +5,18 @@ rows of a tile each, and one warp that has the Tensor Memory Accelerator fetch b
 two products, of the queries with the next keys and of its weights with the values, and computes the next weights while
 the second one runs. Triton's own compiler does not overlap these.
 
-On an H200 (Triton 3.6, bf16, us; torch's is cuDNN), a plain kernel being one with tensor descriptors in Triton:
+Median us on an H200 (Triton 3.6, bf16; torch's is cuDNN); those of a plain kernel with descriptors are of another run:
 
-==================== ===== ===== =====
-                      this torch plain
-==================== ===== ===== =====
-4 x 32 x 4096 x 128   1599  1656  2353
-causal                 891   930  1245
-causal, 8 kv heads     876   922  1236
-4 x 32 x 4096 x 64    1212  1142  1222
-causal                 689   634   694
-==================== ===== ===== =====
+====================== ===== ===== =====
+                        this torch plain
+====================== ===== ===== =====
+4 x 32 x 4096 x 128     1570  1598  2353
+causal                   900   905  1245
+causal, 8 kv heads       892   899  1236
+1 x 8 x 16384, causal    805   906  1065
+4 x 32 x 4096 x 64      1230  1140  1222
+causal                   727   631   694
+====================== ===== ===== =====
 """
 
 from triton.experimental import gluon
