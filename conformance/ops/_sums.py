@@ -126,9 +126,11 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     bound = bounds.add(value, product, dtype, exact=alpha in (1, -1), wide=wide)
     finite = np.isfinite(factor) & np.isfinite(b)
     overflow = ~oracle.in_range(product, dtype) | (np.isinf(product) & finite)
-    # Of a float64 product that underflows not even the sign is left, unless it is fused with the sum.
-    tiny = np.abs(value) < torch.finfo(torch.float64).smallest_normal
-    underflow = (product == 0) & tiny & finite & (factor != 0) & (b != 0)
+    # Of a float64 product that underflows not even the sign is left, unless it is fused with the sum; where it is
+    # rounded to a subnormal, that of a sum of 0 is anybody's.
+    least = torch.finfo(torch.float64).smallest_normal
+    lost = np.where(product == 0, np.abs(value) < least, (value == 0) & (np.abs(product) < least))
+    underflow = lost & (np.abs(factor) != 1) & finite & (factor != 0) & (b != 0)
     judged = ~overflow & ~underflow
     return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
 
