@@ -30,7 +30,7 @@ import rich.table
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 
-from conformance import cases
+from conformance import cases, machine_code
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import DEFAULT, Implementation, load
@@ -203,7 +203,10 @@ def _compile(number: int, name: str) -> Compiled:
     except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
         return Compiled(launch.op, kernel, launch.signature, error=f"{type(error).__name__}: {error}")
     registers, spills = _resources(compiled, TARGETS[name])
-    return Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared)
+    error = ""
+    if "cubin" in compiled.asm and (read := machine_code.unwritten(machine_code.disassembled(compiled.asm["cubin"]))):
+        error = f"the assembler's mistake: {read}: a register is read that nothing has written"
+    return Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared, error)
 
 
 def _resources(compiled: Any, target: Target) -> tuple[int, int]:

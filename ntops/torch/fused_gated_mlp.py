@@ -88,6 +88,12 @@ def _config(m, n, k, dtype, ieee, limit):
 def _launch(output, x, gate_weight, up_weight, activation):
     ieee = torch.get_float32_matmul_precision() == "highest"
     rows, columns = x.shape[:-1].numel(), output.shape[-1]
+
+    if _contiguous_dim(gate_weight) != _contiguous_dim(up_weight):
+        # Their tiles take turns in shared memory. Where these lie there in two ways, ptxas 12.8 may take a descriptor
+        # from a register that nothing has written: on an H200 a wrong product, or an illegal access.
+        gate_weight, up_weight = gate_weight.contiguous(), up_weight.contiguous()
+
     views = {
         "output": output.view(rows, columns),
         "x": x.reshape(rows, x.shape[-1]),
@@ -100,3 +106,7 @@ def _launch(output, x, gate_weight, up_weight, activation):
 
     with on_device(output.device):
         kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(x.dtype)], "ieee" if ieee else "tf32")
+
+
+def _contiguous_dim(weight):
+    return next((dim for dim, stride in enumerate(weight.stride()) if stride == 1), None)

@@ -1,0 +1,41 @@
+"""What is looked for in machine code, in lines of kernels as ptxas 12.8 made them for sm_90."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance import machine_code
+
+GOOD = """
+	.section	.text.kernel,"ax",@progbits
+        /*0020*/                   UMOV UR32, 0x400 ;
+        /*0030*/                   ULDC.64 UR34, c[0x0][0x208] ;
+        /*0110*/                   S2UR UR4, SR_CgaCtaId ;
+        /*0200*/                   ULEA UR32, UR4, UR32, 0x18 ;
+        /*03d0*/                   UIADD3 UR22, UP0, UR32, 0x40, URZ ;
+        /*0410*/                   UIADD3.X UR23, URZ, -0x7fffffe0, URZ, UP0, !UPT ;
+        /*0480*/              @!P0 LDG.E.U16 R125, desc[UR34][R186.64] ;
+"""
+
+
+def test_what_is_written_first_may_be_read():
+    assert machine_code.unwritten(GOOD) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        # As in a product of two matrices whose tiles took turns in shared memory.
+        ("UP0, UR32, 0x40", "UP0, UR22, 0x40", "UIADD3 UR22, UP0, UR22, 0x40, URZ"),
+        ("ULDC.64 UR34", "ULDC.64 UR36", "LDG.E.U16 R125, desc[UR34][R186.64]"),
+        ("UMOV UR32, 0x400", "UMOV UR31, 0x400", "ULEA UR32, UR4, UR32, 0x18"),
+    ],
+)
+def test_a_register_that_nothing_has_written_is_found(before, after, found):
+    assert before in GOOD
+    assert machine_code.unwritten(GOOD.replace(before, after)) == found
+
+
+def test_each_function_has_registers_of_its_own():
+    again = GOOD.replace("UMOV UR32, 0x400", "NOP")
+    assert machine_code.unwritten(GOOD + again) == "ULEA UR32, UR4, UR32, 0x18"
