@@ -261,6 +261,10 @@ def masks(draw: st.DrawFn, found: Sizes, dtype: str) -> TensorSpec:
     # Bit n is for the n-th dim from the last.
     ones = draw(st.integers(0, 15)) if draw(_FLAG) else 0
     shape = tuple(1 if ones >> (len(shape) - 1 - dim) & 1 else size for dim, size in enumerate(shape))
-    recipe = draw(st.sampled_from(_BOOL_MASKS if kind == "bool" else _FLOAT_MASKS))
+    recipes = _BOOL_MASKS if kind == "bool" else _FLOAT_MASKS
+    if kind != dtype and kind == "float32":
+        # Of a large mean, half types keep nothing but that.
+        recipes += ("large_mean",) * 3
+    recipe = draw(st.sampled_from(recipes))
     special = draw(st.sampled_from(((), ("min",) if kind == "bool" else ("-inf", "min"))))
     return draw(_tensors.tensors(shape, kind, values=recipe, specials=special))

@@ -57,12 +57,15 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
-    kinds = ("broadcast", "broadcast", "broadcast", "equal", "long", "0-d other", "0-d input", "same")
+    kinds = ("broadcast", "broadcast", "broadcast", "column", "equal", "long", "0-d other", "0-d input", "same")
     match draw(st.sampled_from(kinds)):
         case "broadcast":
             # With less than two dims there is little to broadcast.
             min_rank = draw(st.sampled_from((1, 2, 2)))
             shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank, budget)))
+        case "column":
+            shape = draw(shapes_of_results(2, budget))
+            shape, other = draw(st.permutations((shape, (*shape[:-1], 1))))
         case "equal":
             shape = other = draw(shapes_of_results(1, budget))
         case "long":

@@ -32,6 +32,10 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
     batch = shapes.shapes(min_rank=1, max_rank=3, budget=most)
     first, second = draw(shapes.broadcastable(2, batch)) if (left, right) == ("N", "N") else (draw(batch),) * 2
+    if (left, right) == ("N", "N") and most >= 6 and not draw(st.integers(0, 3)):
+        # One of more dims than the other, and of sizes that tell from which end they are matched.
+        outer, inner = draw(st.sampled_from(((2, 3), (3, 2))))
+        first, second = draw(st.permutations(((outer, inner), (inner,))))
     operands = {"1": ((k,), (k,)), "2": ((m, k), (k, n)), "N": ((*first, m, k), (*second, k, n))}
     shape = (operands[left][0], operands[right][1])
     args = tuple(draw(tensors.tensors(one, dtype)) for one in shape)

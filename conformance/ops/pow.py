@@ -17,7 +17,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
-from strategies.specs import TensorSpec
+from strategies.specs import Special, TensorSpec
 
 EXPONENTS = (2, 3, 0.5, -0.5, -1, -2.0, 0, 1.0, 2.75, math.inf, -1.5, math.inf, -math.inf, math.nan)
 """Of floats; libraries have shortcuts for most of them."""
@@ -32,12 +32,18 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 
 @st.composite
 def _tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
-    """Two tensors, often of positive numbers to the power of any, or of any to the power of whole ones."""
+    """Two tensors, often of positive numbers to the power of any, or of any to the power of whole ones; now and then of
+    ones to the power of NaN."""
     first, second = draw(elementwise.tensor_pairs(dtypes, by_mpmath=True))
     if elementwise.result_of((first, second))[1] == torch.bool:
         # Of bools alone there are no powers.
         return first, draw(st.sampled_from((0, 1, 2, 2.5)))
-    match draw(st.sampled_from(("any", "any", "positive", "whole"))):
+    match draw(st.sampled_from(("any", "any", "positive", "positive", "whole", "whole", "ones"))):
+        case "ones" if (
+            isinstance(first, TensorSpec) and isinstance(second, TensorSpec) and elementwise.is_float(second)
+        ):
+            first = msgspec.structs.replace(first, values="integers")
+            second = msgspec.structs.replace(second, specials=(Special(0, "nan", 1 << 16),))
         case "positive" if isinstance(first, TensorSpec) and first.dtype != "bool":
             first = msgspec.structs.replace(first, values="positive")
         case "whole" if isinstance(second, TensorSpec) and second.dtype != "bool":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis.core
 import pytest
 import torch
 
@@ -43,6 +44,8 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "1"))
     monkeypatch.setattr(corpus, "SHIPPED", pytester.path / "none")
     monkeypatch.setattr(corpus, "LARGE", pytester.path / "none")
+    # --hypothesis-seed sets it for good, and then no database of examples is looked at.
+    monkeypatch.setattr(hypothesis.core, "global_force_seed", hypothesis.core.global_force_seed)
 
     def run(*arguments, implementation="torch"):
         return pytester.runpytest_inprocess(
