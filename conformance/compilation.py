@@ -16,9 +16,7 @@ import multiprocessing
 import os
 import queue
 import re
-import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -215,15 +213,7 @@ def _resources(compiled: Any, target: Target) -> tuple[int, int]:
         text = compiled.asm["amdgcn"]
         counts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text))
         return int(counts["vgpr_count"]), 4 * int(counts["vgpr_spill_count"])
-    from triton import knobs
-
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        tool = knobs.nvidia.cuobjdump.path
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", text.stdout)
-    return (int(usage[1]), int(usage[2])) if usage else (0, 0)
+    return machine_code.resources(compiled.asm["cubin"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,15 +12,25 @@ _REGISTER = re.compile(r"\bUR(\d+)\b")
 
 
 def disassembled(cubin: bytes) -> str:
-    """The machine code of a kernel (SASS), by the nvdisasm that comes with Triton."""
+    """The machine code of a kernel (SASS)."""
+    return _told("nvdisasm", cubin)
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and spilled bytes of a thread."""
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", _told("cuobjdump", cubin, "--dump-resource-usage"))
+    return (int(usage[1]), int(usage[2])) if usage else (0, 0)
+
+
+def _told(tool: str, cubin: bytes, *options: str) -> str:
+    """What one of the tools that come with Triton prints of a kernel."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run(
-            [knobs.nvidia.nvdisasm.path, file.name], capture_output=True, text=True, check=True
-        ).stdout
+        command = [getattr(knobs.nvidia, tool).path, *options, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def unwritten(code: str) -> str:

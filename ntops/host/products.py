@@ -11,15 +11,14 @@ from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
-from ntops.kernels import mm, split_k
-from ntops.kernels import product as described_product
+from ntops.kernels import mm, persistent_mm, split_k
 from ntops.torch.mul import mul
 from ntops.torch.utils import Config, get_default_num_stages, get_default_num_warps, make
 
 POINTERS = 1
 """The form of a kernel: NineToothed's, which runs everywhere."""
 DESCRIPTORS = 2
-"""That of ``ntops.kernels.product``, where operands can be described: half types, or float32 as TF32, on Hopper."""
+"""That of ``ntops.kernels.persistent_mm``, where operands can be described: half types and TF32, on Hopper."""
 
 _PARTS = 4
 """In how many parts ``DESCRIPTORS`` store a tile where shared memory has no room for all of it."""
@@ -445,14 +444,15 @@ def _can_be_described(result, input, ieee, batch_dims, index):
 
 
 def _launch_described(chosen, index, output, input, mat2, added, numbers):
-    """Launch ``product.multiply`` for matrices, or for a batch of each."""
+    """Launch ``persistent_mm.multiply`` for matrices, or for a batch of each."""
     (m, n), k = output.shape[-2:], input.shape[-1]
     batch = output.numel() // (m * n)
     result = output.view(batch, m, n) if output.ndim == 2 else output
     stored = _describable(result)
 
     if stored is None:
-        stored = repetition.empty(result.shape, contiguous_strides(result.shape), result.dtype, result.device)
+        # Not ``repetition.empty``: a call that copies what its kernel stored must not be recorded.
+        stored = torch.empty(result.shape, dtype=result.dtype, device=result.device)
 
     size = output.dtype.itemsize
     room = choice.device(index).shared_memory - 1024
@@ -465,7 +465,7 @@ def _launch_described(chosen, index, output, input, mat2, added, numbers):
     alpha, beta = (*numbers, *(1.0, 0.0)[len(numbers) :])
 
     repetition.launch(
-        described_product.multiply,
+        persistent_mm.multiply,
         (min(tiles, choice.device(index).multiprocessors),),
         {
             "num_warps": get_default_num_warps() or chosen.num_warps,
