@@ -3,27 +3,22 @@
 import dataclasses
 
 import torch
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ntops.host import choice, output, repetition
+from ntops.host import choice, output, persistent_mm, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import collapse, contiguous_strides, specialize
 from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
-from ntops.kernels import mm, persistent_mm, split_k
+from ntops.kernels import mm, split_k
 from ntops.torch.mul import mul
-from ntops.torch.utils import Config, get_default_num_stages, get_default_num_warps, make
+from ntops.torch.utils import Config, make
 
 POINTERS = 1
 """The form of a kernel: NineToothed's, which runs everywhere."""
 DESCRIPTORS = 2
 """That of ``ntops.kernels.persistent_mm``, where operands can be described: half types and TF32, on Hopper."""
 
-_PARTS = 4
-"""In how many parts ``DESCRIPTORS`` store a tile where shared memory has no room for all of it."""
-_GROUP = 8
-"""Tiles of ``DESCRIPTORS`` that lie below each other and are computed together."""
 _COPIED = 128
 """Rows and columns of a result from which on a copy of a factor costs less than it saves."""
 
@@ -352,7 +347,7 @@ def resources(options, dtype):
 
     if options.form == DESCRIPTORS:
         # A result is stored from shared memory; what ``addmm`` adds comes through as much of it.
-        result = options.block_m * options.block_n * dtype.itemsize // _PARTS
+        result = options.block_m * options.block_n * dtype.itemsize // persistent_mm.PARTS
         return choice.Resources(tiles * options.num_stages + 2 * result, 32 + sums, threads)
 
     # The matrix units of Hopper read tiles of 64 rows from shared memory, so those of all stages are there at once;
@@ -368,7 +363,7 @@ def _launch(premake, result, input, mat2, added, scales):
     ieee = torch.get_float32_matmul_precision() == "highest"
     index = result.device.index or 0
     batch, _ = _collapsed_batch(result, input, mat2)
-    described = settled("described", _can_be_described(result, input, ieee, len(batch), index))
+    described = settled("described", persistent_mm.takes(result, input, ieee, len(batch), index))
 
     # A product of batches that broadcast is that of bmm, or of mm.
     name = premake.__module__.rpartition(".")[2]
@@ -398,7 +393,7 @@ def _launch(premake, result, input, mat2, added, scales):
 
     if chosen.form == DESCRIPTORS:
         with on_device(result.device):
-            _launch_described(chosen, index, *views.values(), added, numbers)
+            persistent_mm.launch(chosen, index, *views.values(), added, numbers)
 
         return
 
@@ -426,103 +421,6 @@ def _launch(premake, result, input, mat2, added, scales):
         else:
             kernel(*views.values(), *constants)
             _add_up(result, partial, added, numbers)
-
-
-def _can_be_described(result, input, ieee, batch_dims, index):
-    """Whether tensor descriptors could be of copies of all operands, so that the form of a product does not depend on
-    their layout: rows of 16 bytes or a multiple."""
-    dtype = input.dtype
-    n, k = result.shape[-1], input.shape[-1]
-
-    return (
-        choice.device(index).hopper
-        and (dtype.itemsize == 2 or (dtype is torch.float32 and not ieee))
-        and batch_dims <= 1
-        and k > 0
-        and all(size * dtype.itemsize % 16 == 0 for size in (n, k))
-    )
-
-
-def _launch_described(chosen, index, output, input, mat2, added, numbers):
-    """Launch ``persistent_mm.multiply`` for matrices, or for a batch of each."""
-    (m, n), k = output.shape[-2:], input.shape[-1]
-    batch = output.numel() // (m * n)
-    result = output.view(batch, m, n) if output.ndim == 2 else output
-    stored = _describable(result)
-
-    if stored is None:
-        # Not ``repetition.empty``: a call that copies what its kernel stored must not be recorded.
-        stored = torch.empty(result.shape, dtype=result.dtype, device=result.device)
-
-    size = output.dtype.itemsize
-    room = choice.device(index).shared_memory - 1024
-    whole = (chosen.block_m + chosen.block_n) * chosen.block_k * size * chosen.num_stages
-    whole += chosen.block_m * chosen.block_n * size * (1 if added is None else 2)
-    parts = 1 if whole <= room else _PARTS
-    a, turned_a = _descriptor(input, chosen.block_m, chosen.block_k)
-    b, turned_b = _descriptor(mat2.mT, chosen.block_n, chosen.block_k)
-    tiles = batch * -(-m // chosen.block_m) * -(-n // chosen.block_n)
-    alpha, beta = (*numbers, *(1.0, 0.0)[len(numbers) :])
-
-    repetition.launch(
-        persistent_mm.multiply,
-        (min(tiles, choice.device(index).multiprocessors),),
-        {
-            "num_warps": get_default_num_warps() or chosen.num_warps,
-            "num_stages": get_default_num_stages() or chosen.num_stages,
-        },
-        TensorDescriptor(
-            stored, list(stored.shape), list(stored.stride()), [1, chosen.block_m, chosen.block_n // parts]
-        ),
-        a,
-        b,
-        result if added is None else added,
-        *(m, n, k, tiles),
-        *(int(one.shape[0] > 1) for one in (a, b)),
-        *(result if added is None else added).stride()[-2:],
-        *(alpha, beta),
-        *(turned_a, not turned_b),
-        bool(numbers),
-        added is not None,
-        "tf32",
-        parts,
-        _GROUP,
-        *(chosen.block_m, chosen.block_n, chosen.block_k),
-    )
-
-    if stored.data_ptr() != result.data_ptr():
-        result.copy_(stored)
-
-
-def _descriptor(matrices, rows, terms):
-    """A descriptor of (R, K) or (B, R, K) matrices in tiles of (1, rows, terms), and whether it is of them turned.
-
-    Matrices that cannot be described are copied, with K innermost, as all kernels can read it. Of those that are one
-    along the batch there is one.
-    """
-    matrices = matrices[None] if matrices.ndim == 2 else matrices
-    matrices = matrices[:1] if matrices.stride(0) == 0 else matrices
-    found, block, turned = _describable(matrices), [1, rows, terms], False
-
-    if found is None and (found := _describable(matrices.mT)) is not None:
-        block, turned = [1, terms, rows], True
-
-    # A contiguous one may begin anywhere.
-    found = matrices.clone(memory_format=torch.contiguous_format) if found is None else found
-    return TensorDescriptor(found, list(found.shape), list(found.stride()), block), turned
-
-
-def _describable(matrices):
-    """(B, R, C) matrices with strides that descriptors have, ``None`` if theirs are others: but for the last dim, which
-    is contiguous, multiples of 16 bytes."""
-    batch, rows, columns = matrices.shape
-    unit = 16 // matrices.element_size()
-    # That of a dim of one element counts for nothing, and may be anything.
-    row = matrices.stride(1) if rows > 1 else -(-columns // unit) * unit
-    step = matrices.stride(0) if batch > 1 else rows * row
-    fits = matrices.stride(2) == 1 and all(stride > 0 and stride % unit == 0 for stride in (row, step))
-
-    return matrices.as_strided(matrices.shape, (step, row, 1)) if fits and matrices.data_ptr() % 16 == 0 else None
 
 
 def _k_major(matrices):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntops.torch
-from ntops.host import choice, products
+from ntops.host import choice, persistent_mm, products
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -151,7 +151,7 @@ def test_terms_are_innermost_in_copies():
     """Hopper's matrix units take no others of float32."""
     matrices = moved(torch.randn(3, 12, 16)), spread(torch.randn(3, 12, 16)), moved(torch.randn(3, 16, 12)).mT
     for one in matrices:
-        descriptor, is_turned = products._descriptor(one, 64, 32)
+        descriptor, is_turned = persistent_mm._descriptor(one, 64, 32)
         assert torch.equal(descriptor.base, one)
         assert (is_turned, descriptor.strides[-1], descriptor.block_shape) == (False, 1, [1, 64, 32])
 
@@ -213,8 +213,8 @@ def test_large_products_go_through_descriptors():
 def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expected):
     m, n, k = shape
     for a in (torch.empty(m, k, dtype=dtype), torch.empty(k, m, dtype=dtype).mT):
-        assert products._can_be_described(torch.empty(m, n, dtype=dtype), a, True, 0, 0) == expected
-    assert not products._can_be_described(torch.empty(m, n, dtype=dtype), a, True, 2, 0)
+        assert persistent_mm.takes(torch.empty(m, n, dtype=dtype), a, True, 0, 0) == expected
+    assert not persistent_mm.takes(torch.empty(m, n, dtype=dtype), a, True, 2, 0)
 
 
 def test_all_rows_of_a_batch_make_one_product(monkeypatch):

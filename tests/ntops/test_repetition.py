@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from ntops.host import products, repetition
+from ntops.host import persistent_mm, repetition
 
 
 class _Compiled:
@@ -129,7 +129,7 @@ def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
     def plus(input):
         calls.append(input)
         result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
-        output, read = (products.TensorDescriptor(one, [2, 4], [4, 1], [1, 4]) for one in (result, input[2:]))
+        output, read = (persistent_mm.TensorDescriptor(one, [2, 4], [4, 1], [1, 4]) for one in (result, input[2:]))
         repetition.launch(described, (7,), {}, output, read, 8, 2.0)
         return result
 
