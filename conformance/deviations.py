@@ -260,6 +260,28 @@ def _nan_scores(case: Case) -> bool:
     return any(bool(materialize(spec).isnan().any()) for spec in given)
 
 
+def _infinite_values(case: Case) -> bool:
+    tensors = (argument for argument in (*case.args, *case.kwargs.values()) if isinstance(argument, TensorSpec))
+    floating = (spec for spec in tensors if dtype_names.is_floating(spec.dtype))
+    return _specs(case)[0].dtype == "float32" and any(bool(materialize(spec).isinf().any()) for spec in floating)
+
+
+def _largest_mask(case: Case) -> bool:
+    mask = case.kwargs.get("attn_mask")
+    if not isinstance(mask, TensorSpec) or mask.dtype != "float32" or _specs(case)[0].dtype != "float32":
+        return False
+    size = materialize(mask).abs()
+    return bool(((size * math.log2(math.e)).isinf() & size.isfinite()).any())
+
+
+def _masked_rows_of_groups(case: Case) -> bool:
+    mask = case.kwargs.get("attn_mask")
+    if not isinstance(mask, TensorSpec) or case.kwargs.get("enable_gqa") is not True:
+        return False
+    added = materialize(mask)
+    return bool((~added if mask.dtype == "bool" else added == -math.inf).all(-1).any())
+
+
 def _scale_not_positive(case: Case) -> bool:
     causal = case.kwargs.get("is_causal") is True
     return (_number(case.kwargs.get("scale", 1)) or 0) <= 0 and (causal or _specs(case)[0].dtype in dtype_names.HALF)
@@ -506,6 +528,51 @@ DEVIATIONS: tuple[Deviation, ...] = (
             op="scaled_dot_product_attention",
             args=tuple(_tensor("float16", 1, 1, length, 8) for length in (3, 5, 5)),
             kwargs={"is_causal": True, "scale": 0.0},
+        ),
+    ),
+    Deviation(
+        "infinities in float32 attention",
+        "torch's CUDA makes a float32 product of three in TF32, in which the rest of an infinity is NaN",
+        ops=("scaled_dot_product_attention",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_infinite_values,
+        case=Case(
+            op="scaled_dot_product_attention",
+            args=(
+                *(_tensor("float32", 1, 1, length, 8) for length in (3, 5)),
+                _tensor("float32", 1, 1, 5, 8, specials=(Special(0, "inf"),)),
+            ),
+        ),
+    ),
+    Deviation(
+        "masks of the largest numbers in float32 attention",
+        "torch's CUDA multiplies a mask by log2(e), which takes them out of range",
+        ops=("scaled_dot_product_attention",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_largest_mask,
+        case=Case(
+            op="scaled_dot_product_attention",
+            args=tuple(_tensor("float32", 1, 1, length, 8) for length in (3, 5, 5)),
+            kwargs={"attn_mask": _tensor("float32", 3, 5, specials=(Special(14, "max"),))},
+        ),
+    ),
+    Deviation(
+        "rows without keys in attention of groups of heads",
+        "where heads share keys, torch's CUDA gives rows that see no key other numbers than 0",
+        ops=("scaled_dot_product_attention",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_masked_rows_of_groups,
+        case=Case(
+            op="scaled_dot_product_attention",
+            args=(
+                _tensor("bfloat16", 2, 4, 3, 16),
+                _tensor("bfloat16", 2, 2, 20, 16),
+                _tensor("bfloat16", 2, 2, 20, 16),
+            ),
+            kwargs={"attn_mask": _tensor("bool", 2, 1, 1, 20, values="zeros"), "enable_gqa": True},
         ),
     ),
 )

@@ -135,7 +135,7 @@ def meta(argument: Argument, operands: Sequence[Argument] = ()) -> Any:
         argument = operands[argument.operand]
     if isinstance(argument, TensorSpec):
         return torch.empty(argument.shape, dtype=dtype_names.to_torch(argument.dtype), device="meta")
-    return argument
+    return float(argument.value) if isinstance(argument, NonFinite) else argument
 
 
 def result_of(operands: Sequence[Argument]) -> tuple[Shape, torch.dtype]:

@@ -35,9 +35,10 @@ def application(output, rotated, first, second, sin, cos, compute_dtype):
     x1 = ntl.cast(second, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
-    # In place, both are read before either is written.
-    output = ntl.cast(x0 * cosine - x1 * sine, output.dtype)
-    rotated = ntl.cast(x0 * sine + x1 * cosine, rotated.dtype)
+    # In place, both are read before either is written. Which of two products is fused with the addition is said here:
+    # left to the compiler it is another one in another layout.
+    output = ntl.cast(ntl.fma(x0, cosine, -(x1 * sine)), output.dtype)
+    rotated = ntl.cast(ntl.fma(x0, sine, x1 * cosine), rotated.dtype)
 
 
 def application_interleaved(output, input, sin, cos, compute_dtype):
@@ -46,7 +47,8 @@ def application_interleaved(output, input, sin, cos, compute_dtype):
     sine = ntl.cast(sin, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
     # Loaded and stored as they lie, 16 bytes at a time: elements two apart would be loaded one by one.
-    output = ntl.cast(ntl.interleave(x0 * cosine - x1 * sine, x0 * sine + x1 * cosine), output.dtype)
+    turned = ntl.interleave(ntl.fma(x0, cosine, -(x1 * sine)), ntl.fma(x0, sine, x1 * cosine))
+    output = ntl.cast(turned, output.dtype)
 
 
 def premake(

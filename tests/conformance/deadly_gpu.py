@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-SMALL = 16
+SMALL = 400
 
 
 @triton.jit

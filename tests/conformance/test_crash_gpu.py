@@ -41,7 +41,8 @@ def test_reported_and_repeated(name, check, says, tmp_path, monkeypatch, capfd):
         report = Run(*found, child=child).search("relu", "float32")
     (record,) = report.tally.sorted()
     assert [failure.check for failure in record.failures] == [check]
-    assert record.passed > 3
+    # As many cases end the search as FATAL says; those judged before, between and after them are counted.
+    assert record.passed > 2
     message = next(text for text in report.failures if f"{check} failed for {implementation} on cuda:0" in text)
     assert says in message
     assert "Judged again" not in message

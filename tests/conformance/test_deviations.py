@@ -6,17 +6,18 @@ import pytest
 from op_tools import by_torch, call, judged, normal
 
 from conformance import deviations, stand_ins
-from conformance.cases import Case
+from conformance.cases import Case, NonFinite
 from conformance.spec import registry
 from strategies.specs import TensorSpec
 
 
 @pytest.mark.parametrize("deviation", deviations.DEVIATIONS, ids=lambda d: d.name)
 def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation):
-    assert deviations.named_deviation(deviation.case, "values", deviation.devices[0]) == deviation.name
-    assert deviations.named_deviation(deviation.case, "metadata", deviation.devices[0]) is None
+    (check, *_), (device, *_) = deviation.checks, deviation.devices
+    assert deviations.named_deviation(deviation.case, check, device) == deviation.name
+    assert deviations.named_deviation(deviation.case, "metadata", device) is None
     for other in {"cpu", "cuda"} - set(deviation.devices):
-        assert deviations.named_deviation(deviation.case, "values", other) != deviation.name
+        assert deviations.named_deviation(deviation.case, check, other) != deviation.name
 
 
 @pytest.mark.parametrize(
@@ -69,3 +70,10 @@ def test_nothing_is_excused_that_is_not_in_the_table():
     assert deviations.named_deviation(normal("div", "float16", 5), "values", "cpu") is None
     assert deviations.named_deviation(normal("softmax", "float32", 500), "values", "cpu") is None
     assert registry()["mm"].cuda_refuses(call(plain)) is None
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "eq"])
+def test_infinite_numbers_are_asked_about_too(op):
+    """As they are in cases that were read, beside a half type, for which deviations look at the numbers."""
+    case = Case(op=op, args=(NonFinite("inf"), TensorSpec((1,), "float16")))
+    assert deviations.named_deviation(case, "values", "cuda") is None

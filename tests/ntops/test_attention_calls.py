@@ -254,7 +254,7 @@ def test_offsets_past_32_bits():
     across = base.as_strided((1, 1, 70, 16), (70, 70, 1, 2**28))
     across.copy_(query)
     # They are read in other blocks.
-    assert_attends(across, across, across)
+    assert_attends(attend(across, across, across), across, across, across)
     cache.copy_(near)
     slots = torch.tensor([100], dtype=torch.int32, device=DEVICE)
     new = random(1, 1, 30, 16, dtype=torch.bfloat16, seed=3)

@@ -106,8 +106,8 @@ class Derivation:
 
     def block(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> Pair:
         """All tokens at once, which is the same as one after the other."""
-        start: Pair = (x.double().numpy(), np.zeros(x.shape))
-        table = (cos.double().numpy(), sin.double().numpy(), head_dim)
+        start: Pair = (numbers(x), np.zeros(x.shape))
+        table = (numbers(cos), numbers(sin), head_dim)
         normalized = self.norm(start, "norm")
         query, key = (
             self.rotated(self.norm(self.linear(normalized, name), f"rotated_{name}.norm"), *table)
