@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, oracle
-from conformance.cases import Argument, Case, Same
+from conformance.cases import Argument, Case, NonFinite, Same
 from conformance.cases import operands as case_operands
 from conformance.cases import seed as case_seed
 from conformance.ops import _sizes
