@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance import cases
+
 ROOT = Path(__file__).parents[1]
 FILE = re.compile(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -62,3 +64,12 @@ def test_another_library_is_judged_by_naming_it(copy):
         assert table[op][1] > 0, f"the mistake in {op} was not found"
         (case, *_) = sorted((copy / "failures").glob(f"{op}-*.json"))
         assert (copy / "failures" / f"repro_{case.stem}.py").exists()
+
+
+def test_cases_that_pages_name_are_there_and_can_be_read():
+    folder = ROOT / "docs" / "other-libraries"
+    named = set(re.findall(r"`(\w+-[0-9a-f]{10})`", (ROOT / "docs" / "other-libraries.md").read_text()))
+    kept = {path.stem: path for path in folder.rglob("*.json")}
+    assert named == kept.keys()
+    for name, path in kept.items():
+        assert cases.case_id(cases.read(path)) == name
