@@ -265,7 +265,7 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
         if what == "layout":
             mine = [{"layout": layout} for layout in layouts.examples(target.shape, one)]
             if not mine:
-                # A shape that can have it: as it is, but where it is 0 or 1; else any.
+                # A shape that can have it: as it is, or as that of another, but where it is 0 or 1; else any.
                 yield from _imposed_on_grown(case, key, one)
                 mine = [{"shape": (2, 3, 4), "layout": layout} for layout in layouts.examples((2, 3, 4), one)]
         for change in mine:
@@ -281,12 +281,15 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
 
 
 def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
-    """The case with no dim below 2, and then one operand with a layout."""
+    """The case with no dim below 2, and one operand with a layout: of its shape, or that of another."""
     grown = _turned(case, {0: 3, 1: 2})
-    target = _arguments(grown)[key]
+    arguments = _arguments(grown)
+    target = arguments[key]
     assert isinstance(target, TensorSpec)
-    for layout in layouts.examples(target.shape, kind):
-        yield _replaced(grown, {key: _spec(target, layout=layout)})
+    others = (spec for spec in arguments.values() if isinstance(spec, TensorSpec))
+    for shape in dict.fromkeys((target.shape, *(spec.shape for spec in others))):
+        for layout in layouts.examples(shape, kind):
+            yield _replaced(grown, {key: _spec(target, shape=shape, layout=layout)})
 
 
 def _sound(case: Case) -> bool:
