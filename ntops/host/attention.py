@@ -86,7 +86,8 @@ class Problem(choice.Problem):
         if options.warp_groups > 1:
             # Beside the groups there is a warp that loads, which counts as four.
             threads = 128 * (options.warp_groups + 1)
-            whole = dataclasses.replace(options, block_m=options.block_m * options.warp_groups)
+            # There are the queries of two tiles.
+            whole = dataclasses.replace(options, block_m=2 * options.block_m * options.warp_groups)
             registers = attention_hopper.REGISTERS[options.warp_groups]
             return choice.Resources(_shared(whole, block_e, block_ev, itemsize, 0), registers, threads)
 
@@ -130,8 +131,8 @@ _SPACE = (
 )
 # Those of the form for Hopper, by head dim.
 HOPPER_SPACE = {
-    64: (Config(64, 64, 1, 4, 4, 3), Config(64, 128, 1, 4, 3, 2)),
-    128: (Config(64, 128, 1, 4, 2, 2), Config(64, 128, 1, 4, 3, 2)),
+    64: (Config(64, 64, 1, 4, 4, 4), Config(64, 128, 1, 4, 3, 2)),
+    128: (Config(64, 128, 1, 4, 2, 2),),
 }
 
 
@@ -186,7 +187,7 @@ def config(
 
         # Before causal tiles came in pairs: causal 399, with three groups 366; full 412 and 454. Three cannot hold 128
         # keys. As it is, 378 and 447 (torch 435 and 482).
-        return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=3)
+        return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=4)
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     largest = max(block_e, block_ev)
