@@ -142,8 +142,17 @@ def _shared(options, block_e, block_ev, itemsize, mask_bytes):
     return itemsize * options.block_m * block_e + options.num_stages * stage
 
 
-# A few rows, or many, with keys in eight parts and in one; and what is between them.
-_POINTS = ((1, 1, 1024), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1024), (2**20, 1024, 1024))
+# A few rows, or many, with keys in eight parts and in one; and what is between them. A few rows of many heads.
+_POINTS = (
+    (1, 1, 1024),
+    (1, 1, 1),
+    (1, 1024, 1),
+    (32, 1, 1),
+    (64, 1, 1),
+    (65, 1, 1),
+    (65, 1, 1024),
+    (2**20, 1024, 1024),
+)
 
 
 @heuristic(("rows", "groups", "keys"), _POINTS)
@@ -182,11 +191,10 @@ def config(
     """
     if gluon and groups * (rows // 128) >= multiprocessors and keys >= 256:
         if head_dim == 128:
-            # 700 full and 611 causal (torch 688 and 607). A third stage gains nothing.
+            # 688 full and 651 causal (torch 658 and 591). A third stage gains nothing.
             return Config(64, 128, num_stages=2, warp_groups=2)
 
-        # Before causal tiles came in pairs: causal 399, with three groups 366; full 412 and 454. Three cannot hold 128
-        # keys. As it is, 378 and 447 (torch 435 and 482).
+        # 442 causal and 436 full; with four groups 421 and 480 (torch 429 and 483). Four cannot hold 128 keys.
         return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=4)
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
@@ -218,6 +226,11 @@ def config(
         if dtype.itemsize == 2 and rows <= 16 and not mask_bytes:
             # Decoding: 4.40 TB/s of 16 x 8192 keys, with 64 of them at a time 4.20 (a copy moves 4.12).
             block_n = 128
+
+            if groups > multiprocessors and largest > 64:
+                # Programs side by side hide each other's first loads, if there is shared memory for them: 64 x 1024
+                # keys take 71.1 us, with three stages 74.8 (torch 69.9). Of 16 x 8192 three take 127 us, and two 154.
+                num_stages = min(num_stages, 2)
 
     if not aligned:
         # Each element that is loaded has an address in registers.
