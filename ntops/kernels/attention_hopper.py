@@ -40,8 +40,8 @@ ROWS = gl.constexpr(64)
 """The rows of a group of warps: those of the one instruction for products that four warps have together."""
 TILES = gl.constexpr(2)
 """Tiles whose queries there is shared memory for: while one is worked on, the output of the last one, which takes the
-place of its queries, is stored, and the queries of the next one are loaded. 4 x 32 x 4096 x 64, causal, takes 624 us so,
-and 655 with one."""
+place of its queries, is stored, and the queries of the next one are loaded. 4 x 32 x 4096 x 64, causal, takes 624 us
+so, and 655 with one."""
 LAYOUT = gl.NVMMASharedLayout(128, 16, rank=4)
 """Of blocks in shared memory."""
 
