@@ -86,7 +86,8 @@ class Problem(choice.Problem):
         if options.warp_groups > 1:
             # Beside the groups there is a warp that loads, which counts as four.
             threads = 128 * (options.warp_groups + 1)
-            whole = dataclasses.replace(options, block_m=options.block_m * options.warp_groups)
+            # There are the queries of two tiles.
+            whole = dataclasses.replace(options, block_m=2 * options.block_m * options.warp_groups)
             registers = attention_hopper.REGISTERS[options.warp_groups]
             return choice.Resources(_shared(whole, block_e, block_ev, itemsize, 0), registers, threads)
 
@@ -130,8 +131,8 @@ _SPACE = (
 )
 # Those of the form for Hopper, by head dim.
 HOPPER_SPACE = {
-    64: (Config(64, 64, 1, 4, 4, 3), Config(64, 128, 1, 4, 3, 2)),
-    128: (Config(64, 128, 1, 4, 2, 2), Config(64, 128, 1, 4, 3, 2)),
+    64: (Config(64, 64, 1, 4, 4, 4), Config(64, 128, 1, 4, 3, 2)),
+    128: (Config(64, 128, 1, 4, 2, 2),),
 }
 
 
@@ -141,8 +142,17 @@ def _shared(options, block_e, block_ev, itemsize, mask_bytes):
     return itemsize * options.block_m * block_e + options.num_stages * stage
 
 
-# A few rows, or many, with keys in eight parts and in one; and what is between them.
-_POINTS = ((1, 1, 1024), (1, 1, 1), (32, 1, 1), (64, 1, 1), (65, 1, 1), (65, 1, 1024), (2**20, 1024, 1024))
+# A few rows, or many, with keys in eight parts and in one; and what is between them. A few rows of many heads.
+_POINTS = (
+    (1, 1, 1024),
+    (1, 1, 1),
+    (1, 1024, 1),
+    (32, 1, 1),
+    (64, 1, 1),
+    (65, 1, 1),
+    (65, 1, 1024),
+    (2**20, 1024, 1024),
+)
 
 
 @heuristic(("rows", "groups", "keys"), _POINTS)
@@ -181,12 +191,11 @@ def config(
     """
     if gluon and groups * (rows // 128) >= multiprocessors and keys >= 256:
         if head_dim == 128:
-            # 700 full and 611 causal (torch 688 and 607). A third stage gains nothing.
+            # 688 full and 651 causal (torch 658 and 591). A third stage gains nothing.
             return Config(64, 128, num_stages=2, warp_groups=2)
 
-        # Before causal tiles came in pairs: causal 399, with three groups 366; full 412 and 454. Three cannot hold 128
-        # keys. As it is, 378 and 447 (torch 435 and 482).
-        return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=3)
+        # 442 causal and 436 full; with four groups 421 and 480 (torch 429 and 483). Four cannot hold 128 keys.
+        return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=4)
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     largest = max(block_e, block_ev)
@@ -217,6 +226,11 @@ def config(
         if dtype.itemsize == 2 and rows <= 16 and not mask_bytes:
             # Decoding: 4.40 TB/s of 16 x 8192 keys, with 64 of them at a time 4.20 (a copy moves 4.12).
             block_n = 128
+
+            if groups > multiprocessors and largest > 64:
+                # Programs side by side hide each other's first loads, if there is shared memory for them: 64 x 1024
+                # keys take 71.1 us, with three stages 74.8 (torch 69.9). Of 16 x 8192 three take 127 us, and two 154.
+                num_stages = min(num_stages, 2)
 
     if not aligned:
         # Each element that is loaded has an address in registers.

@@ -6,7 +6,7 @@ from ntops._runtime import INTERPRETED
 from ntops.host import repetition
 from ntops.host.launch import is_hopper, on_device
 
-REGISTERS = {2: 168, 3: 128}
+REGISTERS = {2: 168, 4: 96}
 """What a thread starts with, as many as all can have, by the number of groups of warps. Then these take those of the
 warp that loads."""
 
@@ -43,7 +43,7 @@ def schedule(heads, row_tiles, causal, multiprocessors):
     A program for each multiprocessor loads ahead from one unit to the next. Its units have to be alike, so that causal
     tiles come in pairs, and to fill the multiprocessors; where they do not, there is a program for each tile. Causal,
     4 x 32 x 4096 x 128 takes 900 us (each tile by itself 925), and 1 x 8 x 16384 x 128 takes 805 (788). Single tiles in
-    turn, not pairs, take 888 and 1316. (All but the pairs are of another run.)
+    turn, not pairs, take 888 and 1316. (All before queries were loaded ahead; all but the pairs are of another run.)
 
     :param heads: Query heads of all sequences.
     """

@@ -3,7 +3,7 @@
 NineToothed's form of it is ``scaled_dot_product_attention.premake``. These are Triton's: NineToothed bounds loads by
 the sizes of tensors, not by the length of each sequence of a KV cache. They also split keys over programs, end at the
 diagonal and mask no block that needs no mask. On an H200 (Triton 3.6, 4 x 32 x 4096 x 128 bf16) they reach 420 TFLOP/s
-and 409 causal, NineToothed's form 354 and 159. Large calls without a mask go to ``attention_hopper`` there (700, 611).
+and 409 causal, NineToothed's form 354 and 159. Large calls without a mask go to ``attention_hopper`` there (688, 651).
 
 A program takes ``BLOCK_M`` rows. The rows of a key/value head are the queries of all the heads that read it, one head
 after the other, so that the few queries of a decoding step share what is loaded.

@@ -4,12 +4,11 @@ import itertools
 
 import pytest
 import torch
-from attention_definition import DEVICE, TOLERANCES, assert_attends, random
+from attention_definition import DEVICE, DTYPES, assert_attends, random
 
 import ntops
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 
-DTYPES = list(TOLERANCES)
 attend = ntops.torch.scaled_dot_product_attention
 # Queries and keys: fewer, as many, more, across blocks; enough keys and few enough queries that keys are split.
 LENGTHS = [(1, 1), (37, 53), (64, 64), (70, 33), (130, 129), (3, 300), (1, 513)]

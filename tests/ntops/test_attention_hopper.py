@@ -76,7 +76,8 @@ def inputs(queries, keys, dim, dtype=torch.bfloat16, batch=2, heads=4, kv_heads=
 
 
 def check(config, tensors, causal=None, **how):
-    """The result in this configuration, which is right and close to that of the other form."""
+    """The result in this configuration. It and that of the other form are both within the bound of the definition, so
+    that they are within twice the bound of each other."""
     query, key, _ = tensors
     variants = {None: None, "upper left": CausalVariant.UPPER_LEFT, "lower right": CausalVariant.LOWER_RIGHT}
     how |= {"enable_gqa": True, "is_causal": causal is not None, "causal_variant": variants[causal]}
@@ -91,9 +92,10 @@ def check(config, tensors, causal=None, **how):
         portable = attend(*tensors, **how)
 
     shift = {None: None, "upper left": 0, "lower right": key.shape[2] - query.shape[2]}[causal]
-    assert_attends(result, *tensors, causal=shift, scale=how.get("scale"))
-    tolerance = 1e-2 if query.dtype is torch.bfloat16 else 2e-3
-    torch.testing.assert_close(result, portable, rtol=tolerance, atol=tolerance)
+
+    for found in (result, portable):
+        assert_attends(found, *tensors, causal=shift, scale=how.get("scale"))
+
     assert result.stride() == portable.stride()
 
     return result
