@@ -2,10 +2,9 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
 
 
-@triton.jit(do_not_specialize=["stride_om", "stride_on", "stride_am", "stride_an", "N", "count"])
+@triton.jit(do_not_specialize=["stride_om", "stride_on", "stride_am", "stride_an", "N", "count", "splits"])
 def add_up(
     output,
     partial,
@@ -16,13 +15,12 @@ def add_up(
     stride_an,
     N,
     count,
-    SPLITS: tl.constexpr,
+    splits,
     alpha: tl.float64,
     beta: tl.float64,
     SCALED: tl.constexpr,
     ADDED: tl.constexpr,
     BLOCK: tl.constexpr,
-    WAITS: tl.constexpr = False,
 ):
     """Add up the parts, always in the same order, and then do what ``addmm`` does to a product.
 
@@ -32,16 +30,13 @@ def add_up(
     :param count: M * N.
     :param alpha: Where SCALED, the factor of the product; ``beta`` where ADDED, that of ``added``.
     """
-    if WAITS:
-        gdc_wait()
-
     dtype = partial.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     stored = places < count
     total = tl.zeros((BLOCK,), dtype)
 
-    for split in tl.static_range(SPLITS):
-        total += tl.load(partial + tl.full((), split, tl.int64) * count + places, mask=stored, other=0)
+    for split in range(splits):
+        total += tl.load(partial + split.to(tl.int64) * count + places, mask=stored, other=0)
 
     row, column = places // N, places % N
 
