@@ -27,15 +27,15 @@ def takes(result, input, ieee, batch_dims, index):
     )
 
 
-def parts(dtype):
-    """In how many parts a tile of a result is stored: those of float32 leave no room for more stages else."""
-    return 4 if dtype is torch.float32 else 1
+def parts(options, dtype):
+    """In how many parts a tile of a result is stored: large ones would leave no room for stages."""
+    return 4 if options.block_m * options.block_n * dtype.itemsize > 65536 else 1
 
 
 def shared_memory(options, dtype):
     """What a program has, in bytes: tiles of the factors for all stages, and what results are stored through."""
     stage = (options.block_m + options.block_n) * options.block_k
-    result = options.block_m * options.block_n // parts(dtype)
+    result = options.block_m * options.block_n // parts(options, dtype)
     return (stage * options.num_stages + result) * dtype.itemsize + _BARRIERS
 
 
@@ -65,7 +65,7 @@ def launch(chosen, index, output, input, mat2, added, numbers):
 
     a, a_turned = _read(_batch(left))
     b, b_turned = _read(_batch(right.mT))
-    block = rows // groups, columns // parts(result.dtype)
+    block = rows // groups, columns // parts(chosen, input.dtype)
     kind, others, strides = kernels.NOTHING, result, (0, 0)
 
     if added is not None:

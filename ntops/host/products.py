@@ -312,7 +312,10 @@ _HOPPER_HALF = tuple(
         (16, 64, 64, 4, 20),
     )
 )
-_HOPPER_TF32 = tuple(Options(*one, form=HOPPER) for one in ((256, 128, 32, 8, 4), (128, 128, 32, 8, 6)))
+_HOPPER_TF32 = tuple(
+    Options(*one, form=HOPPER)
+    for one in ((256, 128, 32, 8, 4), (128, 128, 32, 8, 5), (64, 64, 32, 4, 12), (16, 64, 32, 4, 20))
+)
 # A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
 _HALF_SKINNY = (
     (16, 32, 256, 4, 4),
