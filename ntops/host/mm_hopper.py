@@ -47,9 +47,9 @@ def launch(chosen, index, output, input, mat2, added, numbers):
     left, right, result, rows, columns = input, mat2, output, chosen.block_m, chosen.block_n
     swapped = chosen.block_m < 64 or input.dtype is torch.float32
 
-    # The product turned is ``mat2.mT @ input.mT``. The matrix units take 64 rows of the left factor at a time, which few
-    # rows of ``input`` would not fill; and in TF32 they take the left factor in any layout, out of registers, but the
-    # right one with K innermost only.
+    # The product turned is ``mat2.mT @ input.mT``. The matrix units take 64 rows of the left factor at a time, which
+    # few rows of ``input`` would not fill; and in TF32 they take the left factor in any layout, out of registers, but
+    # the right one with K innermost only.
     if swapped:
         left, right, result, rows, columns = mat2.mT, input.mT, output.mT, columns, rows
         added = None if added is None else added.mT
@@ -105,7 +105,7 @@ def _batch(matrices):
 
 
 def _descriptor(matrices, is_turned, rows, columns):
-    """A descriptor of (B, R, C) matrices in blocks of (1, rows, columns); IS_TURNED: of these turned, blocks and all."""
+    """A descriptor of (B, R, C) matrices in blocks of (1, rows, columns), or of both turned."""
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 

@@ -206,7 +206,14 @@ class Problem(choice.Problem):
         return resources(options, self.dtype)
 
 
-@heuristic(("m", "n"), ((16, 64), (64, 64), (65, 65), (65, 65536), (2048, 2048)))
+# The second line is of the form for Hopper, whatever K.
+@heuristic(
+    ("m", "n"),
+    (
+        *((16, 64), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)),
+        *((16, 2**20), (32, 2**20), (64, 2**20), (65536, 64), (65536, 128), (128, 65536), (65536, 65536)),
+    ),
+)
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
     """The options of a product.
 
@@ -260,11 +267,11 @@ def _hopper(m, n, dtype, multiprocessors):
     an H200, and multiplies 1740 pairs of half types. With a batch there are programs enough for any."""
 
     def cycles(options):
-        """For each term."""
+        """For each term; of two alike, the small tiles."""
         block_m, block_n = options.block_m, options.block_n
         tiles = -(-m // block_m) * -(-n // block_n)
         turns = -(-tiles // multiprocessors) if multiprocessors else tiles
-        return turns * max((block_m + block_n) / 51, block_m * block_n / 3480) * dtype.itemsize
+        return turns * max((block_m + block_n) / 51, block_m * block_n / 3480) * dtype.itemsize, block_m * block_n
 
     return min(_HOPPER_TF32 if dtype is torch.float32 else _HOPPER_HALF, key=cycles)
 

@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 TALL = gl.constexpr(8)
 """Tiles that lie below each other and are computed together."""
 NOTHING = gl.constexpr(0)
-"""What is added to a product: nothing, the same ``ROW`` to all rows, the same ``COLUMN`` to all columns, a ``MATRIX``."""
+"""Is added to a product; or the same ROW to all rows, the same COLUMN to all columns, or a MATRIX."""
 ROW = gl.constexpr(1)
 COLUMN = gl.constexpr(2)
 MATRIX = gl.constexpr(3)
@@ -53,9 +53,7 @@ def _place(tile, tiles_m, tiles_n):
 
 
 @gluon.jit
-def _load(
-    tensors, memory, barriers, sizes, steps_ab, TURNED: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr
-):
+def _load(tensors, memory, barriers, sizes, steps_ab, TURNED: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr):
     """The warp that loads: for each step along K the rows of each group, and the columns of all."""
     a, b, _output = tensors
     lefts, rights, _results = memory
@@ -147,9 +145,7 @@ def _multiply(
     ROWS: gl.constexpr = a.block_type.shape[2 if TURNED[0] else 1]
     COLUMNS: gl.constexpr = b.block_type.shape[1 if TURNED[1] else 2]
     WIDTH: gl.constexpr = output.block_type.shape[1 if TURNED[2] else 2]
-    layout: gl.constexpr = gl.NVMMADistributedLayout(
-        [3, 0], [4, 1], [16, COLUMNS, 256 // a.dtype.primitive_bitwidth]
-    )
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // a.dtype.primitive_bitwidth])
     # The matrix units take 32-bit factors from memory with K innermost only; from registers in any layout.
     FROM_REGISTERS: gl.constexpr = a.dtype == gl.float32
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, layout, 1)
@@ -292,7 +288,8 @@ def multiply(
     :param steps: Blocks of K, one at least.
     :param step_a: 1, or 0 where all products have one ``a``; ``step_b`` likewise.
     :param alpha: Where SCALED, the factor of the product; ``beta`` that of ``added``.
-    :param TURNED_A: Whether the descriptor of ``a`` is of it turned, blocks and all; those of ``b``, ``output`` likewise.
+    :param TURNED_A: Whether the descriptor of ``a`` is of it turned, blocks and all; those of ``b`` and ``output``
+        likewise.
     :param GROUPS: Of warps: one or two.
     :param STAGES: Blocks of K that there is shared memory for.
     """
