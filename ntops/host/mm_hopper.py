@@ -90,7 +90,7 @@ def launch(chosen, index, output, input, mat2, added, numbers):
         *strides,
         *(alpha, beta),
         *(a_turned, not b_turned, is_turned),
-        bool(numbers),
+        alpha != 1,
         kind.value,
         groups,
         chosen.num_stages,

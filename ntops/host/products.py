@@ -206,12 +206,12 @@ class Problem(choice.Problem):
         return resources(options, self.dtype)
 
 
-# The second line is of the form for Hopper, whatever K.
+# The second line is of the form for Hopper, from K = 16 on.
 @heuristic(
     ("m", "n"),
     (
         *((16, 64), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)),
-        *((16, 2**20), (32, 2**20), (64, 2**20), (65536, 64), (65536, 128), (128, 65536), (65536, 65536)),
+        *((16, 7 * 132 * 64), (16, 2**20), (32, 2**20), (64, 2**20), (65536, 64), (65536, 128), (128, 65536), (65536, 65536)),
     ),
 )
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
@@ -313,10 +313,11 @@ _HOPPER_HALF = tuple(
     for one in (
         (128, 256, 64, 8, 3),
         (128, 128, 64, 8, 6),
-        (64, 128, 64, 4, 8),
-        (64, 64, 64, 4, 12),
-        (32, 64, 64, 4, 16),
-        (16, 64, 64, 4, 20),
+        (64, 128, 128, 4, 4),
+        (64, 64, 128, 4, 6),
+        (32, 64, 128, 4, 8),
+        (16, 128, 64, 8, 10),
+        (16, 64, 128, 4, 10),
     )
 )
 _HOPPER_TF32 = tuple(

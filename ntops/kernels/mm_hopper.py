@@ -159,7 +159,7 @@ def _multiply(
         first_m = (tile_m * GROUPS + GROUP) * ROWS
         first_n = tile_n * COLUMNS
         m = first_m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-        n = first_n + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        n = first_n + gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [4], [0]))
         sums = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
 
         # These arrive while the product is computed.
@@ -209,7 +209,8 @@ def _multiply(
             sums = alpha.to(gl.float32) * sums
 
         if ADDED == ROW:
-            sums = (beta.to(gl.float32) * values.to(gl.float32))[None, :] + sums
+            values = gl.convert_layout(beta.to(gl.float32) * values.to(gl.float32), gl.SliceLayout(0, layout))
+            sums = values[None, :] + sums
         elif ADDED == COLUMN:
             sums = (beta.to(gl.float32) * values.to(gl.float32))[:, None] + sums
 

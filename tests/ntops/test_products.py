@@ -241,7 +241,8 @@ def test_the_form_for_hopper_takes_what_is_large():
 
 
 def test_tiles_are_small_where_programs_would_be_too_few():
-    assert chosen(1, 4096, 4096) == chosen(16, 28672, 8192) == (products.HOPPER, 16, 64)
+    assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (products.HOPPER, 16, 64)
+    assert chosen(1, 11008, 4096) == chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
     assert chosen(128, 4096, 4096) == (products.HOPPER, 64, 64)
     assert chosen(128, 8192, 8192) == chosen(1024, 1024, 1024) == (products.HOPPER, 64, 128)
     assert chosen(128, 28672, 8192) == (products.HOPPER, 128, 256)
