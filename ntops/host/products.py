@@ -20,7 +20,8 @@ HOPPER = 2
 """That of ``ntops.kernels.mm_hopper``, where operands can be described: half types and TF32, on Hopper."""
 
 _LARGE = 2**23
-"""Products, M * N * K of them, from which on ``HOPPER`` is faster."""
+"""M * N * K from which on the form is ``HOPPER``. Smaller products take the host longer than the device, and this form,
+with three descriptors to make, the longest."""
 _COPIED = 128
 """Rows and columns of a result from which on a copy of a factor costs less than it saves."""
 
@@ -184,7 +185,7 @@ class Problem(choice.Problem):
         found = []
 
         if self.described:
-            found += _HOPPER_TF32 if self.dtype is torch.float32 else _HOPPER_HALF
+            found += [Options(*one, form=HOPPER) for one in mm_hopper.known(self.dtype)]
 
         for block_m, block_n, *others in _space(self):
             if block_m <= max(next_power_of_2(self.m), 32):
@@ -206,14 +207,10 @@ class Problem(choice.Problem):
         return resources(options, self.dtype)
 
 
-# The second line is of the form for Hopper, from K = 16 on.
-@heuristic(
-    ("m", "n"),
-    (
-        *((16, 64), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)),
-        *((16, 7 * 132 * 64), (16, 2**20), (32, 2**20), (64, 2**20), (65536, 64), (65536, 128), (128, 65536), (65536, 65536)),
-    ),
-)
+_POINTS = (16, 64), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)
+
+
+@heuristic(("m", "n"), _POINTS + mm_hopper.POINTS)
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
     """The options of a product.
 
@@ -226,9 +223,8 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     :param multiprocessors: How many may be filled by splits; 0: there is a batch, which fills them.
     :param described: Whether it may be ``HOPPER``.
     """
-    # The host needs longer for that form's launch, so that small products take the other one.
     if described and m * n * k >= _LARGE:
-        return _hopper(m, n, dtype, multiprocessors)
+        return Options(*mm_hopper.fastest(m, n, dtype, multiprocessors), form=HOPPER)
 
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
@@ -262,20 +258,6 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     return dataclasses.replace(options, splits=splits)
 
 
-def _hopper(m, n, dtype, multiprocessors):
-    """The tiles that take the least time: a multiprocessor reads about 51 bytes of its factors in a cycle, measured on
-    an H200, and multiplies 1740 pairs of half types. With a batch there are programs enough for any."""
-
-    def cycles(options):
-        """For each term; of two alike, the small tiles."""
-        block_m, block_n = options.block_m, options.block_n
-        tiles = -(-m // block_m) * -(-n // block_n)
-        turns = -(-tiles // multiprocessors) if multiprocessors else tiles
-        return turns * max((block_m + block_n) / 51, block_m * block_n / 3480) * dtype.itemsize, block_m * block_n
-
-    return min(_HOPPER_TF32 if dtype is torch.float32 else _HOPPER_HALF, key=cycles)
-
-
 def _splits(m, n, k, options, multiprocessors):
     """The parts of K: as many as there are multiprocessors for, but each of 1024 terms or more, and all alike."""
     programs = -(-m // options.block_m) * -(-n // options.block_n)
@@ -306,23 +288,6 @@ _HALF = (
     (64, 256, 64, 4, 4),
     (64, 64, 64, 4, 5),
     (64, 64, 128, 4, 4),
-)
-# Splits need not make up for few programs here: a tile of 16 x 64 reads its factors as fast as one of 128 x 256.
-_HOPPER_HALF = tuple(
-    Options(*one, form=HOPPER)
-    for one in (
-        (128, 256, 64, 8, 3),
-        (128, 128, 64, 8, 6),
-        (64, 128, 128, 4, 4),
-        (64, 64, 128, 4, 6),
-        (32, 64, 128, 4, 8),
-        (16, 128, 64, 8, 10),
-        (16, 64, 128, 4, 10),
-    )
-)
-_HOPPER_TF32 = tuple(
-    Options(*one, form=HOPPER)
-    for one in ((256, 128, 32, 8, 4), (128, 128, 32, 8, 5), (64, 64, 32, 4, 12), (16, 64, 32, 4, 20))
 )
 # A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
 _HALF_SKINNY = (

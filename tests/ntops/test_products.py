@@ -117,17 +117,18 @@ hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs an H100 or H200")
 
 
 # Of tiles as they are, of turned ones, and of those that are stored in parts.
-KINDS = products._HOPPER_HALF[0], products._HOPPER_HALF[-1], products._HOPPER_TF32[0]
+KINDS = mm_hopper._HALF[0], mm_hopper._HALF[-1], mm_hopper._TF32[0]
 kinds = pytest.mark.parametrize("described", KINDS, indirect=True, ids=str)
 
 
-@pytest.fixture(params=(*products._HOPPER_HALF, *products._HOPPER_TF32), ids=str)
+@pytest.fixture(params=(*mm_hopper._HALF, *mm_hopper._TF32), ids=str)
 def described(request, tf32):
     """The dtype of operands in each configuration."""
+    options = products.Options(*request.param, form=products.HOPPER)
     with contextlib.ExitStack() as forced:
         for kernel in ("mm", "addmm", "bmm"):
-            forced.enter_context(choice.forced(kernel, request.param))
-        yield torch.float16 if request.param in products._HOPPER_HALF else torch.float32
+            forced.enter_context(choice.forced(kernel, options))
+        yield torch.float16 if request.param in mm_hopper._HALF else torch.float32
 
 
 def turned(matrices):
@@ -206,9 +207,9 @@ def test_terms_are_innermost_in_copies():
         assert (is_turned, found.is_contiguous()) == (False, True)
         for is_turned in (False, True):
             # What is added lies as what is stored does.
-            found = mm_hopper._laid_out(one, is_turned)
-            assert torch.equal(found.mT if is_turned else found, one)
-            assert found.is_contiguous()
+            found = mm_hopper._laid_out(one[:, :, 1:], is_turned)
+            assert torch.equal(found.mT if is_turned else found, one[:, :, 1:])
+            assert mm_hopper._describable(found) is not None
 
 
 def test_matrices_are_described_as_they_are_or_turned():
