@@ -241,6 +241,15 @@ def test_the_form_for_hopper_takes_what_is_large():
     assert chosen(4096, 4096, 4096, described=False)[0] == products.POINTERS
 
 
+def test_all_tiles_fit_and_programs_of_theirs_are_whole():
+    for dtype in (torch.float16, torch.float32):
+        for one in mm_hopper.known(dtype):
+            options = products.Options(*one, form=products.HOPPER)
+            assert products.resources(options, dtype).fit(H200)
+            rows = options.block_n if options.block_m < 64 or dtype is torch.float32 else options.block_m
+            assert rows == 16 * options.num_warps, "64 rows for each group of 4 warps"
+
+
 def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (products.HOPPER, 16, 64)
     assert chosen(1, 11008, 4096) == chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
