@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from ntops.host import choice, output, persistent_mm, repetition
+from ntops.host import choice, mm_hopper, output, repetition
 from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import collapse, contiguous_strides, specialize
@@ -16,9 +16,12 @@ from ntops.torch.utils import Config, make
 
 POINTERS = 1
 """The form of a kernel: NineToothed's, which runs everywhere."""
-DESCRIPTORS = 2
-"""That of ``ntops.kernels.persistent_mm``, where operands can be described: half types and TF32, on Hopper."""
+HOPPER = 2
+"""That of ``ntops.kernels.mm_hopper``, where operands can be described: half types and TF32, on Hopper."""
 
+_LARGE = 2**23
+"""M * N * K from which on the form is ``HOPPER``. Smaller products take the host longer than the device, and this form,
+with three descriptors to make, the longest."""
 _COPIED = 128
 """Rows and columns of a result from which on a copy of a factor costs less than it saves."""
 
@@ -150,7 +153,7 @@ class Options:
     splits: int = 1
     """The parts that K is cut into, each of which is a product of its own; then they are added up."""
     form: int = POINTERS
-    """``POINTERS`` or ``DESCRIPTORS``."""
+    """``POINTERS`` or ``HOPPER``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +175,7 @@ class Problem(choice.Problem):
     batched: bool = False
     """Whether there is a batch of products, which fills the device without splits."""
     described: bool = False
-    """Whether there may be ``DESCRIPTORS``."""
+    """Whether it may be ``HOPPER``."""
 
     def rule(self, device):
         limits = device.shared_memory, 0 if self.batched else device.multiprocessors
@@ -182,8 +185,7 @@ class Problem(choice.Problem):
         found = []
 
         if self.described:
-            known = _DESCRIBED_TF32 if self.dtype is torch.float32 else _DESCRIBED_HALF
-            found += [Options(*one, form=DESCRIPTORS) for one in known]
+            found += [Options(*one, form=HOPPER) for one in mm_hopper.known(self.dtype)]
 
         for block_m, block_n, *others in _space(self):
             if block_m <= max(next_power_of_2(self.m), 32):
@@ -196,7 +198,7 @@ class Problem(choice.Problem):
         return found
 
     def allows(self, options):
-        if options.form == DESCRIPTORS:
+        if options.form == HOPPER:
             return self.described and options.splits == 1
 
         return options.splits == 1 or (not self.batched and self.k % (16 * options.splits) == 0)
@@ -205,7 +207,10 @@ class Problem(choice.Problem):
         return resources(options, self.dtype)
 
 
-@heuristic(("m", "n"), ((16, 64), (64, 64), (65, 65), (65, 65536), (2048, 2048)))
+_POINTS = (16, 64), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)
+
+
+@heuristic(("m", "n"), _POINTS + mm_hopper.POINTS)
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
     """The options of a product.
 
@@ -216,16 +221,10 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     :param ieee: Whether float32 is multiplied as it is, not as TF32.
     :param shared_memory: What a program can have on the device, in bytes.
     :param multiprocessors: How many may be filled by splits; 0: there is a batch, which fills them.
-    :param described: Whether there may be ``DESCRIPTORS``.
+    :param described: Whether it may be ``HOPPER``.
     """
-    # Tiles of 128 x 256 for about as many multiprocessors as there are. Each computes its tiles one after the other.
-    if described and min(m, n) >= 1024 and (m * n >= 2048 * 2048 or not multiprocessors):
-        if dtype is torch.float32:
-            return Options(128, 256, 32, 8, 3, form=DESCRIPTORS)
-
-        # On an H200, us (cuBLAS): 4096^3 181 (179), 8192^3 1523 (1544), 4096 x 8192 x 28672 2412 (2382), and a batch of
-        # 16 x 1024^3 64 (61); 128 products of 2048 x 128 x 2048 take 434 so, and with 3 stages 357 (331).
-        return Options(128, 256, 64, 8, 4 if k >= 1024 else 3, form=DESCRIPTORS)
+    if described and m * n * k >= _LARGE:
+        return Options(*mm_hopper.fastest(m, n, dtype, multiprocessors), form=HOPPER)
 
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
@@ -290,7 +289,6 @@ _HALF = (
     (64, 64, 64, 4, 5),
     (64, 64, 128, 4, 4),
 )
-_DESCRIBED_HALF = _HALF[:4]
 # A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
 _HALF_SKINNY = (
     (16, 32, 256, 4, 4),
@@ -317,7 +315,6 @@ _TF32 = (
     (16, 64, 128, 4, 3),
     (32, 64, 64, 4, 4),
 )
-_DESCRIBED_TF32 = ((128, 256, 32, 8, 3),)
 _PLAIN = (
     (64, 64, 16, 4, 2),
     (64, 64, 32, 4, 2),
@@ -345,10 +342,9 @@ def resources(options, dtype):
     tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
     sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
 
-    if options.form == DESCRIPTORS:
-        # A result is stored from shared memory; what ``addmm`` adds comes through as much of it.
-        result = options.block_m * options.block_n * dtype.itemsize // persistent_mm.PARTS
-        return choice.Resources(tiles * options.num_stages + 2 * result, 32 + sums, threads)
+    if options.form == HOPPER:
+        # Beside the groups of warps that multiply there is one that loads.
+        return choice.Resources(mm_hopper.shared_memory(options, dtype), 32 + sums, threads + 128)
 
     # The matrix units of Hopper read tiles of 64 rows from shared memory, so those of all stages are there at once;
     # else the tiles of a stage have gone to registers when those of the last one come.
@@ -363,7 +359,7 @@ def _launch(premake, result, input, mat2, added, scales):
     ieee = torch.get_float32_matmul_precision() == "highest"
     index = result.device.index or 0
     batch, _ = _collapsed_batch(result, input, mat2)
-    described = settled("described", persistent_mm.takes(result, input, ieee, len(batch), index))
+    described = settled("described", mm_hopper.takes(result, input, ieee, len(batch), index))
 
     # A product of batches that broadcast is that of bmm, or of mm.
     name = premake.__module__.rpartition(".")[2]
@@ -372,10 +368,12 @@ def _launch(premake, result, input, mat2, added, scales):
     problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
     chosen = choice.choose(name, problem, index)
 
-    turned = choice.device(index).hopper and (chosen.form == DESCRIPTORS or min(result.shape[-2:]) >= _COPIED)
+    if input.dtype is torch.float32 and not ieee and choice.device(index).hopper:
+        if chosen.form == HOPPER or min(result.shape[-2:]) >= _COPIED:
+            input = _k_major(input)
 
-    if input.dtype is torch.float32 and not ieee and turned:
-        input, mat2 = _k_major(input), _k_major(mat2.mT).mT
+        if chosen.form != HOPPER and min(result.shape[-2:]) >= _COPIED:
+            mat2 = _k_major(mat2.mT).mT
 
     batch, strides = _collapsed_batch(result, input, mat2)
     views = {
@@ -391,9 +389,9 @@ def _launch(premake, result, input, mat2, added, scales):
         number_type = scalar_type(result.dtype)
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
-    if chosen.form == DESCRIPTORS:
+    if chosen.form == HOPPER:
         with on_device(result.device):
-            persistent_mm.launch(chosen, index, *views.values(), added, numbers)
+            mm_hopper.launch(chosen, index, *views.values(), added, numbers)
 
         return
 

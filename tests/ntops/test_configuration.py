@@ -28,7 +28,7 @@ def test_products_list_all(dtype, memory, described):
     found = [products.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
     assert {options.splits for options in known} == ({1, 4} if dtype is torch.float16 else {1})
-    assert (products.DESCRIPTORS in {options.form for options in known}) == described
+    assert (products.HOPPER in {options.form for options in known}) == described
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

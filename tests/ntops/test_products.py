@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntops.torch
-from ntops.host import choice, persistent_mm, products
+from ntops.host import choice, mm_hopper, products
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -109,17 +109,26 @@ def test_what_is_repeated_along_a_batch_is_copied_once(tf32):
         assert (found.stride(0) == 0) == (matrices.stride(0) == 0)
 
 
-# --- through descriptors -----------------------------------------------------------------------------------------
+# --- the form for Hopper -----------------------------------------------------------------------------------------
+
+H200 = choice.Device(232448, 132)
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs an H100 or H200")
 
 
-@pytest.fixture(params=[3, 4])
-def described(request):
-    """Tiles that are stored as a whole, and in parts."""
-    options = products.Options(128, 256, 64, 8, request.param, form=products.DESCRIPTORS)
+# Of tiles as they are, of turned ones, and of those that are stored in parts.
+KINDS = mm_hopper._HALF[0], mm_hopper._HALF[-1], mm_hopper._TF32[0]
+kinds = pytest.mark.parametrize("described", KINDS, indirect=True, ids=str)
+
+
+@pytest.fixture(params=(*mm_hopper._HALF, *mm_hopper._TF32), ids=str)
+def described(request, tf32):
+    """The dtype of operands in each configuration."""
+    options = products.Options(*request.param, form=products.HOPPER)
     with contextlib.ExitStack() as forced:
         for kernel in ("mm", "addmm", "bmm"):
             forced.enter_context(choice.forced(kernel, options))
-        yield
+        yield torch.float16 if request.param in mm_hopper._HALF else torch.float32
 
 
 def turned(matrices):
@@ -136,66 +145,119 @@ def moved(matrices):
     return torch.cat([matrices.flatten()[:1], matrices.flatten()])[1:].view(matrices.shape)
 
 
+def small(*shape, dtype=torch.half):
+    """Small integers: products of theirs are exact."""
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+@hopper
+@kinds
 @pytest.mark.parametrize("lay", [torch.Tensor.contiguous, turned, spread, moved], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_operands_of_any_layout_are_described(lay, batch, described):
-    a, b = (torch.randint(-4, 5, (*batch, *shape)).half() for shape in ((140, 72), (72, 264)))
+    a, b = small(*batch, 140, 72, dtype=described), small(*batch, 72, 264, dtype=described)
     function = ntops.torch.bmm if batch else ntops.torch.mm
     assert torch.equal(function(lay(a), lay(b)), a @ b)
-    out = lay(torch.zeros(*batch, 140, 264, dtype=torch.half))
+    out = lay(torch.zeros(*batch, 140, 264, dtype=described))
     assert function(a, b, out=out) is out
     assert torch.equal(out, a @ b)
 
 
+@hopper
+@pytest.mark.parametrize("k", [8, 1000])
+@pytest.mark.parametrize("m", [1, 17, 300])
+def test_tiles_are_filled_with_zeros(m, k, described):
+    """Beyond the end of each dim; and where a program has several, one after the other."""
+    a, b = small(m, k, dtype=described), small(k, 2056, dtype=described)
+    assert torch.equal(ntops.torch.mm(a, b), a @ b)
+    many = small(300, m, k, dtype=described)
+    assert torch.equal(ntops.torch.bmm(many, b[:, :72].expand(300, k, 72)), many @ b[:, :72])
+
+
+@hopper
+@kinds
+@pytest.mark.parametrize("beta", [0, 3])
+@pytest.mark.parametrize("shape", [(), (264,), (140, 1), (140, 264), (264, 140)])
+def test_what_is_described_is_scaled_and_added(beta, shape, described):
+    a, b = small(140, 72, dtype=described), small(72, 264, dtype=described)
+    added = torch.full(shape, float("nan"), dtype=described) if beta == 0 else small(*shape, dtype=described)
+    added = added.mT if shape == (264, 140) else added
+    expected = torch.addmm(added, a, b, alpha=2, beta=beta)
+    for lay in (torch.Tensor.contiguous, turned):
+        out = lay(torch.zeros(140, 264, dtype=described))
+        assert torch.equal(ntops.torch.addmm(added, a, b, alpha=2, beta=beta, out=out), expected)
+
+
+@hopper
+@kinds
+def test_calls_that_come_again_are_of_their_own_memory(described):
+    """They are recorded, descriptors and all."""
+    for _ in range(3):
+        a, b, added = small(9, 72, dtype=described), small(72, 264, dtype=described), small(9, 264, dtype=described)
+        assert torch.equal(ntops.torch.mm(a, b), a @ b)
+        assert torch.equal(ntops.torch.addmm(added, a, b), torch.addmm(added, a, b))
+
+
 def test_terms_are_innermost_in_copies():
-    """Hopper's matrix units take no others of float32."""
+    """Hopper's matrix units take no others of float32 from memory."""
     matrices = moved(torch.randn(3, 12, 16)), spread(torch.randn(3, 12, 16)), moved(torch.randn(3, 16, 12)).mT
     for one in matrices:
-        descriptor, is_turned = persistent_mm._descriptor(one, 64, 32)
-        assert torch.equal(descriptor.base, one)
-        assert (is_turned, descriptor.strides[-1], descriptor.block_shape) == (False, 1, [1, 64, 32])
+        found, is_turned = mm_hopper._read(one)
+        assert torch.equal(found, one)
+        assert (is_turned, found.is_contiguous()) == (False, True)
+        for is_turned in (False, True):
+            # What is added lies as what is stored does.
+            found = mm_hopper._laid_out(one[:, :, 1:], is_turned)
+            assert torch.equal(found.mT if is_turned else found, one[:, :, 1:])
+            assert mm_hopper._describable(found) is not None
 
 
-def test_one_matrix_of_a_batch_is_described_once(described):
-    a, b = factors(torch.float16, 9, 264, 72)
-    many = torch.randint(-4, 5, (3, 9, 72)).half()
-    assert torch.equal(ntops.torch.bmm(many, b.expand(3, 72, 264)), many @ b)
-    assert torch.equal(ntops.torch.bmm(a.expand(3, 9, 72), b.expand(3, 72, 264)), (a @ b).expand(3, 9, 264))
+def test_matrices_are_described_as_they_are_or_turned():
+    one = torch.randn(3, 12, 16)
+    for matrices, expected in ((one, False), (one.mT, True), (one[:1, :1], False), (one[:, :1].mT, True)):
+        found, is_turned = mm_hopper._described(matrices)
+        assert is_turned == expected
+        assert torch.equal(found.mT if is_turned else found, matrices)
+        assert found.stride(-1) == 1
+        assert all(stride % 4 == 0 and stride for stride in found.stride()[:2])
+    assert mm_hopper._described(spread(one)) == mm_hopper._described(moved(one)) == (None, False)
+    assert mm_hopper._read(one[:1].expand(3, 12, 16))[0].shape == (1, 12, 16), "one for all the batch"
 
 
-def test_calls_that_come_again_are_of_their_own_memory(described):
-    """On a GPU they are recorded, descriptors and all."""
-    for _ in range(3):
-        a, b = factors(torch.float16, 9, 264, 72)
-        assert torch.equal(ntops.torch.mm(a, b), a @ b)
-
-
-@pytest.mark.parametrize("beta", [0, 3])
-@pytest.mark.parametrize("shape", [(264,), (140, 1), (140, 264)])
-def test_what_is_described_is_scaled_and_added(beta, shape, described):
-    a, b = factors(torch.float16, 140, 264, 72)
-    added = torch.full(shape, float("nan")) if beta == 0 else torch.arange(float(shape[0] * shape[-1])) % 7
-    added = added[: shape[0]] if len(shape) == 1 else added[: shape[0] * shape[-1]].reshape(shape)
-    expected = torch.addmm(added.half(), a, b, alpha=2, beta=beta)
-    assert torch.equal(ntops.torch.addmm(added.half(), a, b, alpha=2, beta=beta), expected)
-
-
-def form_of(m, n, k, **given):
+def chosen(m, n, k, **given):
     problem = products.Problem(m, n, k, **{"dtype": torch.bfloat16, "ieee": False, "described": True} | given)
-    chosen = problem.rule(choice.Device(232448, 132))
-    assert problem.allows(chosen)
-    assert problem.resources(chosen).fit(choice.Device(232448, 132))
-    return chosen.form, chosen.num_stages
+    found = problem.rule(H200)
+    assert problem.allows(found)
+    assert problem.resources(found).fit(H200)
+    assert found in problem.candidates(H200)
+    return found.form, found.block_m, found.block_n
 
 
-def test_large_products_go_through_descriptors():
-    assert form_of(4096, 4096, 4096) == form_of(1024, 4096, 4096) == (products.DESCRIPTORS, 4)
-    assert form_of(2048, 2048, 128, batched=True) == (products.DESCRIPTORS, 3)
-    assert form_of(4096, 4096, 4096, dtype=torch.float32) == (products.DESCRIPTORS, 3)
-    assert form_of(1024, 1024, 1024, batched=True)[0] == products.DESCRIPTORS
-    assert form_of(1024, 1024, 1024)[0] == products.POINTERS, "too few tiles"
-    assert form_of(128, 28672, 4096)[0] == products.POINTERS
-    assert form_of(4096, 4096, 4096, described=False)[0] == products.POINTERS
+def test_the_form_for_hopper_takes_what_is_large():
+    for m, n in ((4096, 4096), (1024, 4096), (2048, 2048)):
+        assert chosen(m, n, 4096) == (products.HOPPER, 128, 256)
+        assert chosen(m, n, 4096, dtype=torch.float32) == (products.HOPPER, 256, 128)
+    assert chosen(64, 64, 64)[0] == chosen(128, 128, 128)[0] == products.POINTERS
+    assert chosen(4096, 4096, 4096, described=False)[0] == products.POINTERS
+
+
+def test_all_tiles_fit_and_programs_of_theirs_are_whole():
+    for dtype in (torch.float16, torch.float32):
+        for one in mm_hopper.known(dtype):
+            options = products.Options(*one, form=products.HOPPER)
+            assert products.resources(options, dtype).fit(H200)
+            rows = options.block_n if options.block_m < 64 or dtype is torch.float32 else options.block_m
+            assert rows == 16 * options.num_warps, "64 rows for each group of 4 warps"
+
+
+def test_tiles_are_small_where_programs_would_be_too_few():
+    assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (products.HOPPER, 16, 64)
+    assert chosen(1, 11008, 4096) == chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
+    assert chosen(128, 4096, 4096) == (products.HOPPER, 64, 64)
+    assert chosen(128, 8192, 8192) == chosen(1024, 1024, 1024) == (products.HOPPER, 64, 128)
+    assert chosen(128, 28672, 8192) == (products.HOPPER, 128, 256)
+    assert chosen(1024, 1024, 1024, batched=True) == (products.HOPPER, 128, 256)
+    assert chosen(1024, 128, 1024, batched=True) == (products.HOPPER, 128, 128), "not half of them empty"
 
 
 @pytest.mark.parametrize(
@@ -210,11 +272,13 @@ def test_large_products_go_through_descriptors():
     ],
     ids=str,
 )
-def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expected):
+def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expected, monkeypatch):
     m, n, k = shape
+    monkeypatch.setattr(mm_hopper, "INTERPRETED", False)
+    monkeypatch.setattr(choice, "device", lambda index: H200)
     for a in (torch.empty(m, k, dtype=dtype), torch.empty(k, m, dtype=dtype).mT):
-        assert persistent_mm.takes(torch.empty(m, n, dtype=dtype), a, True, 0, 0) == expected
-    assert not persistent_mm.takes(torch.empty(m, n, dtype=dtype), a, True, 2, 0)
+        assert mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, True, 0, 0) == expected
+    assert not mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, True, 2, 0)
 
 
 def test_all_rows_of_a_batch_make_one_product(monkeypatch):

@@ -4,8 +4,9 @@ import ctypes
 
 import pytest
 import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ntops.host import persistent_mm, repetition
+from ntops.host import repetition
 
 
 class _Compiled:
@@ -129,7 +130,7 @@ def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
     def plus(input):
         calls.append(input)
         result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
-        output, read = (persistent_mm.TensorDescriptor(one, [2, 4], [4, 1], [1, 4]) for one in (result, input[2:]))
+        output, read = (TensorDescriptor(one, [2, 4], [4, 1], [1, 4]) for one in (result, input[2:]))
         repetition.launch(described, (7,), {}, output, read, 8, 2.0)
         return result
 
