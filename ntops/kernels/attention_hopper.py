@@ -36,6 +36,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ntops.kernels.hopper import make_barriers
+
 ROWS = gl.constexpr(64)
 """The rows of a group of warps: those of the one instruction for products that four warps have together."""
 TILES = gl.constexpr(2)
@@ -302,17 +304,6 @@ def _attend_rows(
     tma.store_wait(0)
 
 
-@gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that wait for as many arrivals each."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-
-    return barriers
-
-
 @gluon.jit(do_not_specialize=["heads", "group", "L", "S", "shift", "units", "units_per_head", "row_tiles"])
 def attend(
     query,
@@ -355,13 +346,13 @@ def attend(
     )
     # Memory is filled by the warp that loads, and emptied by the group whose queries it holds, or by all.
     barriers = (
-        _barriers(TILES * GROUPS, 1),
-        _barriers(TILES * GROUPS, 1),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, GROUPS),
-        _barriers(STAGES, 1),
-        _barriers(STAGES, GROUPS),
-        _barriers(GROUPS, 1),
+        make_barriers(TILES * GROUPS, 1),
+        make_barriers(TILES * GROUPS, 1),
+        make_barriers(STAGES, 1),
+        make_barriers(STAGES, GROUPS),
+        make_barriers(STAGES, 1),
+        make_barriers(STAGES, GROUPS),
+        make_barriers(GROUPS, 1),
     )
     fence_async_shared()
     sizes = (heads, group, L, S, shift, units, units_per_head, row_tiles)

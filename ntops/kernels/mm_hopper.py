@@ -33,26 +33,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-TALL = gl.constexpr(8)
-"""Tiles that lie below each other and are computed together."""
+from ntops.kernels.hopper import make_barriers, place_of
+
 NOTHING = gl.constexpr(0)
 """Is added to a product; or the same ROW to all rows, the same COLUMN to all columns, or a MATRIX."""
 ROW = gl.constexpr(1)
 COLUMN = gl.constexpr(2)
 MATRIX = gl.constexpr(3)
-
-
-@gluon.jit
-def _place(tile, tiles_m, tiles_n):
-    """The batch, row and column of a tile. Tiles that are computed together share rows of ``a`` and columns of ``b``:
-    TALL tiles down, then one to the right."""
-    each = tiles_m * tiles_n
-    batch = tile // each
-    tile = tile % each
-    first = tile // (TALL * tiles_n) * TALL
-    rows = gl.minimum(tiles_m - first, TALL)
-    inside = tile % (TALL * tiles_n)
-    return batch, first + inside % rows, inside // rows
 
 
 @gluon.jit
@@ -69,7 +56,7 @@ def _load(tensors, memory, barriers, sizes, steps_ab, TURNED: gl.constexpr, GROU
     taken = 0
 
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        batch, tile_m, tile_n = _place(tile, tiles_m, tiles_n)
+        batch, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         batch_a = batch * step_a
         batch_b = batch * step_b
         n = tile_n * COLUMNS
@@ -158,7 +145,7 @@ def _multiply(
     fetched = 0
 
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        batch, tile_m, tile_n = _place(tile, tiles_m, tiles_n)
+        batch, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         first_m = (tile_m * GROUPS + GROUP) * ROWS
         first_n = tile_n * COLUMNS
         m = first_m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
@@ -236,17 +223,6 @@ def _multiply(
 
 
 @gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that wait for as many arrivals each."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-
-    return barriers
-
-
-@gluon.jit
 def _memory(tensor, NUMBER: gl.constexpr):
     """Shared memory for tiles of a descriptor's tensor."""
     shape: gl.constexpr = tensor.block_type.shape
@@ -300,7 +276,7 @@ def multiply(
     TURNED: gl.constexpr = (TURNED_A, TURNED_B, TURNED_OUTPUT)
     memory = (_memory(a, STAGES * GROUPS), _memory(b, STAGES), _memory(output, GROUPS))
     # Memory is filled by the warp that loads, and emptied by all groups.
-    barriers = (_barriers(STAGES, 1), _barriers(STAGES, GROUPS), _barriers(GROUPS, 1))
+    barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS), make_barriers(GROUPS, 1))
     fence_async_shared()
     tensors = (a, b, output)
     sizes = (tiles, tiles_m, tiles_n, steps)

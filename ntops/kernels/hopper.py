@@ -1,0 +1,32 @@
+"""What the kernels in Gluon for Hopper have in common."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+TALL = gl.constexpr(8)
+"""Tiles that lie below each other and are computed together."""
+
+
+@gluon.jit
+def place_of(tile, tiles_m, tiles_n):
+    """The batch, row and column of a tile. Tiles that are computed together share rows of ``a`` and columns of ``b``:
+    TALL tiles down, then one to the right."""
+    each = tiles_m * tiles_n
+    batch = tile // each
+    tile = tile % each
+    first = tile // (TALL * tiles_n) * TALL
+    rows = gl.minimum(tiles_m - first, TALL)
+    inside = tile % (TALL * tiles_n)
+    return batch, first + inside % rows, inside // rows
+
+
+@gluon.jit
+def make_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers that wait for as many arrivals each."""
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+
+    for i in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+
+    return barriers
