@@ -1,5 +1,6 @@
 """Elementwise functions: broadcasting, ``out=``, output strides, and the launch."""
 
+import dataclasses
 import functools
 
 import torch
@@ -9,6 +10,7 @@ from ntops.host.arguments import check_operands, check_tensor, common_device
 from ntops.host.configuration import heuristic
 from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, result_dtype, scalar_type
+from ntops.kernels.element_wise import Tile
 from ntops.torch.utils import Config, make
 
 # Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
@@ -142,6 +144,7 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
     across = [dim for name, dim in specialization.unit_strides if dim != last and views[name].stride(last)]
     other = across[0] if across else None
     chosen = config(first.ndim, other, first.shape[last], first.shape[other] if across else 0)
+    chosen = _narrowed(chosen, views)
     kernel = make(premake, {"ndim": first.ndim} | arguments, chosen, specialization)
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 
@@ -172,6 +175,17 @@ def config(ndim, across, row, column):
         return Config(blocks=(("block_size", (1,) * last + (FLAT,)),), num_warps=CONFIG.num_warps)
 
     return CONFIG
+
+
+def _narrowed(chosen, views):
+    """The configuration, with tiles of one element for operands that are expanded along the last dim."""
+    ((name, tile),) = chosen.blocks
+    constant = tuple(name for name, view in views.items() if not view.stride(-1))
+
+    if not isinstance(tile, tuple) or max(tile) != tile[-1] or sum(tile) != len(tile) - 1 + tile[-1] or not constant:
+        return chosen
+
+    return dataclasses.replace(chosen, blocks=((name, Tile(tile[-1], constant)),))
 
 
 def _argument(value, number_type):
