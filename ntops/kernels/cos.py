@@ -14,11 +14,12 @@ def application(output, input, compute_dtype):
         result = ntl.cos(value)
     else:
         # As in sin: cos(x) is sin(x + pi / 2).
-        if ntl.max(ntl.cast(ntl.abs(value), ntl.int32, bitcast=True)) > 1199570944:
-            result = ntl.cos(value)
-        else:
-            shifted = (value * 0.3183098861837907 - 0.5) + 12582912.0
-            result = functions.sine(value, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
+        size = ntl.abs(value)
+        shifted = (size * 0.3183098861837907 - 0.5) + 12582912.0
+        result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
+
+        if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
+            result = ntl.where(size > 65536.0, ntl.cos(value), result)
 
     output = ntl.cast(result, output.dtype)
 

@@ -13,16 +13,16 @@ def application(output, input, compute_dtype):
     if compute_dtype == ntl.float64:
         result = ntl.sin(value)
     else:
-        # Where no element of a tile is above 2^16, three constants of pi are enough; else libdevice's, which takes
-        # subnormals for zeros: sin(x) is x to float32's precision below 2^-13.
-        if ntl.max(ntl.cast(ntl.abs(value), ntl.int32, bitcast=True)) > 1199570944:
-            result = ntl.where(ntl.abs(value) < 7.450580596923828e-09, value, ntl.sin(value))
-        else:
-            # Adding 1.5 * 2^23 rounds to a whole number, which is in the last bits.
-            size = ntl.abs(value)
-            shifted = size * 0.3183098861837907 + 12582912.0
-            sign = ntl.cast(value, ntl.int32, bitcast=True)
-            result = functions.sine(size, shifted, shifted - 12582912.0, sign)
+        # Adding 1.5 * 2^23 rounds to a whole number, which is in the last bits.
+        size = ntl.abs(value)
+        shifted = size * 0.3183098861837907 + 12582912.0
+        sign = ntl.cast(value, ntl.int32, bitcast=True)
+        result = functions.sine(size, shifted, shifted - 12582912.0, sign)
+
+        # Three constants of pi are enough up to 2^16. For more there is libdevice's sine, twice the instructions, in tiles
+        # that have such elements.
+        if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
+            result = ntl.where(size > 65536.0, ntl.sin(value), result)
 
     output = ntl.cast(result, output.dtype)
 

@@ -17,11 +17,13 @@ def application(output, input, compute_dtype):
         # Both branches of libdevice's, without a branch: 1 - 2 / (1 + exp(2x)) cancels where x is small. The coefficients
         # are a minimax fit of tanh(x) / x, off by 3.8e-8 at most.
         size = ntl.abs(value)
-        square = value * value
+        square = size * size
         series = 0.13320599108950176 + square * (-0.05266347474697672 + square * 0.016421247743019497)
-        near = value + value * square * (-0.33332941372945474 + square * series)
+        near = size + size * square * (-0.33332941372945474 + square * series)
         far = 1 - 2 * functions.reciprocal(1 + ntl.exp2(2.8853900817779268 * size), compute_dtype)
-        result = ntl.where(size < 0.55, near, libdevice.copysign(far, value))
+        sign = ntl.cast(value, ntl.int32, bitcast=True) & -2147483648
+        bits = ntl.cast(ntl.where(size < 0.55, near, far), ntl.int32, bitcast=True) | sign
+        result = ntl.cast(bits, ntl.float32, bitcast=True)
 
     output = ntl.cast(result, output.dtype)
 
