@@ -13,8 +13,8 @@ from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, resul
 from ntops.kernels.element_wise import Tile
 from ntops.torch.utils import Config, make
 
-# Eight elements a thread are enough loads in flight to fill an H200's memory pipes.
-FLAT = 1024
+# Sixteen elements a thread: tanh of 64M bfloat16 takes 66.7 us on an H200, with eight 72.1, a copy 63.7.
+FLAT = 2048
 CONFIG = Config(blocks=(("block_size", FLAT),), num_warps=4)
 # The side of a square tile: 64 elements of a half type fill a line of 128 bytes.
 SIDE = 64

@@ -18,8 +18,8 @@ def application(output, input, compute_dtype):
         shifted = (size * 0.3183098861837907 - 0.5) + 12582912.0
         result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
 
-        if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
-            result = ntl.where(size > 65536.0, ntl.cos(value), result)
+        if ntl.max(ntl.cast(shifted, ntl.int32, bitcast=True)) > 1262506364:
+            result = ntl.where(shifted > 12603772.0, ntl.cos(value), result)
 
     output = ntl.cast(result, output.dtype)
 

@@ -27,8 +27,16 @@ def application(output, input, compute_dtype):
 
 def application_tanh(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
-    inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
-    output = ntl.cast(value * 0.5 * (1 + libdevice.tanh(inner)), output.dtype)
+
+    if compute_dtype == ntl.float64:
+        inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
+        phi = 0.5 * (1 + libdevice.tanh(inner))
+    else:
+        # (1 + tanh(u)) / 2 is 1 / (1 + 2^(-2u / ln(2))).
+        inner = value * (-2.302208198144325 - 0.1029432395800275 * (value * value))
+        phi = functions.reciprocal(1 + ntl.exp2(inner), compute_dtype)
+
+    output = ntl.cast(value * phi, output.dtype)
 
 
 APPLICATIONS = {None: application, "none": application, "tanh": application_tanh}

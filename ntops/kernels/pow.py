@@ -23,7 +23,8 @@ def application(output, input, exponent, compute_dtype):
         is_whole = ntl.floor(power) == power
         size = ntl.where(is_whole | (base == float("-inf")), ntl.abs(base), base)
         tiny = size < 1.1754943508222875e-38
-        bits = ntl.cast(ntl.where(tiny, size * 16777216.0, size), ntl.int32, bitcast=True)
+        size = ntl.where(tiny, size * 16777216.0, size)
+        bits = ntl.cast(size, ntl.int32, bitcast=True)
         # It is m 2^n with m from sqrt(1/2) to sqrt(2), and the logarithm of m 2 atanh((m - 1) / (m + 1)), whose
         # coefficients are a minimax fit, off by 8.2e-10 at most. 2 / ln(2) is 2.88539004 + 3.85e-8.
         binade = (bits - 1060439283) & -8388608
@@ -33,12 +34,10 @@ def application(output, input, exponent, compute_dtype):
         rest = inverse * ntl.fma(quotient, 0 - above, ntl.fma(quotient, -2.0, above))
         square = quotient * quotient
         series = 0.9617982864795396 + square * (0.5767526801297578 + square * 0.4309968117466395)
-        high = quotient * 2.885390043258667
-        low = ntl.fma(quotient, 2.885390043258667, 0 - high) + quotient * 3.851925982253235e-08
-        low = low + rest * 2.885390043258667 + quotient * square * series
         whole = ntl.cast(binade, compute_dtype) * 1.1920928955078125e-07 - ntl.where(tiny, 24.0, 0.0)
-        logarithm = whole + high
-        low = high - (logarithm - whole) + low
+        logarithm = ntl.fma(quotient, 2.885390043258667, whole)
+        low = ntl.fma(quotient, 2.885390043258667, whole - logarithm) + quotient * 3.851925982253235e-08
+        low = low + rest * 2.885390043258667 + quotient * square * series
         # Of zeros, infinity, NaN and negative numbers there is nothing to compute.
         special = ntl.cast(bits - 1, ntl.uint32, bitcast=True) >= 2139095039
         logarithm = ntl.where(special, ntl.where(size == 0, float("-inf"), ntl.sqrt(size)), logarithm)

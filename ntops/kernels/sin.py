@@ -19,10 +19,10 @@ def application(output, input, compute_dtype):
         sign = ntl.cast(value, ntl.int32, bitcast=True)
         result = functions.sine(size, shifted, shifted - 12582912.0, sign)
 
-        # Three constants of pi are enough up to 2^16. For more there is libdevice's sine, twice the instructions, in tiles
-        # that have such elements.
-        if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
-            result = ntl.where(size > 65536.0, ntl.sin(value), result)
+        # Three constants of pi are enough for 20860 half circles, about 2^16. For more there is libdevice's sine, which
+        # tiles without such elements pass by.
+        if ntl.max(ntl.cast(shifted, ntl.int32, bitcast=True)) > 1262506364:
+            result = ntl.where(shifted > 12603772.0, ntl.sin(value), result)
 
     output = ntl.cast(result, output.dtype)
 

@@ -1,0 +1,133 @@
+"""Softmax and the norms over rows too long for registers, which a program walks twice, a tile at a time.
+
+Triton kernels, for what NineToothed has no words for: the second walk goes backwards, so that it begins with what was
+read last, and the caches are told what to keep. On an H200, rms_norm of 4096 x 16384 bfloat16 takes 64 us so and 74 us in
+NineToothed's form in the same configuration, of 1024 x 65536 76 us and 96 us (tiles of 4096 and 8192; a copy takes 63).
+They take rows of float32 and the half types that begin at multiples of 16 bytes, with a stride of 1; NineToothed's forms
+remain for all others.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def softmax(output, input, columns, input_stride: tl.int64, TILE: tl.constexpr):
+    """``exp(input - max) / sum(exp(input - max))`` of each row; the output is contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    input += row * input_stride
+    output += row * columns
+    lanes = tl.arange(0, TILE)
+    # Each lane has the maximum and the sum of what it has seen; a lane that has seen -inf alone has 0 for its sum.
+    maximum = tl.full([TILE], -3.4028234663852886e38, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+
+    for start in range(0, columns, TILE):
+        places = start + lanes
+        loaded = tl.load(input + places, places < columns, other=float("-inf"), eviction_policy="evict_last")
+        values = loaded.to(output.dtype.element_ty).to(tl.float32)
+        grows = values > maximum
+        power = tl.exp(-tl.abs(values - maximum))
+        total = tl.where(grows, total * power + 1, total + power)
+        maximum = tl.where(grows, values, maximum)
+
+    highest = tl.max(maximum, 0)
+    # A row of -inf has a sum of 0, and 0 / 0 is NaN, as inf - inf is for +inf.
+    scale = 1 / tl.sum(total * tl.exp(maximum - highest), 0)
+
+    for start in range((tl.cdiv(columns, TILE) - 1) * TILE, -1, -TILE):
+        places = start + lanes
+        loaded = tl.load(input + places, places < columns, eviction_policy="evict_first")
+        values = tl.exp(loaded.to(output.dtype.element_ty).to(tl.float32) - highest) * scale
+        tl.store(output + places, values.to(output.dtype.element_ty), places < columns, eviction_policy="evict_first")
+
+
+@triton.jit
+def rms_norm(
+    output,
+    input,
+    weight,
+    columns,
+    input_stride: tl.int64,
+    count: tl.float32,
+    eps: tl.float32,
+    HAS_WEIGHT: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """``input / sqrt(mean(input^2) + eps) * weight`` of each row; the output is contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    input += row * input_stride
+    output += row * columns
+    lanes = tl.arange(0, TILE)
+    squares = tl.zeros([TILE], tl.float32)
+
+    for start in range(0, columns, TILE):
+        places = start + lanes
+        values = tl.load(input + places, places < columns, other=0, eviction_policy="evict_last").to(tl.float32)
+        squares += values * values
+
+    scale = 1 / tl.sqrt(tl.sum(squares, 0) / count + eps)
+
+    for start in range((tl.cdiv(columns, TILE) - 1) * TILE, -1, -TILE):
+        places = start + lanes
+        inside = places < columns
+        values = tl.load(input + places, inside, eviction_policy="evict_first").to(tl.float32) * scale
+
+        if HAS_WEIGHT:
+            values *= tl.load(weight + places, inside, eviction_policy="evict_last").to(tl.float32)
+
+        tl.store(output + places, values.to(output.dtype.element_ty), inside, eviction_policy="evict_first")
+
+
+@triton.jit
+def layer_norm(
+    output,
+    input,
+    weight,
+    bias,
+    columns,
+    input_stride: tl.int64,
+    count: tl.float32,
+    eps: tl.float32,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """``(input - mean) / sqrt(variance + eps) * weight + bias`` of each row; the output is contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    input += row * input_stride
+    output += row * columns
+    lanes = tl.arange(0, TILE)
+    # As in NineToothed's form, each lane has the mean and the squares about it of what it has seen (B. P. Welford).
+    mean = tl.zeros([TILE], tl.float32)
+    squares = tl.zeros([TILE], tl.float32)
+    seen = 0.0
+
+    for start in range(0, columns, TILE):
+        places = start + lanes
+        inside = places < columns
+        values = tl.load(input + places, inside, other=0, eviction_policy="evict_last").to(tl.float32)
+        seen += 1
+        step = tl.where(inside, values - mean, 0)
+        mean += step * (1 / seen)
+        squares += step * (values - mean)
+
+    # The last tile has nothing for some.
+    last = (tl.cdiv(columns, TILE) - 1) * TILE
+    weights = tl.where(last + lanes < columns, seen, seen - 1)
+    center = tl.sum(mean * weights, 0) / count
+    apart = mean - center
+    scale = 1 / tl.sqrt(tl.sum(squares + apart * apart * weights, 0) / count + eps)
+
+    for start in range(last, -1, -TILE):
+        places = start + lanes
+        inside = places < columns
+        values = (tl.load(input + places, inside, eviction_policy="evict_first").to(tl.float32) - center) * scale
+
+        if HAS_WEIGHT:
+            values *= tl.load(weight + places, inside, eviction_policy="evict_last").to(tl.float32)
+
+        if HAS_BIAS:
+            values += tl.load(bias + places, inside, eviction_policy="evict_last").to(tl.float32)
+
+        tl.store(output + places, values.to(output.dtype.element_ty), inside, eviction_policy="evict_first")
