@@ -152,7 +152,7 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
         kernel(*(_argument(views.get(name, value), number_type) for name, value in operands.items()), *constants)
 
 
-@heuristic(("row", "column"), ((1, 1), (FLAT, 1), (SIDE, SIDE)))
+@heuristic(("row", "column"), ((1, 1), (FLAT // 2, 1), (FLAT, 1), (SIDE, SIDE)))
 def config(ndim, across, row, column):
     """The tiles of an elementwise kernel: flat ones if they can be, else ones that suit the memory.
 
@@ -171,8 +171,9 @@ def config(ndim, across, row, column):
         tile = tuple(SIDE if dim in (across, last) else 1 for dim in range(ndim))
         return Config(blocks=(("block_size", tile),), num_warps=8)
 
-    if last and row >= FLAT // 2:
-        return Config(blocks=(("block_size", (1,) * last + (FLAT,)),), num_warps=CONFIG.num_warps)
+    if last and row >= FLAT // 4:
+        tile = FLAT if row >= FLAT else FLAT // 2
+        return Config(blocks=(("block_size", (1,) * last + (tile,)),), num_warps=CONFIG.num_warps)
 
     return CONFIG
 

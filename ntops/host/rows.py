@@ -198,6 +198,7 @@ def _walk(kernel, views, numbers, options):
         input,
         *parameters,
         columns,
+        output.stride(0),
         input.stride(0),
         *map(float, numbers.values()),
         *present,

@@ -12,11 +12,11 @@ import triton.language as tl
 
 
 @triton.jit
-def softmax(output, input, columns, input_stride: tl.int64, TILE: tl.constexpr):
-    """``exp(input - max) / sum(exp(input - max))`` of each row; the output is contiguous."""
+def softmax(output, input, columns, output_stride: tl.int64, input_stride: tl.int64, TILE: tl.constexpr):
+    """``exp(input - max) / sum(exp(input - max))`` of each row."""
     row = tl.program_id(0).to(tl.int64)
     input += row * input_stride
-    output += row * columns
+    output += row * output_stride
     lanes = tl.arange(0, TILE)
     # Each lane has the maximum and the sum of what it has seen; a lane that has seen -inf alone has 0 for its sum.
     maximum = tl.full([TILE], -3.4028234663852886e38, tl.float32)
@@ -35,8 +35,11 @@ def softmax(output, input, columns, input_stride: tl.int64, TILE: tl.constexpr):
     # A row of -inf has a sum of 0, and 0 / 0 is NaN, as inf - inf is for +inf.
     scale = 1 / tl.sum(total * tl.exp(maximum - highest), 0)
 
-    for start in range((tl.cdiv(columns, TILE) - 1) * TILE, -1, -TILE):
-        places = start + lanes
+    last = (tl.cdiv(columns, TILE) - 1) * TILE
+
+    # Triton does not see that what a loop with a negative step gives are multiples of 16.
+    for walked in range(0, columns, TILE):
+        places = last - walked + lanes
         loaded = tl.load(input + places, places < columns, eviction_policy="evict_first")
         values = tl.exp(loaded.to(output.dtype.element_ty).to(tl.float32) - highest) * scale
         tl.store(output + places, values.to(output.dtype.element_ty), places < columns, eviction_policy="evict_first")
@@ -48,16 +51,17 @@ def rms_norm(
     input,
     weight,
     columns,
+    output_stride: tl.int64,
     input_stride: tl.int64,
     count: tl.float32,
     eps: tl.float32,
     HAS_WEIGHT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """``input / sqrt(mean(input^2) + eps) * weight`` of each row; the output is contiguous."""
+    """``input / sqrt(mean(input^2) + eps) * weight`` of each row."""
     row = tl.program_id(0).to(tl.int64)
     input += row * input_stride
-    output += row * columns
+    output += row * output_stride
     lanes = tl.arange(0, TILE)
     squares = tl.zeros([TILE], tl.float32)
 
@@ -68,8 +72,11 @@ def rms_norm(
 
     scale = 1 / tl.sqrt(tl.sum(squares, 0) / count + eps)
 
-    for start in range((tl.cdiv(columns, TILE) - 1) * TILE, -1, -TILE):
-        places = start + lanes
+    last = (tl.cdiv(columns, TILE) - 1) * TILE
+
+    # Triton does not see that what a loop with a negative step gives are multiples of 16.
+    for walked in range(0, columns, TILE):
+        places = last - walked + lanes
         inside = places < columns
         values = tl.load(input + places, inside, eviction_policy="evict_first").to(tl.float32) * scale
 
@@ -86,6 +93,7 @@ def layer_norm(
     weight,
     bias,
     columns,
+    output_stride: tl.int64,
     input_stride: tl.int64,
     count: tl.float32,
     eps: tl.float32,
@@ -93,10 +101,10 @@ def layer_norm(
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """``(input - mean) / sqrt(variance + eps) * weight + bias`` of each row; the output is contiguous."""
+    """``(input - mean) / sqrt(variance + eps) * weight + bias`` of each row."""
     row = tl.program_id(0).to(tl.int64)
     input += row * input_stride
-    output += row * columns
+    output += row * output_stride
     lanes = tl.arange(0, TILE)
     # As in NineToothed's form, each lane has the mean and the squares about it of what it has seen (B. P. Welford).
     mean = tl.zeros([TILE], tl.float32)
@@ -119,8 +127,8 @@ def layer_norm(
     apart = mean - center
     scale = 1 / tl.sqrt(tl.sum(squares + apart * apart * weights, 0) / count + eps)
 
-    for start in range(last, -1, -TILE):
-        places = start + lanes
+    for walked in range(0, columns, TILE):
+        places = last - walked + lanes
         inside = places < columns
         values = (tl.load(input + places, inside, eviction_policy="evict_first").to(tl.float32) - center) * scale
 
