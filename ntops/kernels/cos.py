@@ -14,12 +14,16 @@ def application(output, input, compute_dtype):
         result = ntl.cos(value)
     else:
         # As in sin: cos(x) is sin(x + pi / 2).
-        size = ntl.abs(value)
-        shifted = (size * 0.3183098861837907 - 0.5) + 12582912.0
-        result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
-
-        if ntl.max(ntl.cast(shifted, ntl.int32, bitcast=True)) > 1262506364:
-            result = ntl.where(shifted > 12603772.0, ntl.cos(value), result)
+        if ntl.max(ntl.cast(ntl.abs(value), ntl.int32, bitcast=True)) > 1199570944:
+            far = ntl.cos(value)
+            size = ntl.abs(value)
+            shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
+            result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
+            result = ntl.where(size > 65536.0, far, result)
+        else:
+            size = ntl.abs(value)
+            shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
+            result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
 
     output = ntl.cast(result, output.dtype)
 

@@ -40,8 +40,11 @@ def sine(value, shifted, turns, sign):
     rest = ntl.fma(turns, -1.5099578831723193e-07, rest)
     rest = ntl.fma(turns, -1.078060505991553e-14, rest)
     square = rest * rest
-    series = 0.008333050065882351 + square * (-0.0001980834757360887 + square * 2.6028727277686705e-06)
-    series = rest + rest * square * (-0.16666658964770487 + square * series)
+    # Fused in so many words: a compiler could choose otherwise in another place, and bits would differ.
+    series = ntl.fma(square, 2.6028727277686705e-06, -0.0001980834757360887)
+    series = ntl.fma(square, series, 0.008333050065882351)
+    series = ntl.fma(square, series, -0.16666658964770487)
+    series = ntl.fma(rest * square, series, rest)
     flipped = ntl.cast(series, ntl.int32, bitcast=True) ^ (ntl.cast(shifted, ntl.int32, bitcast=True) << 31)
     flipped = flipped ^ (sign & -2147483648)
     result = ntl.cast(flipped, ntl.float32, bitcast=True)
