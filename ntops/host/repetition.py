@@ -191,7 +191,13 @@ def _describer(kinds):
                 f"if {name}.is_neg() or {name}.requires_grad and grad(): return None",
                 f"pointer{place} = {name}.data_ptr()",
             ]
-            key += [f"{name}.dtype", f"{name}.shape", f"{name}.stride()", f"{name}.get_device()", f"pointer{place} & 15"]
+            key += [
+                f"{name}.dtype",
+                f"{name}.shape",
+                f"{name}.stride()",
+                f"{name}.get_device()",
+                f"pointer{place} & 15",
+            ]
             # Which arguments are the same memory tells them apart where the recording is made.
             key += [f"pointer{place} == pointer{other}" for other in places]
             places.append(place)

@@ -101,7 +101,7 @@ def config(columns, dtype, compute_dtype, tensors):
 
     if tensors == 2:
         if width > LONGEST_TILE:
-            # softmax of 32768 half numbers: 80 us (with tiles of 8192 90 us), of 65536 85 us (with tiles of 4096 91 us).
+            # Of half types 32768 columns: 80 us (with tiles of 8192 90 us), 65536 columns: 85 us (of 4096 91 us).
             few = halves and columns <= 32768
             return Options(1, 4096, 16) if few else Options(1, WALKED_TILE // registers, 32)
 
@@ -121,9 +121,9 @@ def config(columns, dtype, compute_dtype, tensors):
         # rms_norm of 65536 columns: 76 us (with 16 warps 83), and 157 us (174).
         return Options(1, WALKED_TILE // registers, 32)
 
-    # rms_norm of 4096 half numbers: 34.8 us (with 4 warps 37.5), of 8192 64.4 us (with 8 warps 70.4); layer_norm of 4096
-    # float32: 67.2 us (with 4 warps 69.8).
-    wide = tensors == 3 and halves and width == 8192 or tensors > 3 and not halves and width == 4096
+    # rms_norm of half types, 4096 columns: 34.8 us (with 4 warps 37.5), 8192 columns: 64.4 us (with 8 warps 70.4);
+    # layer_norm of float32, 4096 columns: 67.2 us (with 4 warps 69.8). Half as many rows as above.
+    wide = halves and width == 8192 if tensors == 3 else not halves and width == 4096
     num_warps = 4 if width < 4096 else 16 if wide else 8
 
     return Options(max(4096 // width, 1), whole, num_warps)

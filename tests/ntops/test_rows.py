@@ -47,7 +47,9 @@ def test_dtypes_of_rows_that_are_walked(dtype, walks):
 
     for op, call in NORMS.items():
         with choice.forced(op, rows.Options(1, 16, 4)):
-            torch.testing.assert_close(call(ntops.torch, x, weight, weight), call(torch.nn.functional, x, weight, weight))
+            torch.testing.assert_close(
+                call(ntops.torch, x, weight, weight), call(torch.nn.functional, x, weight, weight)
+            )
 
     assert len(walks) == (0 if dtype is torch.float64 else len(NORMS))
 
@@ -57,8 +59,10 @@ INF, NAN, LOWEST = float("inf"), float("nan"), torch.finfo(torch.float32).min
 
 @pytest.mark.parametrize(
     "row",
-    [[-INF] * 32, [INF] + [0] * 31, [0] * 31 + [INF], [-INF] * 16 + [1] * 16, [NAN] + [0] * 31, [LOWEST] * 32]
-    + [[3e38, -3e38] * 16, [-INF, 1] * 16],
+    [
+        *([-INF] * 32, [INF] + [0] * 31, [0] * 31 + [INF], [-INF] * 16 + [1] * 16, [NAN] + [0] * 31),
+        *([LOWEST] * 32, [3e38, -3e38] * 16, [-INF, 1] * 16),
+    ],
 )
 def test_softmax_of_rows_that_are_walked(row, walks):
     x = torch.tensor([row, [0.0] * 32], device=DEVICE)
