@@ -14,9 +14,9 @@ def application(output, input, compute_dtype):
     if compute_dtype == ntl.float64:
         phi = 0.5 * (1 + ntl.erf(value * 0.7071067811865476))
     else:
-        # Phi(x) = 1 / (1 + 2^(x Q(x^2))), since its log-odds are odd. With Q of degree 6, a minimax fit, it is off by 2.9e-8
-        # at most; Q falls throughout, so that far out there is nothing to clamp. 64M bfloat16 take 63 us on an H200, as a
-        # copy does; with CUDA's erf 89 us.
+        # Phi(x) = 1 / (1 + 2^(x Q(x^2))), since its log-odds are odd. With Q of degree 6, a minimax fit, it is off by
+        # 2.9e-8 at most; Q falls throughout, so that far out there is nothing to clamp. 64M bfloat16 take 63 us on an
+        # H200, as a copy does; with CUDA's erf 89 us.
         square = value * value
         series = -1.1439836774756829e-05 + square * (3.8163155190937836e-07 - square * 5.067244424265668e-09)
         series = 9.40491927979266e-05 + square * (0.00015957995530895073 + square * series)

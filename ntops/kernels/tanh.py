@@ -14,8 +14,8 @@ def application(output, input, compute_dtype):
     if compute_dtype == ntl.float64:
         result = libdevice.tanh(value)
     else:
-        # Both branches of libdevice's, without a branch: 1 - 2 / (1 + exp(2x)) cancels where x is small. Coefficients are
-        # a minimax fit of tanh(x) / x, off by 3.8e-8 at most.
+        # Both branches of libdevice's, without a branch: 1 - 2 / (1 + exp(2x)) cancels where x is small. The
+        # coefficients are a minimax fit of tanh(x) / x, off by 3.8e-8 at most.
         size = ntl.abs(value)
         square = size * size
         series = 0.13320599108950176 + square * (-0.05266347474697672 + square * 0.016421247743019497)

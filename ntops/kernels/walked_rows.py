@@ -1,11 +1,11 @@
 """Softmax and the norms over rows too long for registers, which a program walks twice, a tile at a time.
 
 Triton kernels, for what NineToothed has no words for: the second walk goes backwards, so that it begins with what was
-read last, and the caches are told what to keep. On an H200, rms_norm of 4096 x 16384 bfloat16 takes 64 us so, and 74 us
-in NineToothed's form in the same configuration; of 1024 x 65536 76 us, and 96 us (tiles of 4096 and 8192; a copy 63 us).
+read last, and the caches are told what to keep. On an H200, rms_norm of 4096 x 16384 bfloat16 takes 64 us so, 74 us in
+NineToothed's form in the same configuration; of 1024 x 65536 76 us, and 96 us (tiles of 4096 and 8192; a copy 63 us).
 
-They take rows of float32 and the half types that begin at multiples of 16 bytes, with a stride of 1; NineToothed's forms
-are for all others. Where a row is a few whole tiles, ``TILES`` is how many: then nothing is masked. Else it is 0.
+They take rows of float32 and the half types that begin at multiples of 16 bytes, with a stride of 1; NineToothed's
+forms are for all others. Where a row is a few whole tiles, ``TILES`` is how many: then nothing is masked. Else it is 0.
 """
 
 import triton
