@@ -73,9 +73,10 @@ def walkable(tensor, first=0):
     return tensor if contiguous and (aligned or not vectors) else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def norm(premake, input, shape, parameters, eps):
+def norm(premake, walk, input, shape, parameters, eps):
     """Run a norm over the last ``len(shape)`` dims of ``input``.
 
+    :param walk: Its kernel of :mod:`ntops.kernels.walked_rows`.
     :param parameters: The affine parameters by name, each a tensor of ``shape`` or a number.
     :return: A contiguous tensor of the shape and dtype of ``input``.
     """
@@ -97,8 +98,6 @@ def norm(premake, input, shape, parameters, eps):
         for name, tensor in matrices.items()
     }
     columns = matrices["output"].shape[-1]
-    # layer_norm keeps a mean and squares for each lane of a row that it walks: 128 registers of a thread, against 72.
-    walked_tile = rows.LONGEST_TILE if len(matrices) < 4 else rows.LONGEST_TILE // 2
-    rows.launch(premake, matrices, numbers={"count": columns, "eps": eps}, walked_tile=walked_tile)
+    rows.launch(premake, matrices, numbers={"count": columns, "eps": eps}, walk=walk)
 
     return output

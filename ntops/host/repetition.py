@@ -9,6 +9,7 @@ recorded, since what it launches refers to memory that is neither an argument no
 import copy
 import enum
 import functools
+import itertools
 import threading
 
 import torch
@@ -25,8 +26,12 @@ LIMIT = 4096
 _current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
 _NUMBERS = {int, bool, str, type(None), torch.dtype}
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
+_SHAPES = {tuple, torch.Size, list}
 _INT = {int}
 _memory = []
+_describers = {}
+_numbers = itertools.count()
 _constants = {}
 
 
@@ -61,17 +66,20 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        values = (*args, *kwargs.values()) if kwargs else args
+        # A kernel goes to the current device, and all of a call's tensors are on one.
+        context = _current_device()
+
+        if kwargs or state:
+            context = (*kwargs, state() if state else None, context)
+
         # With out= it matters which memory is whose, and how large it is.
-        plain = _local.recording is None and kwargs.get("out") is None
-        described = _describe(values) if plain else None
+        plain = _local.recording is None and (not kwargs or kwargs.get("out") is None)
+        described = _describe((*args, *kwargs.values()) if kwargs else args, context) if plain else None
 
         if described is None:
             return function(*args, **kwargs)
 
         key, tensors, pointers = described
-        # A kernel goes to the current device, and all of a call's tensors are on one.
-        key = (*key, *kwargs, state() if state else None, _current_device())
         repetition = known.get(key)
 
         if repetition is not None and (result := repetition(tensors, pointers)) is not None:
@@ -152,46 +160,71 @@ def prevent():
         _local.recording.launches.append((None, (1, 1, 1), ()))
 
 
-def _describe(values):
-    """All of a call that decides what it launches, its tensors and their addresses; ``None`` if it is not recorded."""
-    key = []
-    tensors = []
-    pointers = []
+def _describe(values, context):
+    """All of a call that decides what it launches, its tensors and their addresses; ``None`` if it is not recorded.
+
+    :param context: What decides besides its arguments.
+    """
+    kinds = tuple(map(type, values))
+    describe = _describers.get(kinds) or _describers.setdefault(kinds, _describer(kinds))
 
     try:
-        for value in values:
-            kind = type(value)
-
-            if kind is torch.Tensor or kind is torch.nn.Parameter:
-                if value.is_neg() or (value.requires_grad and torch.is_grad_enabled()):
-                    return None
-
-                pointer = value.data_ptr()
-                key += (value.dtype, value.shape, value.stride(), value.get_device(), pointer & 15)
-
-                if pointer in pointers:
-                    # Which arguments are the same memory tells them apart where the recording is made.
-                    key.append(pointers.index(pointer))
-
-                tensors.append(value)
-                pointers.append(pointer)
-            elif kind in _NUMBERS:
-                key += (kind, value)
-            elif kind is float:
-                # Zeros of both signs are equal as keys.
-                key += (kind, value or str(value))
-            elif kind is tuple and {*map(type, value)} == _INT:
-                key.append(value)
-            elif isinstance(value, enum.Enum):
-                key += (kind, value)
-            else:
-                return None
+        return describe(values, context)
     except RuntimeError:
         # Sparse and nested tensors have no strides or no address; the function itself refuses them.
         return None
 
-    key.append(torch.get_default_dtype())
-    return key, tensors, pointers
+
+def _describer(kinds):
+    """The function ``(values, context) -> (key, tensors, pointers)`` for arguments of these types.
+
+    Written out as source, as :func:`_repetition` is. Calls of arguments of other types are told apart by a number.
+    """
+    scope = {"grad": torch.is_grad_enabled, "default_dtype": torch.get_default_dtype, "types": type, "int_only": _INT}
+    lines, key, places = [], [str(next(_numbers))], []
+
+    for place, kind in enumerate(kinds):
+        name = f"value{place}"
+
+        if kind in _TENSORS:
+            lines += [
+                f"if {name}.is_neg() or {name}.requires_grad and grad(): return None",
+                f"pointer{place} = {name}.data_ptr()",
+            ]
+            key += [
+                f"{name}.dtype",
+                f"{name}.shape",
+                f"{name}.stride()",
+                f"{name}.get_device()",
+                f"pointer{place} & 15",
+            ]
+            # Which arguments are the same memory tells them apart where the recording is made.
+            key += [f"pointer{place} == pointer{other}" for other in places]
+            places.append(place)
+        elif kind is float:
+            # Zeros of both signs are equal as keys.
+            key.append(f"{name} or str({name})")
+        elif kind in _SHAPES:
+            lines.append(f"if {{*map(types, {name})}} != int_only: return None")
+            key.append(f"(*{name},)")
+        elif kind in _NUMBERS or issubclass(kind, enum.Enum):
+            key.append(name)
+        else:
+            return lambda values, context: None
+
+    values = "".join(f"value{place}, " for place in range(len(kinds)))
+    tensors, pointers = ("".join(f"{name}{place}, " for place in places) for name in ("value", "pointer"))
+    lines = [
+        *([f"{values}= values"] if kinds else []),
+        *lines,
+        f"return ({', '.join(key)}, default_dtype(), context), ({tensors}), ({pointers})",
+    ]
+    exec(compile(_function("describe(values, context)", lines), "<arguments>", "exec"), scope)
+    return scope["describe"]
+
+
+def _function(signature, lines):
+    return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
 
 
 def _repetition(recording, tensors, result):
@@ -200,7 +233,7 @@ def _repetition(recording, tensors, result):
     It returns ``None``, and has launched nothing, where a call has to be made anew. It is written out as source, with
     a line for each tensor to allocate and each kernel to launch, since interpreting a list of them takes as long again.
     """
-    sources = tensors + recording.allocations
+    sources = [*tensors, *recording.allocations]
     device = _current_device()
     results = result if isinstance(result, tuple) else (result,)
     places = [place for one in results for place, source in enumerate(sources) if source is one]
@@ -213,11 +246,17 @@ def _repetition(recording, tensors, result):
         return None
 
     names = [f"tensor{place}" for place in range(len(sources))]
-    scope = {"runtime": knobs.runtime, "watched": _watched, "stream_of": _current_stream}
+    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    scope = {"runtime": knobs.runtime, "stream_of": _current_stream, "enter": enter, "leave": leave}
+    scope |= {"entered": getattr(enter, "calls", enter), "left": getattr(leave, "calls", leave)}
     scope |= {"empty": torch.empty_strided, "empty_like": torch.empty_like}
-    lines = ["if watched(runtime): return None"]
-    lines += [f"{name} = tensors[{place}]" for place, name in enumerate(names[: len(tensors)])]
-    lines += [f"pointer{place} = pointers[{place}]" for place in range(len(tensors))]
+    # Where a profiler wants to hear of launches, Triton launches, and tells it.
+    lines = [
+        "if entered or left or runtime.launch_enter_hook is not enter or runtime.launch_exit_hook is not leave:",
+        "    return None",
+        f"{''.join(f'{name}, ' for name in names[: len(tensors)])}= tensors",
+        f"{''.join(f'pointer{place}, ' for place in range(len(tensors)))}= pointers",
+    ]
 
     for place, tensor in enumerate(recording.allocations, len(tensors)):
         like = [name for name, one in zip(names, tensors, strict=False) if _is_alike(one, tensor)]
@@ -248,8 +287,7 @@ def _repetition(recording, tensors, result):
         lines.append(f"run{number}({', '.join(map(str, (*leading, *written)))})")
 
     lines.append(f"return {', '.join(names[place] for place in places)}")
-    source = "def repeat(tensors, pointers):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, "<a recorded call>", "exec"), scope)
+    exec(compile(_function("repeat(tensors, pointers)", lines), "<a recorded call>", "exec"), scope)
     return scope["repeat"]
 
 
@@ -330,9 +368,3 @@ def _launcher(run):
         return run.launch, (run.launch_cooperative_grid, run.launch_pdl, None, None)
 
     return run, ()
-
-
-def _watched(runtime):
-    """Whether a profiler wants to hear of launches: then Triton launches, and tells it."""
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return getattr(enter, "calls", enter) or getattr(leave, "calls", leave)

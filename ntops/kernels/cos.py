@@ -4,11 +4,28 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import constants, element_wise
+from ntops.kernels import constants, element_wise, functions
 
 
 def application(output, input, compute_dtype):
-    output = ntl.cast(ntl.cos(ntl.cast(input, compute_dtype)), output.dtype)
+    value = ntl.cast(input, compute_dtype)
+
+    if compute_dtype == ntl.float64:
+        result = ntl.cos(value)
+    else:
+        # As in sin: cos(x) is sin(x + pi / 2).
+        if ntl.max(ntl.cast(ntl.abs(value), ntl.int32, bitcast=True)) > 1199570944:
+            far = ntl.cos(value)
+            size = ntl.abs(value)
+            shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
+            result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
+            result = ntl.where(size > 65536.0, far, result)
+        else:
+            size = ntl.abs(value)
+            shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
+            result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
+
+    output = ntl.cast(result, output.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):

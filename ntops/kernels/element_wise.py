@@ -1,7 +1,20 @@
 """The shared arrangement of elementwise kernels, and the tensors that it arranges."""
 
+import dataclasses
+
 from ninetoothed import Tensor
 from ninetoothed import block_size as searched_block_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A tile along the last dim, and the names of operands that are constant along it.
+
+    Of these the tile has a single element, to be broadcast: it is loaded once and not once for each element.
+    """
+
+    columns: int
+    constant: tuple[str, ...]
 
 
 def arrangement(*tensors, block_size=None):
@@ -9,8 +22,19 @@ def arrangement(*tensors, block_size=None):
 
     The grid comes from the first tensor, so the output goes first.
 
-    :param block_size: A number of elements, or a tuple with one for each dim: then the dims are tiled as they are.
+    :param block_size: A number of elements, or a tuple with one for each dim: then the dims are tiled as they are; or a
+        :class:`Tile`.
     """
+    if isinstance(block_size, Tile):
+        tile = (1,) * (tensors[0].ndim - 1) + (block_size.columns,)
+        # Single elements a tile apart: as many as there are tiles.
+        return tuple(
+            tensor.tile((1,) * len(tile), tile, floor_mode=True)
+            if tensor.name in block_size.constant
+            else arrangement(tensor, block_size=tile)[0]
+            for tensor in tensors
+        )
+
     if isinstance(block_size, tuple):
         return tuple(tensor.tile(block_size) if tensor.ndim else tensor for tensor in tensors)
 

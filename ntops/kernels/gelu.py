@@ -14,25 +14,30 @@ def application(output, input, compute_dtype):
     if compute_dtype == ntl.float64:
         phi = 0.5 * (1 + ntl.erf(value * 0.7071067811865476))
     else:
-        # 1 - Phi(|x|) = exp(-x^2 / 2) t P(t) with t = 1 / (1 + 0.4 |x|), the form of Abramowitz and Stegun's 7.1.26.
-        # The coefficients are a minimax fit: off by 1.4e-8 at most, in |x| < 3 by 3.4e-8 of the value. With CUDA's erf
-        # it is 39 instructions an element instead of 31 (sm_90), and 1 + erf cancels where x is negative.
-        size = ntl.abs(value)
-        t = functions.reciprocal(1 + 0.4 * size, compute_dtype)
-        series = 0.17865611711858906 - 0.03514503741619086 * t
-        series = 0.19902354274448822 + t * (-0.32806070537989324 + t * series)
-        series = 0.14422933691297038 + t * (0.022713123955905364 + t * series)
-        series = 0.15954074025047643 + t * (0.1590428682469511 + t * series)
-        tail = series * t * ntl.exp2(-0.7213475204444817 * size * size)
-        phi = ntl.where(value > 0, 1 - tail, tail)
+        # Phi(x) = 1 / (1 + 2^(x Q(x^2))), since its log-odds are odd. With Q of degree 6, a minimax fit, it is off by
+        # 2.9e-8 at most; Q falls throughout, so that far out there is nothing to clamp. 64M bfloat16 take 63 us on an
+        # H200, as a copy does; with CUDA's erf 89 us.
+        square = value * value
+        series = -1.1439836774756829e-05 + square * (3.8163155190937836e-07 - square * 5.067244424265668e-09)
+        series = 9.40491927979266e-05 + square * (0.00015957995530895073 + square * series)
+        series = -2.302209296493862 + square * (-0.10483512184902587 + square * series)
+        phi = functions.reciprocal(1 + ntl.exp2(value * series), compute_dtype)
 
     output = ntl.cast(value * phi, output.dtype)
 
 
 def application_tanh(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
-    inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
-    output = ntl.cast(value * 0.5 * (1 + libdevice.tanh(inner)), output.dtype)
+
+    if compute_dtype == ntl.float64:
+        inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
+        phi = 0.5 * (1 + libdevice.tanh(inner))
+    else:
+        # (1 + tanh(u)) / 2 is 1 / (1 + 2^(-2u / ln(2))).
+        inner = value * (-2.302208198144325 - 0.1029432395800275 * (value * value))
+        phi = functions.reciprocal(1 + ntl.exp2(inner), compute_dtype)
+
+    output = ntl.cast(value * phi, output.dtype)
 
 
 APPLICATIONS = {None: application, "none": application, "tanh": application_tanh}

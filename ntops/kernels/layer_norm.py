@@ -78,4 +78,4 @@ def premake(
     )
     variant = application_looped if looped else application
 
-    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns)
+    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, ("weight", "bias"))

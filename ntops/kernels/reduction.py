@@ -7,13 +7,14 @@ from ninetoothed import block_size
 from ntops.kernels import constants
 
 
-def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, looped=False):
+def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, looped=False, parameters=()):
     """Bring each tensor to rows x columns, the last ``num_reduced`` dims being the columns, and tile it.
 
     :param num_reduced: How many trailing dims are reduced.
     :param block_rows: How many rows a program takes.
     :param block_columns: How many columns a tile has; it must hold the whole row unless ``looped``.
     :param looped: Whether a program walks over the tiles of its rows; then each tensor is a row of tiles to it.
+    :param parameters: The names of tensors whose rows are all the same: of these a program takes a single one.
     """
     if block_rows is None:
         block_rows = block_size()
@@ -26,20 +27,25 @@ def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, lo
             return tensor
 
         first = tensor.ndim - num_reduced
-        tiled = tensor.flatten(first).flatten(0, first).tile((block_rows, block_columns))
+        matrix = tensor.flatten(first).flatten(0, first)
+        single = tensor.name in parameters and block_rows != 1
+        tiled = matrix.tile((1 if single else block_rows, block_columns))
 
-        if not looped:
+        if not looped and not single:
             return tiled
 
-        rows = tiled.tile((1, -1))
-        rows.dtype = rows.dtype.squeeze(0)
+        # Of single rows there is one for each program, the first of those that it takes.
+        rows = tiled.tile((1, -1), (block_rows if single else -1, -1), floor_mode=single)
+        rows.dtype = rows.dtype.squeeze(0 if looped else (0, 1))
         return rows
 
     return tuple(arrange(tensor) for tensor in tensors)
 
 
-def bind(application, tensors, compute_dtype, looped=False, block_rows=None, block_columns=None):
+def bind(application, tensors, compute_dtype, looped=False, block_rows=None, block_columns=None, parameters=()):
     """Arrangement, application and tensors of a kernel that reduces the last dim and computes in ``compute_dtype``."""
-    arranged = functools.partial(arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped)
+    arranged = functools.partial(
+        arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped, parameters=parameters
+    )
 
     return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)

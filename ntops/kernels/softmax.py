@@ -11,7 +11,7 @@ def application(output, input, compute_dtype):
     values = ntl.cast(ntl.cast(input, output.dtype), compute_dtype)
     # NaN: one in a row makes its sum NaN, +inf gives inf - inf, and a row of -inf gives -inf - -inf.
     powers = ntl.exp(values - ntl.max(values, axis=1)[:, None])
-    output = ntl.cast(powers / ntl.sum(powers, axis=1)[:, None], output.dtype)
+    output = ntl.cast(powers * (1 / ntl.sum(powers, axis=1))[:, None], output.dtype)
 
 
 def application_looped(output, input, compute_dtype):
@@ -29,10 +29,12 @@ def application_looped(output, input, compute_dtype):
         total = total * ntl.exp(maximum - reference) + ntl.sum(ntl.exp(values - reference[:, None]), axis=1)
         maximum = new_maximum
 
+    scale = 1 / total
+
     for i in range(output.shape[0]):
         values = ntl.cast(ntl.cast(input[i], output.dtype.dtype), compute_dtype)
         powers = ntl.exp(values - reference[:, None])
-        output[i] = ntl.cast(powers / total[:, None], output.dtype.dtype)
+        output[i] = ntl.cast(powers * scale[:, None], output.dtype.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, looped=False, block_rows=None, block_columns=None):

@@ -3,6 +3,7 @@ import torch
 from ntops.host.arguments import check_real
 from ntops.host.norms import has_rows, norm, normalized
 from ntops.host.repetition import repeatable
+from ntops.kernels import walked_rows
 from ntops.kernels.layer_norm import premake
 
 
@@ -40,4 +41,4 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
             raise RuntimeError(f"argument '{name}' must have the dtype {input.dtype} of 'input', not {parameter.dtype}")
 
     affine = {"weight": 1.0 if weight is None else weight, "bias": 0.0 if bias is None else bias}
-    return norm(premake, input, shape, affine, eps)
+    return norm(premake, walked_rows.layer_norm, input, shape, affine, eps)

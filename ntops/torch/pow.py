@@ -50,8 +50,7 @@ def pow(input, exponent, *, out=None):
         # Powers wrap in 64 bits as in fewer.
         kind, compute_dtype = "integer", torch.int64
     else:
-        # libdevice's float32 power takes subnormal numbers for zeros.
-        kind, compute_dtype = None, torch.float64
+        kind, compute_dtype = None, accumulate_dtype(dtype)
 
     return elementwise(
         premake,

@@ -5,6 +5,7 @@ from ntops.host.iteration import channels_last
 from ntops.host.norms import has_rows, norm, normalized
 from ntops.host.promotion import accumulate_dtype
 from ntops.host.repetition import repeatable
+from ntops.kernels import walked_rows
 from ntops.kernels.rms_norm import premake
 
 
@@ -39,7 +40,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     if eps is None:
         eps = torch.finfo(accumulate_dtype(input.dtype)).eps
 
-    output = norm(premake, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
+    output = norm(premake, walked_rows.rms_norm, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
     memory_format = channels_last(input)
 
     return output if memory_format is None else output.contiguous(memory_format=memory_format)

@@ -6,6 +6,7 @@ from ntops.host import repetition, rows
 from ntops.host.arguments import DTYPES, check_tensor, common_device
 from ntops.host.iteration import contiguous_strides
 from ntops.host.repetition import repeatable
+from ntops.kernels import walked_rows
 from ntops.kernels.softmax import premake
 
 FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
@@ -46,7 +47,8 @@ def softmax(input, dim, dtype=None):
 
     if output.numel():
         operands = {"output": output, "input": input}
-        rows.launch(premake, operands if input.ndim else {n: t.view(1) for n, t in operands.items()}, dim)
+        operands = operands if input.ndim else {name: tensor.view(1) for name, tensor in operands.items()}
+        rows.launch(premake, operands, dim, walk=walked_rows.softmax)
 
     return output
 

@@ -8,6 +8,7 @@ import torch
 
 import ntops
 from ntops.host import attention, choice, configuration, elementwise, products, repetition, rows
+from ntops.host.promotion import accumulate_dtype
 
 SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
 HALF = torch.bfloat16
@@ -31,17 +32,21 @@ def test_products_list_all(dtype, memory, described):
     assert (products.HOPPER in {options.form for options in known}) == described
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_list_all(dtype):
-    known = set(rows.config.alternatives(1, dtype))
-    assert {rows.config(columns, dtype) for columns in SIZES} == known
+@pytest.mark.parametrize("tensors", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_rows_list_all(dtype, tensors):
+    rest = (dtype, accumulate_dtype(dtype), tensors)
+    known = set(rows.config.alternatives(1, *rest))
+    assert {rows.config(columns, *rest) for columns in SIZES} == known
 
 
-@pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 2), (2, 0, 3), (3, 1, 3)])
-def test_elementwise_lists_all(ndim, across, count):
-    known = set(elementwise.config.alternatives(ndim, across, 1, 1))
-    assert {elementwise.config(ndim, across, *sizes) for sizes in itertools.product(SIZES, SIZES)} == known
-    assert len(known) == count
+@pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 3), (2, 0, 4), (3, 1, 4)])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_elementwise_lists_all(ndim, across, count, itemsize):
+    known = set(elementwise.config.alternatives(ndim, across, 1, 1, itemsize))
+    assert {elementwise.config(ndim, across, *sizes, itemsize) for sizes in itertools.product(SIZES, SIZES)} == known
+    # Of larger elements, long rows and short ones are tiled alike.
+    assert len(known) == (max(count - 1, 1) if itemsize == 4 else count)
 
 
 @pytest.mark.parametrize(("dtype", "ieee"), [(torch.float16, False), (torch.float32, True), (torch.float32, False)])

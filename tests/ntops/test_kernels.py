@@ -5,6 +5,8 @@ import torch
 
 import ntops
 from ntops.host import repetition
+from ntops.host.elementwise import FLAT
+from ntops.kernels.element_wise import Tile
 from ntops.torch import utils
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,13 +62,13 @@ def test_strided_and_broadcast_shapes_of_add_need_a_kernel_a_rank(fresh_cache):
 @pytest.mark.parametrize(
     ("other", "tile"),
     [
-        (lambda a: a, 1024),
+        (lambda a: a, FLAT // 2),
         (lambda a: a.transpose(1, 2).contiguous().transpose(1, 2), (1, 64, 64)),
         (lambda a: a.permute(2, 1, 0).contiguous().permute(2, 1, 0), (64, 1, 64)),
         # Expanded along the last dim: each row reads one element.
-        (lambda a: a[:, :1, :].transpose(1, 2).expand(20, 65, 65), 1024),
+        (lambda a: a[:, :1, :].transpose(1, 2).expand(20, 65, 65), FLAT // 2),
         # Too short a dim for a tile.
-        (lambda a: a[:2].permute(2, 1, 0).contiguous().permute(2, 1, 0), 1024),
+        (lambda a: a[:2].permute(2, 1, 0).contiguous().permute(2, 1, 0), FLAT // 2),
     ],
     ids=["contiguous", "transposed", "outermost first", "expanded", "short"],
 )
@@ -76,6 +78,14 @@ def test_operands_that_run_along_different_dims_take_square_tiles(other, tile, f
     assert torch.equal(ntops.torch.add(first, second), first + second)
     ((_, _, blocks, *_),) = fresh_cache
     assert dict(blocks)["block_size"] == tile
+
+
+@pytest.mark.parametrize("columns", [FLAT // 4, FLAT - 1, FLAT, 2 * FLAT + 1])
+def test_an_operand_that_is_constant_along_a_row_is_loaded_once(columns, fresh_cache):
+    first, second = (torch.randn(3, size, device=DEVICE).to(torch.bfloat16) for size in (columns, 1))
+    assert torch.equal(ntops.torch.sub(first, second), first - second)
+    ((_, _, blocks, *_),) = fresh_cache
+    assert dict(blocks)["block_size"] == Tile(FLAT if columns >= FLAT else FLAT // 2, ("other",))
 
 
 def test_shapes_of_softmax_need_a_kernel_a_power_of_two(fresh_cache):

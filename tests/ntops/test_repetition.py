@@ -175,6 +175,41 @@ def test_in_place_gives_the_argument_itself(kernel):
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("shape", [(2, 3), torch.Size([2, 3]), [2, 3]])
+def test_calls_with_a_shape_are_recorded(kernel, shape):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def plus(input, shape):
+        calls.append(shape)
+        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
+        repetition.launch(kernel, (7,), {}, result, input, input.numel(), float(shape[1]))
+        return result
+
+    for _ in range(2):
+        assert plus(torch.zeros(2), shape).tolist() == [3, 3]
+
+    plus(torch.zeros(2), type(shape)([2, 4]))
+    assert len(calls) == 2
+
+
+def test_calls_with_other_arguments_are_not_recorded(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def plus(input, other):
+        calls.append(other)
+        result = repetition.empty(input.shape, input.stride(), input.dtype, input.device)
+        repetition.launch(kernel, (7,), {}, result, input, input.numel(), 1.0)
+        return result
+
+    for other in ((1, 2.0), {}, 1j):
+        for _ in range(2):
+            plus(torch.zeros(2), other)
+
+    assert len(calls) == 6
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -1,0 +1,74 @@
+"""Long rows: who walks over them, and that parts of a batch have the bits of the whole."""
+
+import pytest
+import torch
+
+import ntops.torch
+from ntops.host import choice, rows
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NORMS = {
+    "rms_norm": lambda library, x, weight, bias: library.rms_norm(x, x.shape[-1:], weight, 1e-5),
+    "layer_norm": lambda library, x, weight, bias: library.layer_norm(x, x.shape[-1:], weight, bias),
+    "softmax": lambda library, x, weight, bias: library.softmax(x, -1),
+}
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """A list with an item for each call that a kernel of ``walked_rows`` took."""
+    found = []
+    walk = rows._walk
+    monkeypatch.setattr(rows, "_walk", lambda *args: (found.append(args), walk(*args)))
+    return found
+
+
+@pytest.mark.parametrize("columns", [64, 80, 72], ids=["tiles", "part of a tile", "not aligned"])
+@pytest.mark.parametrize("parameters", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("op", NORMS)
+def test_rows_are_walked_a_tile_at_a_time(op, parameters, columns, walks):
+    x = torch.randn(2, 3, 2, columns, device=DEVICE)[:, 1:]
+    weight, bias = (torch.randn(columns, device=DEVICE) if has else None for has in parameters)
+    expected = NORMS[op](torch.nn.functional, x, weight, bias)
+
+    with choice.forced(op, rows.Options(1, 32, 4)):
+        found = NORMS[op](ntops.torch, x, weight, bias)
+        part = NORMS[op](ntops.torch, x[1:, 1:, 1:], weight, bias)
+
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(found[1:, 1:, 1:], part)
+    assert len(walks) == (2 if columns % 16 == 0 else 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes_of_rows_that_are_walked(dtype, walks):
+    x = torch.randn(3, 48, device=DEVICE).to(dtype)
+    weight = torch.randn(48, device=DEVICE).to(dtype)
+
+    for op, call in NORMS.items():
+        with choice.forced(op, rows.Options(1, 16, 4)):
+            torch.testing.assert_close(
+                call(ntops.torch, x, weight, weight), call(torch.nn.functional, x, weight, weight)
+            )
+
+    assert len(walks) == (0 if dtype is torch.float64 else len(NORMS))
+
+
+INF, NAN, LOWEST = float("inf"), float("nan"), torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *([-INF] * 32, [INF] + [0] * 31, [0] * 31 + [INF], [-INF] * 16 + [1] * 16, [NAN] + [0] * 31),
+        *([LOWEST] * 32, [3e38, -3e38] * 16, [-INF, 1] * 16),
+    ],
+)
+def test_softmax_of_rows_that_are_walked(row, walks):
+    x = torch.tensor([row, [0.0] * 32], device=DEVICE)
+
+    with choice.forced("softmax", rows.Options(1, 16, 4)):
+        found = ntops.torch.softmax(x, -1)
+
+    torch.testing.assert_close(found, torch.softmax(x, -1), equal_nan=True)
+    assert len(walks) == 1
