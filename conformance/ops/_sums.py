@@ -111,8 +111,8 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     dtype = torch.result_type(input, other)
     if not dtype.is_floating_point:
         return elementwise.exactly(call, function(input, other, alpha=alpha))
-    a, b, factor = (oracle.operand(x, dtype) for x in (input, other, alpha))
-    factor = sign * factor
+    # torch subtracts by adding with -alpha: of the int 0 that is no -0.
+    a, b, factor = (oracle.operand(x, dtype) for x in (input, other, sign * alpha))
     low = None
     if dtype == torch.float64:
         (value, low), product = oracle.add_product(a, factor, b)

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from conformance import compilation
 from conformance.compilation import SPILL_LIMIT, TARGETS, Compiled, main
 
 
@@ -36,6 +37,15 @@ def test_a_kernel_that_does_not_compile_fails_the_session(tmp_path, monkeypatch)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no_such_function" in done.stdout
     assert "0 passed" in done.stdout
+
+
+def test_a_sample_takes_turns():
+    launches = [
+        compilation._Launch(op, None, (), {}, f"{op}{n}") for op, count in (("mm", 5), ("abs", 1)) for n in range(count)
+    ]
+    found = [{launch.signature for launch in compilation.sampled(launches, start, 2)} for start in range(2)]
+    assert found == [{"mm0", "mm2", "mm4", "abs0"}, {"mm1", "mm3", "abs0"}]
+    assert compilation.sampled(launches, 3, 1) == launches
 
 
 def test_limits_are_the_target_s():
