@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ LEAST = tuple(-(2 ** (bits - 1)) for bits in (8, 16, 32))
 """The least numbers of the integer dtypes; of 64 bits torch takes that too."""
 
 
+@cache
 def alphas(result: torch.dtype) -> st.SearchStrategy[Argument]:
     """A scalar that torch takes for a result of this dtype."""
     name = str(result).removeprefix("torch.")
