@@ -19,9 +19,12 @@ _REGISTER = re.compile(r"\bUR(\d+)\b")
 def mistakes(cubins: Sequence[bytes], arch: int | str) -> list[str]:
     """For each kernel for sm_``arch`` what ``unwritten`` says of its functions; of what is empty, nothing.
 
-    All are disassembled at once: nvdisasm takes a third of a second to start, and milliseconds for a kernel.
+    All are disassembled at once: nvdisasm takes a third of a second to start, and milliseconds for a kernel. Raises
+    ValueError where one shows no instructions, of which nothing could be said.
     """
     functions = [[*_functions(cubin)] if cubin else [] for cubin in cubins]
+    if any(cubin and not found for cubin, found in zip(cubins, functions, strict=True)):
+        raise ValueError("a kernel's ELF file has no section .text")
     codes = iter(disassembled([code for found in functions for code in found], arch))
     said = [[unwritten(next(codes)) for _ in found] for found in functions]
     return [next(filter(None, one), "") for one in said]
@@ -38,6 +41,8 @@ def disassembled(functions: Sequence[bytes], arch: int | str) -> list[str]:
     for line in _told("nvdisasm", b"".join(functions), "--no-dataflow", "--binary", target).splitlines():
         if address := _ADDRESS.match(line):
             found[bisect.bisect(starts, int(address[1], 16)) - 1].append(line)
+    if not all(found):
+        raise ValueError("nvdisasm shows no instructions of a kernel")
     return ["\n".join(lines) for lines in found]
 
 

@@ -59,7 +59,7 @@ def alike(function, known):
     whose ids are in it: kernels that NineToothed generates differ in what the compiler is told of their arguments.
 
     :param known: The function's globals and closure.
-    :return: ``None`` for a function whose body is in its first line.
+    :return: ``(None, ())`` for a function whose body is in its first line.
     """
     code = function.__code__
     body = [line for *_, line in code.co_lines() if line and line > code.co_firstlineno]
