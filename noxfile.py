@@ -106,7 +106,7 @@ def interpreter(session: nox.Session, triton: str) -> None:
 
 @nox.session
 def compile(session: nox.Session) -> None:
-    """Every kernel compiled for sm_80, sm_90, sm_100 and gfx942; needs no GPU. "-- --examples 1": a sample."""
+    """Every kernel compiled for sm_80, sm_90, sm_100 and gfx942; needs no GPU. "-- --examples 1 --sample 4": a part."""
     install(session, "conformance")
     python(session, "-m", "conformance.compilation", *session.posargs)
 

@@ -109,7 +109,7 @@ class _Driver:
 
 
 def compile_all(
-    ops: Sequence[OpSpec], implementation: Implementation, name: str, *, examples: int, processes: int
+    ops: Sequence[OpSpec], implementation: Implementation, name: str, *, examples: int, sample: int, processes: int
 ) -> Iterator[tuple[int, Compiled]]:
     """Compile every kernel that the ops launch for one target, in parallel; yields (how many there are, one result).
 
@@ -119,20 +119,27 @@ def compile_all(
     :param implementation: Whose kernels.
     :param name: The target's, from ``TARGETS``.
     :param examples: How many calls are drawn for each op and dtype.
+    :param sample: Compile one kernel in so many of each op, another one for each target.
     :param processes: How many compile at a time.
     """
     target = TARGETS[name]
-    launches = record(ops, implementation, target, examples)
+    launches = sampled(record(ops, implementation, target, examples), [*TARGETS].index(name), sample)
     # Forked, so that the functions and their arguments need not travel.
     context = multiprocessing.get_context("fork")
     global _launches
     _launches = launches
+    starts = range(0, len(launches), BATCH)
     with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
-        for result in pool.map(_compile, range(len(launches)), [name] * len(launches)):
-            yield len(launches), result
+        for results in pool.map(_compile_batch, starts, [name] * len(starts)):
+            yield from ((len(launches), result) for result in results)
 
 
 _launches: list[_Launch] = []
+
+MISTAKE = "the assembler's mistake: a register is read that nothing has written"
+
+BATCH = 16
+"""Kernels whose machine code is read at once."""
 
 
 def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target, examples: int) -> list[_Launch]:
@@ -164,6 +171,14 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
     return list(found.values())
 
 
+def sampled(launches: Sequence[_Launch], start: int, step: int) -> list[_Launch]:
+    """One launch in ``step`` of each op."""
+    by_op: dict[str, list[_Launch]] = {}
+    for launch in launches:
+        by_op.setdefault(launch.op, []).append(launch)
+    return [launch for found in by_op.values() for launch in found[start % min(step, len(found)) :: step]]
+
+
 def _calls(spec: OpSpec, examples: int) -> list[Case]:
     """The benchmark shapes of an op, and calls of each dtype from its strategy, the same ones each time."""
     calls = [benchmark.case for benchmark in spec.benchmarks]
@@ -193,18 +208,27 @@ def _allocate(spec: TensorSpec) -> torch.Tensor:
     return storage.as_strided(spec.shape, layouts.strides(spec.layout, spec.shape), spec.layout.offset)
 
 
-def _compile(number: int, name: str) -> Compiled:
-    launch = _launches[number]
+def _compile_batch(start: int, name: str) -> list[Compiled]:
+    """Some launches compiled, and their machine code looked at."""
+    target = TARGETS[name]
+    found = [_compile(launch, target) for launch in _launches[start : start + BATCH]]
+    read = machine_code.mistakes([cubin for _, cubin in found], target.arch)
+    return [
+        dataclasses.replace(result, error=f"{MISTAKE}: {instruction}") if instruction else result
+        for (result, _), instruction in zip(found, read, strict=True)
+    ]
+
+
+def _compile(launch: _Launch, target: Target) -> tuple[Compiled, bytes]:
+    """What came of one launch, and its machine code, empty where that is not NVIDIA's."""
     kernel = launch.function.fn.__name__
     try:
         compiled = launch.function.warmup(*launch.args, grid=(1, 1, 1), **launch.kwargs)
     except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
-        return Compiled(launch.op, kernel, launch.signature, error=f"{type(error).__name__}: {error}")
-    registers, spills = _resources(compiled, TARGETS[name])
-    error = ""
-    if "cubin" in compiled.asm and (read := machine_code.unwritten(machine_code.disassembled(compiled.asm["cubin"]))):
-        error = f"the assembler's mistake: {read}: a register is read that nothing has written"
-    return Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared, error)
+        return Compiled(launch.op, kernel, launch.signature, error=f"{type(error).__name__}: {error}"), b""
+    registers, spills = _resources(compiled, target)
+    result = Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared)
+    return result, compiled.asm.get("cubin", b"")
 
 
 def _resources(compiled: Any, target: Target) -> tuple[int, int]:
@@ -223,6 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--op", action="append", help="this op only; repeatable")
     parser.add_argument("--implementation", default=DEFAULT, help="module or module:object (default: %(default)s)")
     parser.add_argument("--examples", type=int, default=20, help="calls drawn for each op and dtype (%(default)s)")
+    sample = "compile one kernel in so many of each op, other ones for each target (default: all)"
+    parser.add_argument("--sample", type=int, default=1, metavar="N", help=sample)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="write what came of each kernel")
     options = parser.parse_args(arguments)
@@ -273,7 +299,8 @@ def _compile_target(name: str, options: argparse.Namespace, processes: int) -> l
     known = specs.registry()
     chosen = [known[op] for op in options.op or sorted(known)]
     found, implementation = [], load(options.implementation)
-    for total, result in compile_all(chosen, implementation, name, examples=options.examples, processes=processes):
+    amounts = {"examples": options.examples, "sample": options.sample, "processes": processes}
+    for total, result in compile_all(chosen, implementation, name, **amounts):
         found.append(result)
         _told.put((name, result.op, total))
     return found

@@ -2,18 +2,58 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
+import struct
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?);")
+_ADDRESS = re.compile(r"\s*/\*([0-9a-f]{4,})\*/")
 _WRITES = re.compile(r"U[A-Z0-9]+|R2UR|S2UR|CS2UR|VOTEU|LDCU|C?REDUX")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 
 
-def disassembled(cubin: bytes) -> str:
-    """The machine code of a kernel (SASS)."""
-    return _told("nvdisasm", cubin)
+def mistakes(cubins: Sequence[bytes], arch: int | str) -> list[str]:
+    """For each kernel for sm_``arch`` what ``unwritten`` says of its functions; of what is empty, nothing.
+
+    All are disassembled at once: nvdisasm takes a third of a second to start, and milliseconds for a kernel. Raises
+    ValueError where one shows no instructions, of which nothing could be said.
+    """
+    functions = [[*_functions(cubin)] if cubin else [] for cubin in cubins]
+    if any(cubin and not found for cubin, found in zip(cubins, functions, strict=True)):
+        raise ValueError("a kernel's ELF file has no section .text")
+    codes = iter(disassembled([code for found in functions for code in found], arch))
+    said = [[unwritten(next(codes)) for _ in found] for found in functions]
+    return [next(filter(None, one), "") for one in said]
+
+
+def disassembled(functions: Sequence[bytes], arch: int | str) -> list[str]:
+    """The machine code of functions as text (SASS)."""
+    if not functions:
+        return []
+    # What Triton compiles for Hopper and what follows uses instructions of that very generation.
+    target = f"SM{arch}a" if int(arch) >= 90 else f"SM{arch}"
+    starts = [*itertools.accumulate(map(len, functions), initial=0)]
+    found: list[list[str]] = [[] for _ in functions]
+    for line in _told("nvdisasm", b"".join(functions), "--no-dataflow", "--binary", target).splitlines():
+        if address := _ADDRESS.match(line):
+            found[bisect.bisect(starts, int(address[1], 16)) - 1].append(line)
+    if not all(found):
+        raise ValueError("nvdisasm shows no instructions of a kernel")
+    return ["\n".join(lines) for lines in found]
+
+
+def _functions(cubin: bytes) -> Iterator[bytes]:
+    """The machine code of each function, a section of the kernel's ELF file."""
+    table, size, count, names = struct.unpack_from("<40xQ10x3H", cubin)
+    # Of each section: where its name is among the names, where it is in the file, and its length.
+    sections = [struct.unpack_from("<I20x2Q", cubin, table + size * number) for number in range(count)]
+    for name, start, length in sections:
+        if cubin.startswith(b".text.", sections[names][1] + name):
+            yield cubin[start : start + length]
 
 
 def resources(cubin: bytes) -> tuple[int, int]:
@@ -34,7 +74,7 @@ def _told(tool: str, cubin: bytes, *options: str) -> str:
 
 
 def unwritten(code: str) -> str:
-    """The first instruction that reads a uniform register which none before it writes; empty where there is none.
+    """The first instruction of a function that reads a uniform register which none before it writes, or nothing.
 
     ptxas 12.8 made such code of a loop with two wgmma whose factors lay in shared memory in two ways: the descriptor of
     one of them came from a register that nothing had written.
@@ -42,8 +82,6 @@ def unwritten(code: str) -> str:
     written: set[int] = set()
     for line in code.splitlines():
         if not (found := _INSTRUCTION.match(line)):
-            if ".section" in line and ".text" in line:
-                written.clear()
             continue
         name, operands = found[1], [operand.strip() for operand in found[2].split(",")]
         target = None

@@ -235,7 +235,7 @@ def _slots(draw: st.DrawFn, found: Sizes, each: bool) -> tuple[int | TensorSpec,
     dtype = draw(st.sampled_from(("int64", "int32")))
     layouts = ("contiguous", "offset", "sliced")
     shape = () if found.batch is None else (found.batch,)
-    layout = draw(_layouts.layouts(shape, layouts))
+    layout = _layouts.draw_layout(draw, shape, layouts)
     spec = TensorSpec(shape, dtype, LISTED + ",".join(map(str, slots)), layout=layout)
     return spec, found if found.batch else msgspec.structs.replace(found, keys=found.new)
 

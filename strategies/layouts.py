@@ -110,14 +110,19 @@ def examples(shape: Shape, kind: str) -> list[Layout]:
     return [layout] if kind in fitting(shape) else []
 
 
-@st.composite
-def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max_storage: int = 1 << 20) -> Layout:
+def layouts(shape: Shape, classes: Iterable[str] = CLASSES, max_storage: int = 1 << 20) -> st.SearchStrategy[Layout]:
     """A layout for a tensor of ``shape``, of one of the classes; shrinks to contiguous.
 
     A class that the shape cannot have is not drawn; where none is left, the layout is contiguous, and so it is where
     steps and padding need more than ``max_storage`` elements of storage and more than four times those of the
     tensor. Raises ValueError for an unknown class or none.
     """
+    return _layouts(shape, classes, max_storage)
+
+
+def draw_layout(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max_storage: int = 1 << 20) -> Layout:
+    """What ``draw(layouts(...))`` gives, and quicker: Hypothesis spends more time on making and validating a strategy
+    for each shape than on drawing from it."""
     wanted = set(classes)
     if not wanted or wanted - set(CLASSES):
         raise ValueError(f"unknown or no layout class in {sorted(wanted)}; known: {', '.join(CLASSES)}")
@@ -130,6 +135,8 @@ def layouts(draw: st.DrawFn, shape: Shape, classes: Iterable[str] = CLASSES, max
     layout = _drawn(draw, kind, shape, "expanded" in wanted)
     return layout if storage_size(layout, shape) <= max(max_storage, 4 * math.prod(shape)) else CONTIGUOUS
 
+
+_layouts = st.composite(draw_layout)
 
 # Made once: Hypothesis spends more time on validating a strategy than on drawing from it.
 _FLAG, _STEP, _PADDING = st.booleans(), st.integers(1, 3), st.sampled_from((0, 1, 3, 8, 16))

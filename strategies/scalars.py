@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ _PLAIN = (1.0, 0.0, 2.0, -1.0, 0.5, -0.5, 3.0, -2.0, 1.5, 10.0, 0.125, 100.0)
 _SPECIAL = (float("inf"), float("-inf"), float("nan"), -0.0)
 
 
+# Made once for each: Hypothesis spends more time on validating a strategy than on drawing from it.
+@cache
 def floats(dtype: str, *, magnitude: float = 2.0**10, specials: bool = True) -> st.SearchStrategy[float]:
     """A float that ``compute_dtype(dtype)`` holds exactly, at most ``magnitude`` in absolute value, or with
     ``specials`` now and then inf, -inf, nan or -0.; shrinks to 1, else to the simplest that fails."""
@@ -25,20 +28,22 @@ def floats(dtype: str, *, magnitude: float = 2.0**10, specials: bool = True) -> 
     plain = st.sampled_from([value for value in _PLAIN if abs(value) <= magnitude])
     drawn = st.floats(-magnitude, magnitude, width=width, allow_subnormal=False)
     # Hypothesis prefers floats that look simple, and those every narrower type holds too.
-    full = _full(24 if width == 32 else 53, magnitude)
+    full = () if magnitude < 2.0**-7 else (full_floats(dtype, magnitude=magnitude),)
     kinds = (plain, drawn, *full, *([st.sampled_from(_SPECIAL)] if specials else ()))
     return st.one_of(kinds)
 
 
-def _full(bits: int, magnitude: float) -> list[st.SearchStrategy[float]]:
-    """Numbers that need all of so many bits, from 2^-8 up to ``magnitude``; none where that is less."""
-    top = math.frexp(magnitude)[1] - 1
-    if top < -7:
-        return []
+@cache
+def full_floats(dtype: str, *, magnitude: float = 2.0**10) -> st.SearchStrategy[float]:
+    """A float that needs all bits of ``compute_dtype(dtype)``, from 2^-8 up to ``magnitude`` in absolute value: no half
+    type holds it."""
+    bits = 53 if compute_dtype(dtype) == "float64" else 24
     odd = st.integers(2 ** (bits - 2), 2 ** (bits - 1) - 1).map(lambda n: 2 * n + 1)
-    return [st.builds(lambda n, e, s: s * math.ldexp(n, e - bits), odd, st.integers(-7, top), st.sampled_from((1, -1)))]
+    exponents = st.integers(-7, math.frexp(magnitude)[1] - 1)
+    return st.builds(lambda n, e, s: s * math.ldexp(n, e - bits), odd, exponents, st.sampled_from((1, -1)))
 
 
+@cache
 def integers(dtype: str, *, magnitude: int | None = None, overflowing: bool = False) -> st.SearchStrategy[int]:
     """An int that the dtype (a floating one: its compute dtype) holds exactly, small or near the ends of the range,
     at most ``magnitude`` in absolute value, or with ``overflowing`` now and then one of 64 bits that an integral
@@ -56,6 +61,7 @@ def integers(dtype: str, *, magnitude: int | None = None, overflowing: bool = Fa
     return st.one_of(held, st.sampled_from(outside)) if overflowing and form.kind != "float" and outside else held
 
 
+@cache
 def scalars(
     dtype: str,
     *,

@@ -96,8 +96,8 @@ def tensors(
     return TensorSpec(
         shape=shape,
         dtype=dtype,
-        layout=draw(_layouts.layouts(shape, (layouts,) if isinstance(layouts, str) else layouts)),
-        specials=draw(planted(shape, dtype, specials)),
+        layout=_layouts.draw_layout(draw, shape, (layouts,) if isinstance(layouts, str) else layouts),
+        specials=_planted(draw, shape, dtype, specials),
         values=draw(_values.recipes(dtype, (values,) if isinstance(values, str) else values)),
         seed=draw(SEEDS),
     )
@@ -108,12 +108,17 @@ _SOME = st.lists(st.tuples(_PLACES, st.integers(0, len(_values.SPECIALS)), _RUNS
 _PLANTED = st.sampled_from((False, True, True)).flatmap(lambda any_: _SOME if any_ else st.just([]))
 
 
-@st.composite
 def planted(
-    draw: st.DrawFn, shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
-) -> tuple[Special, ...]:
+    shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
+) -> st.SearchStrategy[tuple[Special, ...]]:
     """Up to three special values at the first or last element or at the edge of a block or row, singly or for a whole
     row or block; in a third of the draws none. Shrinks to none, else to one at the first element."""
+    return st.composite(_planted)(shape, dtype, names)
+
+
+def _planted(
+    draw: st.DrawFn, shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
+) -> tuple[Special, ...]:
     wanted = set(names)
     if unknown := wanted - set(_values.SPECIALS):
         raise ValueError(f"unknown special value {sorted(unknown)[0]!r}; known: {', '.join(_values.SPECIALS)}")

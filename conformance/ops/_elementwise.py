@@ -100,6 +100,11 @@ def with_scalar(
         scalar = draw(st.sampled_from((math.nan, math.inf, -math.inf)))
     elif kind == "own" or (kind == "int" and tensor.dtype in dtype_names.INTEGRAL):
         scalar = draw(scalars.scalars(tensor.dtype))
+    elif kind in ("int", "float") and tensor.dtype in dtype_names.HALF:
+        # It must not be rounded to the half type: a number that this changes, and enough elements that it shows. Ints
+        # are among the tensor's own.
+        scalar, shape = draw(scalars.full_floats(tensor.dtype)), (draw(shapes.sizes(65, _sizes.ELEMENTS)),)
+        tensor = draw(tensors.tensors(shape, tensor.dtype, values="normal", specials=()))
     else:
         # Representable also where an integral tensor promotes to float32 or bool to int64.
         scalar = draw(scalars.scalars(tensor.dtype if kind == "float" and is_float(tensor) else "int8", kinds=(kind,)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ LEAST = tuple(-(2 ** (bits - 1)) for bits in (8, 16, 32))
 """The least numbers of the integer dtypes; of 64 bits torch takes that too."""
 
 
+@cache
 def alphas(result: torch.dtype) -> st.SearchStrategy[Argument]:
     """A scalar that torch takes for a result of this dtype."""
     name = str(result).removeprefix("torch.")
@@ -111,8 +112,8 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     dtype = torch.result_type(input, other)
     if not dtype.is_floating_point:
         return elementwise.exactly(call, function(input, other, alpha=alpha))
-    a, b, factor = (oracle.operand(x, dtype) for x in (input, other, alpha))
-    factor = sign * factor
+    # torch subtracts by adding with -alpha: of the int 0 that is no -0.
+    a, b, factor = (oracle.operand(x, dtype) for x in (input, other, sign * alpha))
     low = None
     if dtype == torch.float64:
         (value, low), product = oracle.add_product(a, factor, b)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ def _by_numbers(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
     return input, None if form == "max" else low, None if form == "min" else high, input.shape
 
 
+@cache
 def _numbers(dtype: str) -> st.SearchStrategy[Argument]:
     if dtype == "bool":
         # Bools clamped by bools are refused.

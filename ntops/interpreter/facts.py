@@ -5,19 +5,35 @@ import inspect
 import textwrap
 
 from ntops.interpreter._triton import InterpretedFunction
-from ntops.interpreter.rewrite import resolved
+from ntops.interpreter.rewrite import alike, resolved
+
+_found = {}
 
 
 def may_use_atomics(function):
     """Whether a kernel, or a function that it calls, uses atomics; what cannot be known is assumed."""
-    return _may_use_atomics(function, set())
+    known = _known(function)
+    key, used = alike(function, known)
+
+    if key is None:
+        return _may_use_atomics(function, known, set())
+
+    if key not in _found:
+        # What is used is kept, so that its id stays its own.
+        _found[key] = (_may_use_atomics(function, known, set()), used)
+
+    return _found[key][0]
 
 
-def _may_use_atomics(function, seen):
+def _known(function):
+    variables = inspect.getclosurevars(function)
+
+    return {**variables.builtins, **variables.globals, **variables.nonlocals}
+
+
+def _may_use_atomics(function, known, seen):
     seen.add(function)
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    variables = inspect.getclosurevars(function)
-    known = {**variables.builtins, **variables.globals, **variables.nonlocals}
 
     for node in ast.walk(tree):
         if isinstance(node, (ast.Attribute, ast.Name)) and "atomic" in getattr(node, "attr", getattr(node, "id", "")):
@@ -33,7 +49,7 @@ def _may_use_atomics(function, seen):
 
         is_function = isinstance(callee, InterpretedFunction) and not callee.fn.__module__.startswith("triton.language")
 
-        if is_function and callee.fn not in seen and _may_use_atomics(callee.fn, seen):
+        if is_function and callee.fn not in seen and _may_use_atomics(callee.fn, _known(callee.fn), seen):
             return True
 
     return False

@@ -41,23 +41,36 @@ _codes = {}
 
 
 def _shared(function, known, how, make):
-    """The result of ``make``, the same for functions that differ in their module and their annotations alone: kernels
-    that NineToothed generates, which differ in what the compiler is told of their arguments."""
+    """The result of ``make``, the same for functions that are ``alike``."""
+    key, used = alike(function, known)
+
+    if key is None:
+        return make()
+
+    if (key, how) not in _codes:
+        # What is used is kept, so that its id stays its own.
+        _codes[key, how] = (make(), used)
+
+    return _in_file(_codes[key, how][0], function.__code__.co_filename)
+
+
+def alike(function, known):
+    """A key that is the same for functions that differ in their module and their annotations alone, and the objects
+    whose ids are in it: kernels that NineToothed generates differ in what the compiler is told of their arguments.
+
+    :param known: The function's globals and closure.
+    :return: ``(None, ())`` for a function whose body is in its first line.
+    """
     code = function.__code__
     body = [line for *_, line in code.co_lines() if line and line > code.co_firstlineno]
 
     if not body:
-        return make()
+        return None, ()
 
     text = "".join(linecache.getlines(code.co_filename, function.__globals__)[min(body) - 1 : max(body)])
     used = [known.get(name) for name in _names_in(code)]
-    key = (code, text, how, *map(id, used))
 
-    if key not in _codes:
-        # What is used is kept, so that its id stays its own.
-        _codes[key] = (make(), used)
-
-    return _in_file(_codes[key][0], code.co_filename)
+    return (code, text, *map(id, used)), used
 
 
 def _names_in(code):

@@ -31,6 +31,10 @@ def sub(input, other, *, alpha=1, out=None):
     # torch adds -alpha times other, so that is what has to fit; the least of int64 wraps.
     check_fits(alpha if alpha == -(2**63) else -alpha, dtype, "alpha")
 
+    if dtype.is_floating_point:
+        # Of an int 0 that is 0., and it is -0. that gives the same when it is multiplied and subtracted.
+        alpha = -float(-alpha)
+
     return elementwise(
         premake,
         {"input": input, "other": other},

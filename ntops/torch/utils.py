@@ -168,7 +168,7 @@ def _specialize(source, kernel_name, scalar_types, specialization):
         _WideProgramId().visit(kernel)
 
     _through_repetition(tree)
-    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+    return ast.unparse(tree) + "\n"
 
 
 def _through_repetition(tree):

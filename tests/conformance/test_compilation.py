@@ -1,41 +1,45 @@
 """Kernels are found and compiled for GPUs that are not there, and what does not compile fails the session."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from conformance import compilation
 from conformance.compilation import SPILL_LIMIT, TARGETS, Compiled, main
 
 
-def compile_(*arguments):
-    command = [sys.executable, "-m", "conformance.compilation", "--examples", "1", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-
-
-def test_kernels_compile(tmp_path):
-    done = compile_("--op", "relu", "--target", "sm_90", "--target", "gfx942", "--json", str(tmp_path / "kernels.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 failed" in done.stdout
-    found = json.loads((tmp_path / "kernels.json").read_text())
+def test_kernels_compile(tmp_path, capsys):
+    file = tmp_path / "kernels.json"
+    arguments = ("--op", "relu", "--target", "sm_90", "--target", "gfx942", "--sample", "2", "--json", str(file))
+    assert main(["--examples", "1", *arguments]) == 0
+    assert "0 failed" in capsys.readouterr().out
+    found = json.loads(file.read_text())
     assert {name: {row["kernel"] for row in rows} for name, rows in found.items()} == {
         "sm_90": {"ntops_relu"},
         "gfx942": {"ntops_relu"},
     }
 
 
-def test_a_kernel_that_does_not_compile_fails_the_session(tmp_path, monkeypatch):
+def test_a_kernel_that_does_not_compile_fails_the_session(tmp_path, monkeypatch, capsys):
     (tmp_path / "broken_library.py").write_text(
         "import triton, triton.language as tl\n\n\n"
         "@triton.jit\ndef kernel(pointer):\n    tl.store(pointer, tl.no_such_function(1))\n\n\n"
         "def relu(input, inplace=False):\n    kernel[(1,)](input)\n    return input\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = compile_("--op", "relu", "--target", "sm_80", "--implementation", "broken_library")
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "no_such_function" in done.stdout
-    assert "0 passed" in done.stdout
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--examples", "1", "--op", "relu", "--target", "sm_80", "--implementation", "broken_library"]) == 1
+    written = capsys.readouterr().out
+    assert "no_such_function" in written
+    assert "0 passed" in written
+
+
+def test_a_sample_takes_turns():
+    launches = [
+        compilation._Launch(op, None, (), {}, f"{op}{n}") for op, count in (("mm", 5), ("abs", 1)) for n in range(count)
+    ]
+    found = [{launch.signature for launch in compilation.sampled(launches, start, 2)} for start in range(2)]
+    assert found == [{"mm0", "mm2", "mm4", "abs0"}, {"mm1", "mm3", "abs0"}]
+    assert compilation.sampled(launches, 3, 1) == launches
 
 
 def test_limits_are_the_target_s():

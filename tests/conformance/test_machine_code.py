@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from conformance import machine_code
 
 GOOD = """
-	.section	.text.kernel,"ax",@progbits
         /*0020*/                   UMOV UR32, 0x400 ;
         /*0030*/                   ULDC.64 UR34, c[0x0][0x208] ;
         /*0110*/                   S2UR UR4, SR_CgaCtaId ;
@@ -36,6 +37,18 @@ def test_a_register_that_nothing_has_written_is_found(before, after, found):
     assert machine_code.unwritten(GOOD.replace(before, after)) == found
 
 
-def test_each_function_has_registers_of_its_own():
-    again = GOOD.replace("UMOV UR32, 0x400", "NOP")
-    assert machine_code.unwritten(GOOD + again) == "ULEA UR32, UR4, UR32, 0x18"
+def test_each_function_has_registers_of_its_own(monkeypatch):
+    """All are disassembled at once, one after the other."""
+    length = 0x500
+    moved = re.sub(r"/\*(\w+)\*/", lambda found: f"/*{int(found[1], 16) + length:04x}*/", GOOD)
+    asked = []
+
+    def told(tool, code, *options):
+        asked.append((tool, len(code), options[-1]))
+        return GOOD + moved.replace("UMOV UR32, 0x400", "NOP")
+
+    monkeypatch.setattr(machine_code, "_told", told)
+    first, second = machine_code.disassembled([bytes(length), bytes(length)], 90)
+    assert asked == [("nvdisasm", 2 * length, "SM90a")]
+    assert machine_code.unwritten(first) == ""
+    assert machine_code.unwritten(second) == "ULEA UR32, UR4, UR32, 0x18"

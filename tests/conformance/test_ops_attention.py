@@ -52,7 +52,9 @@ def answer(found: Case) -> torch.Tensor:
 @pytest.mark.parametrize("implementation", ["torch", MATH])
 @pytest.mark.parametrize("dtype", dtype_names.FLOATING)
 def test_torch_passes(dtype, implementation):
-    found = [runner.judge(case, implementation) for case in drawn(SPEC.cases((dtype,)), 60, 1)]
+    # Other calls that follow from each are those of torch.
+    thorough = implementation == "torch"
+    found = [runner.judge(case, implementation, thorough=thorough) for case in drawn(SPEC.cases((dtype,)), 60, 1)]
     assert [verdict for verdict in found if verdict.status not in ("passed", "deviation")] == []
     assert max(verdict.share or 0 for verdict in found) > 0.05
 

@@ -16,6 +16,7 @@ import torch
 from conformance import __main__ as command_line
 from conformance import cases, corpus, runner
 from conformance.cases import Case
+from conformance.spec import registry
 from strategies.specs import TensorSpec
 
 pytest_plugins = ["pytester"]
@@ -32,7 +33,7 @@ def _torch_is_whole():
     and torch's cannot be imported twice."""
     operand = TensorSpec((3,), "float32")
     for op, arguments in {"add": (operand, operand), "softmax": (operand, 0), "relu": (operand,)}.items():
-        cases.validate(Case(op=op, args=arguments))
+        cases._result_elements(Case(op=op, args=arguments), registry()[op].reference)
     runner.judge(Case(op="add", args=(operand, 1.0), kwargs={"out": TensorSpec((2,), "float32")}), "torch")
 
 

@@ -73,9 +73,9 @@ def test_operator(op, monkeypatch):
         except NotImplementedError:
             return
 
-        result, operands = call(function, case)
+        # Watched; that this changes nothing, the conformance suite checks: its second call of each case is not.
+        result, operands = call(function, case, watched=True)
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(results(result), results(expected), strict=True))
         assert all(torch.equal(bits(a), bits(b)) for a, b in zip(operands, expected_operands, strict=True))
-        call(function, case, watched=True)
 
     check()
