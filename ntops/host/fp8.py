@@ -131,6 +131,11 @@ def quantize(tensor, scale, dtype, granularity):
     rows, columns = matrix.shape
     source, partial, chunks = "given" if found is None else "tile", scale[0], 1
 
+    if by_block and found is not None and matrix.is_contiguous() and columns % BLOCK == 0:
+        # Each block is a row of its own, and tiles are what lies together.
+        matrix, scale, by_block = matrix.view(-1, BLOCK), (found, 1, 0), False
+        rows, columns = matrix.shape
+
     with on_device(device):
         if by_block:
             block_r, block_c = _tiles(rows, BLOCK, BLOCK)
