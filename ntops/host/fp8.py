@@ -1,11 +1,14 @@
 """FP8: the forms of scales, configurations and the launch of quantization and products."""
 
+import dataclasses
+
 import torch
 
-from ntops.host import repetition
+from ntops.host import products_hopper, repetition
 from ntops.host.arguments import check_tensor, common_device
+from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides
-from ntops.host.launch import has_fp8, next_power_of_2, on_device, shared_memory
+from ntops.host.launch import has_fp8, multiprocessors, next_power_of_2, on_device, shared_memory
 from ntops.kernels import fp8 as kernels
 from ntops.torch.utils import get_default_num_stages, get_default_num_warps
 
@@ -221,14 +224,31 @@ def _launch(kernel, programs, elements, *args):
     repetition.launch(kernel, (programs,), {"num_warps": _warps(elements)}, *args)
 
 
-def config(m, n, native, shared_memory):
-    """Block sizes, warps and stages of a product.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a product is computed by the kernel that runs everywhere."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@heuristic(("m", "n"), ((16, 64), (65, 65), (4096, 4096)))
+def config(m, n, native, shared_memory, multiprocessors, hopper=False, output_itemsize=2):
+    """The options of a product: ``Options``, or those of the form for Hopper.
 
     :param m: Rows of the result.
     :param n: Columns of the result.
     :param native: Whether the GPU multiplies fp8, not float16 that is made of it.
     :param shared_memory: What a program can have on the device, in bytes.
+    :param multiprocessors: How many the device has.
+    :param hopper: Whether there may be the form for Hopper.
+    :param output_itemsize: Bytes of an element of the result.
     """
+    if hopper and -(-m // 128) * -(-n // 256) >= multiprocessors:
+        return products_hopper.Options(groups=2, blocks=2, num_stages=4 if output_itemsize == 2 else 3)
+
     if not native:
         block_m, block_n, num_warps, num_stages = 64, 64, 4, 2
     elif m <= 64 or n <= 64:
@@ -238,7 +258,8 @@ def config(m, n, native, shared_memory):
         # Each thread has 64 registers for the sum, and 64 for the 128 terms that are added to it.
         block_m, block_n, num_warps, num_stages = 128, 128, 8, 4
 
-    return block_m, block_n, num_warps, max(min(num_stages, shared_memory // ((block_m + block_n) * BLOCK)), 1)
+    num_stages = max(min(num_stages, shared_memory // ((block_m + block_n) * BLOCK)), 1)
+    return Options(block_m, block_n, num_warps, num_stages)
 
 
 def gemm(a, b, a_scale, b_scale, out_dtype):
@@ -250,22 +271,31 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
     if not output.numel():
         return output
 
-    if not a.shape[1]:
+    k, index = a.shape[1], device.index or 0
+
+    if not k:
         return output.zero_()
 
     # 8-bit operands of tensor cores lie along K.
     left, right = _matrix(a), _matrix(b.mT)
-    native = has_fp8()
-    block_m, block_n, num_warps, num_stages = config(m, n, native, shared_memory(device.index or 0))
+    native, blocked = has_fp8(), bool(a_scale[2] or b_scale[2])
+    hopper = settled("hopper", not blocked and products_hopper.takes(k, n, 1, out_dtype.itemsize))
+    limits = shared_memory(index), multiprocessors(index)
+    chosen = config(m, n, native, *limits, hopper, out_dtype.itemsize)
+
+    if isinstance(chosen, products_hopper.Options):
+        products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)
+        return output
+
     options = {
-        "num_warps": get_default_num_warps() or num_warps,
-        "num_stages": get_default_num_stages() or num_stages,
+        "num_warps": get_default_num_warps() or chosen.num_warps,
+        "num_stages": get_default_num_stages() or chosen.num_stages,
     }
 
     with on_device(device):
         repetition.launch(
             kernels.gemm,
-            (-(-m // block_m) * -(-n // block_n),),
+            (-(-m // chosen.block_m) * -(-n // chosen.block_n),),
             options,
             output,
             _bits(left),
@@ -274,7 +304,7 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
             b_scale[0],
             m,
             n,
-            a.shape[1],
+            k,
             left.stride(0),
             right.stride(0),
             *a_scale[1:],
@@ -282,11 +312,11 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
             a.dtype is torch.float8_e4m3fn,
             b.dtype is torch.float8_e4m3fn,
             native,
-            bool(a_scale[2] or b_scale[2]),
-            a.shape[1] % BLOCK == 0,
+            blocked,
+            k % BLOCK == 0,
             8,
-            block_m,
-            block_n,
+            chosen.block_m,
+            chosen.block_n,
         )
 
     return output

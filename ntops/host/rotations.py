@@ -2,6 +2,8 @@
 
 import operator
 
+import torch
+
 from ntops.host import repetition
 from ntops.host.configuration import heuristic
 from ntops.host.iteration import contiguous_strides, specialize
@@ -9,7 +11,7 @@ from ntops.host.launch import next_power_of_2, on_device
 from ntops.host.norms import walkable
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.host.rows import LONGEST_TILE
-from ntops.kernels import fused_rmsnorm_rope, rotary_position_embedding
+from ntops.kernels import fused_rmsnorm_rope, normed_rotation, rotary_position_embedding
 from ntops.torch.utils import Config, make
 
 # A tile of 4096 elements, of which a thread has 32.
@@ -92,6 +94,16 @@ def config(heads, pairs, compute_dtype, interleaved):
     return Config(blocks, 4 if width <= 4096 else 8 if width <= 8192 else 16), looped, whole
 
 
+def warps(heads, pairs, compute_dtype):
+    """The warps of a program for rows of so many heads of so many pairs by ``normed_rotation``; 0 where it does not
+    take them."""
+    columns = 2 * next_power_of_2(heads) * pairs
+    # Rows and tables of as many pairs lie at multiples of 16 elements.
+    fits = compute_dtype is torch.float32 and pairs >= 16 and pairs == next_power_of_2(pairs)
+
+    return min(max(columns // 1024, 1), 16) if fits and columns <= LONGEST_TILE else 0
+
+
 def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
     """``fused_rmsnorm_rope`` of arguments that have been checked, with so many ``pairs`` a head."""
     batch, length, hidden = x.shape
@@ -102,9 +114,38 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
 
     shape = (batch, length, hidden // (2 * pairs))
     compute_dtype = accumulate_dtype(x.dtype)
-    chosen, looped, whole = config(shape[2], pairs, compute_dtype, interleaved)
     # Rows are loaded, and so added up, like those of contiguous tensors.
-    rows = {"output": output, "input": walkable(x, 2), "weight": walkable(weight).expand(x.shape)}
+    x, weight = walkable(x, 2), walkable(weight)
+    # Of a table of the full width one half says all.
+    step = 2 if interleaved and cos.shape[1] != pairs else 1
+    tables = [walkable(table[:length, : step * pairs : step], 1) for table in (cos, sin)]
+    num_warps = warps(shape[2], pairs, compute_dtype)
+
+    if num_warps:
+        with on_device(x.device):
+            repetition.launch(
+                normed_rotation.norm_and_rotate,
+                (batch * length,),
+                {"num_warps": num_warps},
+                output,
+                x,
+                weight,
+                *tables,
+                *(batch * length, length),
+                *(stride // 16 for stride in (*x.stride()[:2], *(table.stride(0) for table in tables))),
+                eps,
+                shape[2],
+                next_power_of_2(shape[2]),
+                pairs,
+                interleaved,
+                TRITON_DTYPES[compute_dtype],
+                1,
+            )
+
+        return output
+
+    chosen, looped, whole = config(shape[2], pairs, compute_dtype, interleaved)
+    rows = {"output": output, "input": x, "weight": weight.expand(x.shape)}
     views = {name: tensor.unflatten(2, (shape[2], 2 * pairs)) for name, tensor in rows.items()}
 
     if not whole:
@@ -114,11 +155,8 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
             for part, name in enumerate(names)
         }
 
-    for name, table in (("cos", cos), ("sin", sin)):
-        # Of a table of the full width one half says all.
-        step = 2 if interleaved and table.shape[1] != pairs else 1
-        used = walkable(table[:length, : step * pairs : step], 1)
-        views[name] = used.as_strided((batch, length, 1, pairs), (0, used.stride(0), 0, 1))
+    for name, table in zip(("cos", "sin"), tables, strict=True):
+        views[name] = table.as_strided((batch, length, 1, pairs), (0, table.stride(0), 0, 1))
 
     arguments = {"interleaved": whole, "looped": looped}
     arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in ("count", "eps"))
