@@ -91,37 +91,35 @@ def _store(output, staged, values, row, column):
 
 
 @gluon.jit
-def _scaled(values, scales, sizes, row, column, BY_ROW: gl.constexpr, BY_COLUMN: gl.constexpr):
-    """Sums times the scales of their rows and columns, or of the matrices."""
-    a_scale, b_scale = scales
-    M, N = sizes
+def _scales_of(scales, shape, row, column, step, BY_ROW: gl.constexpr, BY_COLUMN: gl.constexpr, layout: gl.constexpr):
+    """The scales of a block's rows and columns, or of the matrices, for a step along K."""
+    a_scale, b_scale, step_a, step_b = scales
+    M, N = shape
+    a_scale += step.to(gl.int64) * step_a
+    b_scale += step.to(gl.int64) * step_b
 
     if BY_ROW:
-        m = row + gl.arange(0, ROWS, gl.SliceLayout(1, values.type.layout))
+        m = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         of_rows = gl.load(a_scale + m, mask=m < M, other=0.0)[:, None]
     else:
         of_rows = gl.load(a_scale)
 
     if BY_COLUMN:
-        n = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, values.type.layout))
+        n = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
         of_columns = gl.load(b_scale + n, mask=n < N, other=0.0)[None, :]
     else:
         of_columns = gl.load(b_scale)
 
-    return values * (of_rows * of_columns)
+    return of_rows, of_columns
 
 
 @gluon.jit
 def _add_up(
     output,
-    memory,
-    staged,
-    barriers,
-    sizes,
-    scales,
-    shape,
+    given,
     BY_ROW: gl.constexpr,
     BY_COLUMN: gl.constexpr,
+    BLOCKED: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
@@ -129,6 +127,7 @@ def _add_up(
     GROUP: gl.constexpr,
 ):
     """A group of warps of ``fp8_gemm``: 128 terms at a time are multiplied, and added to the others in float32."""
+    memory, staged, barriers, sizes, scales, shape = given
     lefts, rights = memory
     full, empty = barriers
     tiles_m, tiles_n, steps = sizes
@@ -144,33 +143,44 @@ def _add_up(
         near = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
         far = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
 
-        for _ in range(steps):
+        for step in range(steps):
             stage = taken % STAGES
             mbarrier.wait(full.index(stage), taken // STAGES % 2)
             left = lefts.index(stage * GROUPS + GROUP)
-            right = rights.index(stage * BLOCKS).permute((1, 0))
-            product = warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
-            terms = warpgroup_mma_wait(0, deps=[product])
 
-            if BLOCKS == 1:
-                mbarrier.arrive(empty.index(stage), count=1)
-
-            near += terms
-
-            if BLOCKS == 2:
-                right = rights.index(stage * BLOCKS + 1).permute((1, 0))
+            for block in gl.static_range(BLOCKS):
+                right = rights.index(stage * BLOCKS + block).permute((1, 0))
                 product = warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
+
+                if BLOCKED:
+                    of_rows, of_columns = _scales_of(
+                        scales, shape, row, column + block * COLUMNS, step, BY_ROW, BY_COLUMN, layout
+                    )
+
                 terms = warpgroup_mma_wait(0, deps=[product])
-                mbarrier.arrive(empty.index(stage), count=1)
-                far += terms
+
+                if block == BLOCKS - 1:
+                    mbarrier.arrive(empty.index(stage), count=1)
+
+                if BLOCKED:
+                    terms *= of_rows * of_columns
+
+                if block == 0:
+                    near += terms
+                else:
+                    far += terms
 
             taken += 1
 
-        _store(output, own, _scaled(near, scales, shape, row, column, BY_ROW, BY_COLUMN), row, column)
+        for block in gl.static_range(BLOCKS):
+            sums = far if block else near
+            first = column + block * COLUMNS
 
-        if BLOCKS == 2:
-            column += COLUMNS
-            _store(output, own, _scaled(far, scales, shape, row, column, BY_ROW, BY_COLUMN), row, column)
+            if not BLOCKED:
+                of_rows, of_columns = _scales_of(scales, shape, row, first, taken * 0, BY_ROW, BY_COLUMN, layout)
+                sums *= of_rows * of_columns
+
+            _store(output, own, sums, row, first)
 
     tma.store_wait(0)
 
@@ -186,7 +196,7 @@ def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
     return barriers
 
 
-@gluon.jit(do_not_specialize=["M", "N", "steps"])
+@gluon.jit(do_not_specialize=["M", "N", "steps", "step_a", "step_b"])
 def fp8_gemm(
     output,
     a,
@@ -196,8 +206,11 @@ def fp8_gemm(
     M,
     N,
     steps,
+    step_a,
+    step_b,
     BY_ROW: gl.constexpr,
     BY_COLUMN: gl.constexpr,
+    BLOCKED: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
@@ -220,52 +233,18 @@ def fp8_gemm(
     fence_async_shared()
     WIDTH: gl.constexpr = BLOCKS * COLUMNS
     sizes = (gl.cdiv(M, GROUPS * ROWS), gl.cdiv(N, WIDTH), steps)
-    scales = (a_scale, b_scale)
+    scales = (a_scale, b_scale, step_a, step_b)
     shape = (M, N)
     factors = (a, b, b)
+
+    given = (memory, staged, barriers, sizes, scales, shape)
 
     # Registers of a thread: the first group has what the others leave, as many as another group.
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    _add_up,
-                    (
-                        output,
-                        memory,
-                        staged,
-                        barriers,
-                        sizes,
-                        scales,
-                        shape,
-                        BY_ROW,
-                        BY_COLUMN,
-                        2,
-                        STAGES,
-                        BLOCKS,
-                        TALL,
-                        0,
-                    ),
-                ),
-                (
-                    _add_up,
-                    (
-                        output,
-                        memory,
-                        staged,
-                        barriers,
-                        sizes,
-                        scales,
-                        shape,
-                        BY_ROW,
-                        BY_COLUMN,
-                        2,
-                        STAGES,
-                        BLOCKS,
-                        TALL,
-                        1,
-                    ),
-                ),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 2, STAGES, BLOCKS, TALL, 0)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 2, STAGES, BLOCKS, TALL, 1)),
                 (_load, (factors, memory, barriers, sizes, 2, STAGES, BLOCKS, WIDTH, TALL)),
             ],
             [4, 1],
@@ -274,63 +253,9 @@ def fp8_gemm(
     else:
         gl.warp_specialize(
             [
-                (
-                    _add_up,
-                    (
-                        output,
-                        memory,
-                        staged,
-                        barriers,
-                        sizes,
-                        scales,
-                        shape,
-                        BY_ROW,
-                        BY_COLUMN,
-                        3,
-                        STAGES,
-                        BLOCKS,
-                        TALL,
-                        0,
-                    ),
-                ),
-                (
-                    _add_up,
-                    (
-                        output,
-                        memory,
-                        staged,
-                        barriers,
-                        sizes,
-                        scales,
-                        shape,
-                        BY_ROW,
-                        BY_COLUMN,
-                        3,
-                        STAGES,
-                        BLOCKS,
-                        TALL,
-                        1,
-                    ),
-                ),
-                (
-                    _add_up,
-                    (
-                        output,
-                        memory,
-                        staged,
-                        barriers,
-                        sizes,
-                        scales,
-                        shape,
-                        BY_ROW,
-                        BY_COLUMN,
-                        3,
-                        STAGES,
-                        BLOCKS,
-                        TALL,
-                        2,
-                    ),
-                ),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, TALL, 0)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, TALL, 1)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, TALL, 2)),
                 (_load, (factors, memory, barriers, sizes, 3, STAGES, BLOCKS, WIDTH, TALL)),
             ],
             [4, 4, 1],
