@@ -20,9 +20,16 @@ class Options:
     groups: int
     """Of four warps each: two or three."""
     blocks: int
-    """Of the right factor: one or two. A gated MLP has one of each weight."""
+    """Of right factors: one or two. A gated MLP has one of each weight, and half the columns."""
     num_stages: int
-    """Steps along K that there is shared memory for."""
+    """Steps along K, of 128 bytes, that there is shared memory for."""
+
+
+def options(groups, blocks, output_itemsize, shared_memory):
+    """With as many stages as there is room for beside what is stored, a block of each group."""
+    step = (groups * 64 + blocks * 128) * 128
+    room = shared_memory - 1024 - groups * 64 * 128 * output_itemsize
+    return Options(groups, blocks, min(room // step, 6))
 
 
 def takes(k, n, itemsize, output_itemsize):
@@ -35,61 +42,64 @@ def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
     """Launch ``kernels.fp8_gemm``.
 
     :param a: (M, K); ``b`` (N, K), the right factor transposed.
-    :param a_scale: What ``fp8.check_scale`` returned, of the matrix or of each row; ``b_scale`` likewise.
+    :param a_scale: What ``fp8.check_scale`` returned; ``b_scale`` likewise.
     """
     from ntops.kernels import products_hopper as kernels
 
-    rows, columns = kernels.ROWS.value, kernels.COLUMNS.value
+    scales = [_scales(*one) for one in (a_scale, b_scale)]
     _launch(
         kernels.fp8_gemm,
         chosen,
         output,
-        chosen.blocks * columns,
-        (_descriptor(_copied(a), rows, 128), _descriptor(_copied(b), columns, 128)),
-        (_scales(a_scale), _scales(b_scale)),
-        -(-a.shape[1] // 128),
-        (bool(a_scale[1]), bool(b_scale[1]), chosen.groups, chosen.num_stages, chosen.blocks),
+        chosen.blocks * 128,
+        (_descriptor(_copied(a), 64, 128), _descriptor(_copied(b), 128, 128)),
+        (found for found, _ in scales),
+        (-(-a.shape[1] // 128), *(step for _, step in scales)),
+        (
+            *(bool(one[1]) for one in (a_scale, b_scale)),
+            bool(a_scale[2] or b_scale[2]),
+            *(chosen.groups, chosen.num_stages, chosen.blocks),
+        ),
     )
 
 
-def _scales(scale):
-    """One scale, or one for each row, contiguous."""
-    matrix, step, _ = scale
-    return matrix.contiguous() if step else matrix
+def _scales(scale, row_stride, block_stride):
+    """One scale, or one for each row, contiguous; and how far those of the next block are."""
+    if not row_stride:
+        return scale, 0
+
+    return scale.mT.contiguous() if block_stride else scale.contiguous(), scale.shape[0] if block_stride else 0
 
 
 def fused_gated_mlp(chosen, output, x, gate, up, activation):
     """Launch ``kernels.fused_gated_mlp`` of matrices."""
     from ntops.kernels import products_hopper as kernels
 
-    rows, columns = kernels.ROWS.value, kernels.COLUMNS.value
     _launch(
         kernels.fused_gated_mlp,
         chosen,
         output,
-        columns,
-        (_descriptor(_copied(x), rows, 64), *(_descriptor(_copied(weight), columns, 64) for weight in (gate, up))),
+        128,
+        (_descriptor(_copied(x), 64, 64), *(_descriptor(_copied(weight), 128, 64) for weight in (gate, up))),
         (),
-        -(-x.shape[1] // 64),
+        (-(-x.shape[1] // 64),),
         (activation, chosen.num_stages),
     )
 
 
 def _launch(kernel, chosen, output, width, factors, scales, steps, constants):
-    from ntops.kernels import products_hopper as kernels
-
     (m, n), device = output.shape, output.device
-    tiles = -(-m // (chosen.groups * kernels.ROWS.value)) * -(-n // width)
+    tiles = -(-m // (chosen.groups * 64)) * -(-n // width)
 
     with on_device(device):
         repetition.launch(
             kernel,
             (min(tiles, choice.device(device.index or 0).multiprocessors),),
             {"num_warps": 4, "maxnreg": REGISTERS[chosen.groups]},
-            _descriptor(output, kernels.ROWS.value, kernels.COLUMNS.value),
+            _descriptor(output, 64, 128),
             *factors,
             *scales,
-            *(m, n, steps),
+            *(m, n, *steps),
             *constants,
             _TALL,
         )

@@ -73,12 +73,13 @@ def norm_and_rotate(
         x0, x1 = _pairs(row, head, kept, PAIRS, INTERLEAVED, DTYPE)
         cosine = tl.load(cos + position * step_cos * 16 + pair).to(DTYPE)
         sine = tl.load(sin + position * step_sin * 16 + pair).to(DTYPE)
-        mean = tl.sum(tl.sum(x0 * x0 + x1 * x1, 1), 0) / columns
+        mean = tl.sum(tl.sum(tl.fma(x0, x0, x1 * x1), 1), 0) / columns
         scale = 1 / tl.sqrt_rn(mean + eps.to(DTYPE))
         n0 = x0 * scale * w0
         n1 = x1 * scale * w1
-        first = (n0 * cosine - n1 * sine).to(output.dtype.element_ty)
-        second = (n0 * sine + n1 * cosine).to(output.dtype.element_ty)
+        # Which of the products is fused is said, since compilers choose by layout.
+        first = tl.fma(n0, cosine, -(n1 * sine)).to(output.dtype.element_ty)
+        second = tl.fma(n0, sine, n1 * cosine).to(output.dtype.element_ty)
         places = output + number.to(tl.int64) * columns + head
 
         if INTERLEAVED:

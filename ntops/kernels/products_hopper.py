@@ -16,20 +16,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra import libdevice
 
-ROWS = gl.constexpr(64)
-"""The rows of a group of warps: those of the one instruction for products that four warps have together."""
+from ntops.kernels import persistent_mm
+from ntops.kernels.attention_hopper import ROWS, _barriers
+
 COLUMNS = gl.constexpr(128)
 """The columns of a block of a right factor."""
-
-
-@gluon.jit
-def _place(tile, tiles_m, tiles_n, TALL: gl.constexpr):
-    """The row and column of a tile. Tiles that are computed together share factors: TALL down, then one to the
-    right."""
-    first = tile // (TALL * tiles_n) * TALL
-    rows = gl.minimum(tiles_m - first, TALL)
-    inside = tile % (TALL * tiles_n)
-    return first + inside % rows, inside // rows
+_place = gluon.jit(persistent_mm._place.fn)
 
 
 @gluon.jit
@@ -46,7 +38,7 @@ def _load(
 ):
     """The warp that loads: of each step along K the rows of each group, and one or two blocks of right factors.
 
-    :param WIDTH: Columns of a tile of the result. Where it is that of all blocks, they lie side by side in one matrix.
+    :param WIDTH: Columns of a tile of the result. Where it is that of two blocks, they lie side by side.
     """
     left, right, other = factors
     lefts, rights = memory
@@ -57,7 +49,7 @@ def _load(
     taken = 0
 
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
+        _, tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
         row = tile_m * (GROUPS * ROWS)
         column = tile_n * WIDTH
 
@@ -91,12 +83,9 @@ def _store(output, staged, values, row, column):
 
 
 @gluon.jit
-def _scales_of(scales, shape, row, column, step, BY_ROW: gl.constexpr, BY_COLUMN: gl.constexpr, layout: gl.constexpr):
-    """The scales of a block's rows and columns, or of the matrices, for a step along K."""
-    a_scale, b_scale, step_a, step_b = scales
+def _scales(a_scale, b_scale, shape, row, column, BY_ROW: gl.constexpr, BY_COLUMN: gl.constexpr, layout: gl.constexpr):
+    """The scales of a block's rows and of its columns, or of the matrices."""
     M, N = shape
-    a_scale += step.to(gl.int64) * step_a
-    b_scale += step.to(gl.int64) * step_b
 
     if BY_ROW:
         m = row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
@@ -127,7 +116,8 @@ def _add_up(
     GROUP: gl.constexpr,
 ):
     """A group of warps of ``fp8_gemm``: 128 terms at a time are multiplied, and added to the others in float32."""
-    memory, staged, barriers, sizes, scales, shape = given
+    memory, staged, barriers, sizes, shape, scales = given
+    a_scale, b_scale, step_a, step_b = scales
     lefts, rights = memory
     full, empty = barriers
     tiles_m, tiles_n, steps = sizes
@@ -137,7 +127,7 @@ def _add_up(
     taken = 0
 
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
+        _, tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
         row = tile_m * (GROUPS * ROWS) + GROUP * ROWS
         column = tile_n * (BLOCKS * COLUMNS)
         near = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
@@ -153,9 +143,11 @@ def _add_up(
                 product = warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
 
                 if BLOCKED:
-                    of_rows, of_columns = _scales_of(
-                        scales, shape, row, column + block * COLUMNS, step, BY_ROW, BY_COLUMN, layout
-                    )
+                    # These come while the tensor cores are busy.
+                    a_scales = a_scale + step.to(gl.int64) * step_a
+                    b_scales = b_scale + step.to(gl.int64) * step_b
+                    first = column + block * COLUMNS
+                    of_rows, of_columns = _scales(a_scales, b_scales, shape, row, first, BY_ROW, BY_COLUMN, layout)
 
                 terms = warpgroup_mma_wait(0, deps=[product])
 
@@ -177,23 +169,12 @@ def _add_up(
             first = column + block * COLUMNS
 
             if not BLOCKED:
-                of_rows, of_columns = _scales_of(scales, shape, row, first, taken * 0, BY_ROW, BY_COLUMN, layout)
+                of_rows, of_columns = _scales(a_scale, b_scale, shape, row, first, BY_ROW, BY_COLUMN, layout)
                 sums *= of_rows * of_columns
 
             _store(output, own, sums, row, first)
 
     tma.store_wait(0)
-
-
-@gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that wait for as many arrivals each."""
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-
-    return barriers
 
 
 @gluon.jit(do_not_specialize=["M", "N", "steps", "step_a", "step_b"])
@@ -222,6 +203,7 @@ def fp8_gemm(
     :param a: One of (M, K), 8-bit, in blocks of (64, 128).
     :param b: One of the transposed right factor, (N, K), in blocks of (128, 128).
     :param a_scale: BY_ROW one for each row of ``a``, or one; ``b_scale``, BY_COLUMN, likewise.
+    :param step_a: BLOCKED, how far the scales for the next 128 terms are from these; ``step_b`` likewise.
     :param steps: K in steps of 128.
     """
     memory = (
@@ -233,11 +215,9 @@ def fp8_gemm(
     fence_async_shared()
     WIDTH: gl.constexpr = BLOCKS * COLUMNS
     sizes = (gl.cdiv(M, GROUPS * ROWS), gl.cdiv(N, WIDTH), steps)
-    scales = (a_scale, b_scale, step_a, step_b)
     shape = (M, N)
     factors = (a, b, b)
-
-    given = (memory, staged, barriers, sizes, scales, shape)
+    given = (memory, staged, barriers, sizes, shape, (a_scale, b_scale, step_a, step_b))
 
     # Registers of a thread: the first group has what the others leave, as many as another group.
     if GROUPS == 2:
@@ -302,7 +282,7 @@ def _gate(
     taken = 0
 
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
+        _, tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
         stage = taken % STAGES
         mbarrier.wait(full.index(stage), taken // STAGES % 2)
         product = warpgroup_mma(
