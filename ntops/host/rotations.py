@@ -7,7 +7,7 @@ import torch
 from ntops.host import repetition
 from ntops.host.configuration import heuristic
 from ntops.host.iteration import contiguous_strides, specialize
-from ntops.host.launch import next_power_of_2, on_device
+from ntops.host.launch import multiprocessors, next_power_of_2, on_device
 from ntops.host.norms import walkable
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.host.rows import LONGEST_TILE
@@ -17,6 +17,10 @@ from ntops.torch.utils import Config, make
 # A tile of 4096 elements, of which a thread has 32.
 _TILE = 2048
 
+_RESIDENT = 16
+"""Warps of ``normed_rotation`` that a multiprocessor has registers for."""
+_STAGES = 3
+"""Rows that each of its programs has there or on the way."""
 _APART = (("output", "rotated"), ("x0", "x1"), ("w0", "w1"))
 
 
@@ -94,7 +98,7 @@ def config(heads, pairs, compute_dtype, interleaved):
     return Config(blocks, 4 if width <= 4096 else 8 if width <= 8192 else 16), looped, whole
 
 
-def warps(heads, pairs, compute_dtype):
+def _warps(heads, pairs, compute_dtype):
     """The warps of a program for rows of so many heads of so many pairs by ``normed_rotation``; 0 where it does not
     take them."""
     columns = 2 * next_power_of_2(heads) * pairs
@@ -119,19 +123,22 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
     # Of a table of the full width one half says all.
     step = 2 if interleaved and cos.shape[1] != pairs else 1
     tables = [walkable(table[:length, : step * pairs : step], 1) for table in (cos, sin)]
-    num_warps = warps(shape[2], pairs, compute_dtype)
+    num_warps = _warps(shape[2], pairs, compute_dtype)
 
     if num_warps:
+        rows = batch * length
+        programs = _RESIDENT // num_warps * multiprocessors(x.device.index or 0)
+
         with on_device(x.device):
             repetition.launch(
                 normed_rotation.norm_and_rotate,
-                (batch * length,),
+                (min(rows, programs),),
                 {"num_warps": num_warps},
                 output,
                 x,
                 weight,
                 *tables,
-                *(batch * length, length),
+                *(rows, length),
                 *(stride // 16 for stride in (*x.stride()[:2], *(table.stride(0) for table in tables))),
                 eps,
                 shape[2],
@@ -139,7 +146,7 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
                 pairs,
                 interleaved,
                 TRITON_DTYPES[compute_dtype],
-                1,
+                _STAGES,
             )
 
         return output
