@@ -264,7 +264,8 @@ def config(m, n, native, blocked, shared_memory, multiprocessors, hopper=False, 
         return products_hopper.options(*min(known, key=computed), output_itemsize, shared_memory)
 
     if not native:
-        block_m, block_n, num_warps, num_stages = 64, 64, 4, 2
+        # With 4 warps, addresses of rows that lie anywhere and scales of blocks are more than sm_80 has registers for.
+        block_m, block_n, num_warps, num_stages = 64, 64, 8, 2
     elif m <= 64 or n <= 64 or tiles < multiprocessors:
         # Tensor cores of sm_90 take 64 rows at least. 128 x 4096 x 4096: 12.7, with 4 stages 15 (torch 16.4), and as
         # tiles of 128 x 128 22.7.
