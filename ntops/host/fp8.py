@@ -250,7 +250,7 @@ def config(m, n, native, blocked, shared_memory, multiprocessors, hopper=False, 
     """
     tiles = -(-m // 128) * -(-n // 128)
 
-    if hopper and 2 * tiles >= multiprocessors:
+    if hopper and m > 64 and 2 * tiles >= multiprocessors:
         # 4096^3 and 8192^3: 108 and 797 (torch 105 and 772), 113 and 762, 111 and 832. Each scaled block of terms takes
         # registers that a second block of columns would have.
         known = ((2, 1),) if blocked else ((2, 2), (3, 1), (2, 1))

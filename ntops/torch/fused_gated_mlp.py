@@ -77,15 +77,16 @@ def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
 def _config(m, n, k, dtype, ieee, limit, multiprocessors, hopper):
     """The options of the form for Hopper, or the configuration of a product with twice the columns, half of whose tiles
     are of the gate; K is not split."""
-    if hopper and 2 * -(-m // 128) * -(-n // 128) >= multiprocessors:
-        # us on an H200 (two products of cuBLAS, of which nothing is computed): 4096 x 4096 x 14336 1238 (1214), and
-        # 4096 x 8192 x 28672 5032 (5067).
+    # us on an H200 beside two products of cuBLAS, which leave the rest to be done.
+    if hopper and m > 16 and 2 * -(-m // 128) * -(-n // 128) >= multiprocessors:
+        # 4096 x 4096 x 14336: 1238 (1214). 128 x 4096 x 14336: 70.4 (70.8), by the other form 75.6.
         return products_hopper.options(2, 2, dtype.itemsize, limit)
 
     chosen = config.__wrapped__(m, 2 * n, k, dtype, ieee, limit, 0)
 
-    if chosen.block_m == 16 and dtype.itemsize == 2:
-        # Three programs share a multiprocessor: 16 x 4096 x 14336 61.2 us, with 4 stages 70.9 (two products 65.2).
+    if chosen.block_m == 16 and dtype.itemsize == 2 and -(-2 * n // chosen.block_n) <= 4 * multiprocessors:
+        # With 3 stages a multiprocessor has room for three programs, of 4 for two. About one turn of all of them:
+        # 16 x 4096 x 14336 61 and 71 (65); several turns: 16 x 8192 x 28672 281 and 238 (232).
         chosen = dataclasses.replace(chosen, num_stages=3)
 
     tiles = -(-m // chosen.block_m)
