@@ -66,9 +66,9 @@ def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
 def _scales(scale, row_stride, block_stride):
     """One scale, or one for each row, contiguous; and how far those of the next block are."""
     if not row_stride:
-        return scale, 0
+        return scale, block_stride
 
-    return scale.mT.contiguous() if block_stride else scale.contiguous(), scale.shape[0] if block_stride else 0
+    return (scale.mT.contiguous(), scale.shape[0]) if block_stride else (scale[:, 0].contiguous(), 0)
 
 
 def fused_gated_mlp(chosen, output, x, gate, up, activation):
@@ -107,12 +107,11 @@ def _launch(kernel, chosen, output, width, factors, scales, steps, constants):
 
 def _copied(matrix):
     """The matrix, or a copy of it that a descriptor can be of: with rows of multiples of 16 bytes."""
-    size = matrix.element_size()
-    fits = matrix.stride(1) == 1 and (matrix.shape[0] == 1 or matrix.stride(0) >= matrix.shape[1])
-    aligned = matrix.data_ptr() % 16 == 0 and matrix.stride(0) * size % 16 == 0
+    size, (step, unit) = matrix.element_size(), matrix.stride()
+    fits = unit == 1 and step >= matrix.shape[1] and step * size % 16 == 0 and matrix.data_ptr() % 16 == 0
 
     # A contiguous one may begin anywhere.
-    return matrix if fits and aligned else matrix.clone(memory_format=torch.contiguous_format)
+    return matrix if fits else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def _descriptor(matrix, rows, columns):

@@ -3,6 +3,18 @@
 A program computes tiles one after the other. Two or three groups of four warps take 64 rows of a tile each, and one
 warp has the Tensor Memory Accelerator fetch what comes next: while a group is busy with something else, such as adding
 up or storing, the tensor cores have the products of the other one, and loads go on from one tile to the next.
+
+Median us on an H200 (Triton 3.6, bf16 results), each line of one run:
+
+=================================== ===== ============================ ==============
+                                     this                        torch the other form
+=================================== ===== ============================ ==============
+fp8_gemm 4096^3, scales of rows       108                          105            160
+8192^3                                762                          772           1195
+4096^3, scales of blocks              243    272, as a bfloat16 product            349
+fused_gated_mlp 4096 x 4096 x 14336  1238 1358; two products alone 1214           1567
+4096 x 8192 x 28672                  5032 5360; two products alone 5067           6705
+=================================== ===== ============================ ==============
 """
 
 from triton.experimental import gluon

@@ -121,6 +121,18 @@ def test_scales_of_blocks(forms, shape, forced):
 
 
 @hopper
+@pytest.mark.parametrize("forced", [(2, 1)], indirect=True, ids=str)
+def test_scales_that_are_expanded(forced):
+    a, b, _, b_scale = operands(100, 264, 528)
+    by_block = random(1, 5, dtype=torch.float32, seed=3).abs() + 0.5
+
+    for scale in (by_block.expand(100, 5), by_block[:, :1].expand(100, 1), b_scale[:100].expand(100, 5)):
+        wanted = fp8_gemm(a, b.mT, scale.contiguous(), b_scale.mT, torch.float32)
+        assert_product(wanted, a, b, scale.contiguous(), b_scale)
+        torch.testing.assert_close(fp8_gemm(a, b.mT, scale, b_scale.mT, torch.float32), wanted, rtol=1e-5, atol=1e-3)
+
+
+@hopper
 @TILES
 def test_terms_are_added_up_in_float32(forced):
     """Of one sign and many: what tensor cores cut off would add up."""
