@@ -1,9 +1,9 @@
 """Root mean square norm of a row of heads, then rotation of each head, in Triton: heads of a power of two.
 
 NineToothed's form of it is ``fused_rmsnorm_rope.premake``, which takes rows of any heads. There each of eight tensors
-has places and masks of its own to be worked out, 864 instructions of a warp for each row where this has some 400; and
-here the next rows are on the way while one is computed. On an H200 4 x 4096 rows of 4096 bf16 take 74 us and of 8192 144
-(a copy 66 and 127), where those of the other form take 81 and 161.
+has places and masks of its own to be worked out, 864 instructions for a row's warps where these here are 528; and here
+the next rows are on the way while one is computed. On an H200 4 x 4096 rows of 4096 bf16 take 74 us, and of 8192 144 (a
+copy 66 and 127), where those of the other form take 81 and 161.
 """
 
 import triton
