@@ -268,8 +268,8 @@ def config(m, n, native, blocked, shared_memory, multiprocessors, hopper=False, 
         block_m, block_n, num_warps, num_stages = 64, 64, 8, 2
     elif m <= 64 or n <= 64 or tiles < multiprocessors:
         # Tensor cores of sm_90 take 64 rows at least. 128 x 4096 x 4096: 12.7, with 4 stages 15 (torch 16.4), and as
-        # tiles of 128 x 128 22.7.
-        block_m, block_n, num_warps, num_stages = 64, 64, 4, 6
+        # tiles of 128 x 128 22.7. Of rows that lie anywhere, 6 stages have more addresses than sm_100 has registers.
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 6 if hopper else 4
     else:
         # Each thread has 64 registers for the sum, and 64 for the 128 terms that are added to it.
         block_m, block_n, num_warps, num_stages = 128, 128, 8, 4
