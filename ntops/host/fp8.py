@@ -235,12 +235,13 @@ class Options:
 
 
 @heuristic(("m", "n"), ((64, 64), (512, 4096), (2048, 2048), (4096, 4096), (8192, 8192)))
-def config(m, n, native, blocked, shared_memory, multiprocessors, hopper=False, output_itemsize=2):
+def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hopper=False, output_itemsize=2):
     """The options of a product: ``Options``, or those of the form for Hopper. Figures are us on an H200, of scales of
     rows and a bf16 result.
 
     :param m: Rows of the result.
     :param n: Columns of the result.
+    :param aligned: Whether rows of the factors are loaded 16 bytes at a time.
     :param native: Whether the GPU multiplies fp8, not float16 that is made of it.
     :param blocked: Whether a scale changes along K.
     :param shared_memory: What a program can have on the device, in bytes.
@@ -264,12 +265,14 @@ def config(m, n, native, blocked, shared_memory, multiprocessors, hopper=False, 
         return products_hopper.options(*min(known, key=computed), output_itemsize, shared_memory)
 
     if not native:
-        # With 4 warps, addresses of rows that lie anywhere and scales of blocks are more than sm_80 has registers for.
         block_m, block_n, num_warps, num_stages = 64, 64, 8, 2
+    elif not aligned:
+        # Each byte has an address. Of these, and of scales of blocks, 4 warps have not the registers.
+        block_m, block_n, num_warps, num_stages = 64, 64, 8, 4
     elif m <= 64 or n <= 64 or tiles < multiprocessors:
         # Tensor cores of sm_90 take 64 rows at least. 128 x 4096 x 4096: 12.7, with 4 stages 15 (torch 16.4), and as
-        # tiles of 128 x 128 22.7. Of rows that lie anywhere, 6 stages have more addresses than sm_100 has registers.
-        block_m, block_n, num_warps, num_stages = 64, 64, 4, 6 if hopper else 4
+        # tiles of 128 x 128 22.7.
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 6
     else:
         # Each thread has 64 registers for the sum, and 64 for the 128 terms that are added to it.
         block_m, block_n, num_warps, num_stages = 128, 128, 8, 4
@@ -294,10 +297,14 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
 
     # 8-bit operands of tensor cores lie along K.
     left, right = _matrix(a), _matrix(b.mT)
+
+    if k % 16 == 0:
+        left, right = products_hopper.aligned(left), products_hopper.aligned(right)
+
     native, blocked = has_fp8(), bool(a_scale[2] or b_scale[2])
     hopper = settled("hopper", products_hopper.takes(k, n, 1, out_dtype.itemsize))
     limits = shared_memory(index), multiprocessors(index)
-    chosen = config(m, n, native, blocked, *limits, hopper, out_dtype.itemsize)
+    chosen = config(m, n, k % 16 == 0, native, blocked, *limits, hopper, out_dtype.itemsize)
 
     if isinstance(chosen, products_hopper.Options):
         products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)

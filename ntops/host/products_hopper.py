@@ -41,7 +41,7 @@ def takes(k, n, itemsize, output_itemsize):
 def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
     """Launch ``kernels.fp8_gemm``.
 
-    :param a: (M, K); ``b`` (N, K), the right factor transposed.
+    :param a: (M, K), and ``b`` (N, K), the right factor transposed, as ``aligned`` returns them.
     :param a_scale: What ``fp8.check_scale`` returned; ``b_scale`` likewise.
     """
     from ntops.kernels import products_hopper as kernels
@@ -52,7 +52,7 @@ def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
         chosen,
         output,
         chosen.blocks * 128,
-        (_descriptor(_copied(a), 64, 128), _descriptor(_copied(b), 128, 128)),
+        (_descriptor(a, 64, 128), _descriptor(b, 128, 128)),
         (found for found, _ in scales),
         (-(-a.shape[1] // 128), *(step for _, step in scales)),
         (
@@ -80,7 +80,7 @@ def fused_gated_mlp(chosen, output, x, gate, up, activation):
         chosen,
         output,
         128,
-        (_descriptor(_copied(x), 64, 64), *(_descriptor(_copied(weight), 128, 64) for weight in (gate, up))),
+        (_descriptor(aligned(x), 64, 64), *(_descriptor(aligned(weight), 128, 64) for weight in (gate, up))),
         (),
         (-(-x.shape[1] // 64),),
         (activation, chosen.num_stages),
@@ -105,8 +105,9 @@ def _launch(kernel, chosen, output, width, factors, scales, steps, constants):
         )
 
 
-def _copied(matrix):
-    """The matrix, or a copy of it that a descriptor can be of: with rows of multiples of 16 bytes."""
+def aligned(matrix):
+    """The matrix, of rows of a multiple of 16 bytes, or a copy of it that has them begin at such: what a descriptor can
+    be of."""
     size, (step, unit) = matrix.element_size(), matrix.stride()
     fits = unit == 1 and step >= matrix.shape[1] and step * size % 16 == 0 and matrix.data_ptr() % 16 == 0
 

@@ -26,7 +26,7 @@ def random(*shape, dtype=HALF, seed=0):
 
 
 def test_large_calls_that_it_takes_have_it_and_a_fixed_configuration_may_be_any_of_both_forms():
-    for choose, rest in ((fp8.config, (True, False, *LIMITS)), (gated._config, (4096, HALF, False, *LIMITS))):
+    for choose, rest in ((fp8.config, (True, True, False, *LIMITS)), (gated._config, (4096, HALF, False, *LIMITS))):
         known = choose.alternatives(1, 1, *rest, True)
         assert {type(one) is products_hopper.Options for one in known} == {True, False}
         assert choose(4096, 4096, *rest, True) in known
