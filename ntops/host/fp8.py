@@ -80,6 +80,11 @@ def check_scale(scale, name, tensor, transposed=False):
         return scale, 0, 0
 
     rows = scale.mT if transposed else scale.reshape(-1, scale.shape[-1])
+
+    if any(size > 1 and stride == 0 for size, stride in zip(rows.shape, rows.stride(), strict=True)):
+        # Taken as those of its shape are: one for each 128 terms is another sum than one for all of them.
+        rows = rows.contiguous()
+
     return rows, rows.stride(0), rows.stride(1) if rows.shape[1] > 1 else 0
 
 
