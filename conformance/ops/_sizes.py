@@ -10,6 +10,8 @@ LONG_COLUMNS = (16385, 20000)
 """Rows that kernels walk tile by tile."""
 LONG_HEADS = ((130, 64), (263, 32), (9, 1000))
 """Heads and pairs of a head of rows that are walked likewise; so are half as many heads of float64."""
+MODEL_HEADS = ((8, 64), (17, 32), (32, 16))
+"""Heads and pairs of a head of rows that are not walked."""
 PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
 """M, K and N of a matrix product, and M * N * K."""
 PRODUCT_MODEST = 70

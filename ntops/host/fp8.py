@@ -1,11 +1,14 @@
 """FP8: the forms of scales, configurations and the launch of quantization and products."""
 
+import dataclasses
+
 import torch
 
-from ntops.host import repetition
+from ntops.host import products_hopper, repetition
 from ntops.host.arguments import check_tensor, common_device
+from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides
-from ntops.host.launch import has_fp8, next_power_of_2, on_device, shared_memory
+from ntops.host.launch import has_fp8, multiprocessors, next_power_of_2, on_device, shared_memory
 from ntops.kernels import fp8 as kernels
 from ntops.torch.utils import get_default_num_stages, get_default_num_warps
 
@@ -77,6 +80,11 @@ def check_scale(scale, name, tensor, transposed=False):
         return scale, 0, 0
 
     rows = scale.mT if transposed else scale.reshape(-1, scale.shape[-1])
+
+    if any(size > 1 and stride == 0 for size, stride in zip(rows.shape, rows.stride(), strict=True)):
+        # Taken as those of its shape are: one for each 128 terms is another sum than one for all of them.
+        rows = rows.contiguous()
+
     return rows, rows.stride(0), rows.stride(1) if rows.shape[1] > 1 else 0
 
 
@@ -130,6 +138,11 @@ def quantize(tensor, scale, dtype, granularity):
     matrix = tensor.contiguous().view(1, -1) if whole else _matrix(tensor)
     rows, columns = matrix.shape
     source, partial, chunks = "given" if found is None else "tile", scale[0], 1
+
+    if by_block and found is not None and matrix.is_contiguous() and columns % BLOCK == 0:
+        # Each block is a row of its own, and tiles are what lies together.
+        matrix, scale, by_block = matrix.view(-1, BLOCK), (found, 1, 0), False
+        rows, columns = matrix.shape
 
     with on_device(device):
         if by_block:
@@ -216,24 +229,61 @@ def _launch(kernel, programs, elements, *args):
     repetition.launch(kernel, (programs,), {"num_warps": _warps(elements)}, *args)
 
 
-def config(m, n, native, shared_memory):
-    """Block sizes, warps and stages of a product.
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How a product is computed by the kernel that runs everywhere."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+@heuristic(("m", "n"), ((64, 64), (512, 4096), (2048, 2048), (4096, 4096), (8192, 8192)))
+def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hopper=False, output_itemsize=2):
+    """The options of a product: ``Options``, or those of the form for Hopper. Figures are us on an H200, of scales of
+    rows and a bf16 result.
 
     :param m: Rows of the result.
     :param n: Columns of the result.
+    :param aligned: Whether rows of the factors are loaded 16 bytes at a time.
     :param native: Whether the GPU multiplies fp8, not float16 that is made of it.
+    :param blocked: Whether a scale changes along K.
     :param shared_memory: What a program can have on the device, in bytes.
+    :param multiprocessors: How many the device has.
+    :param hopper: Whether there may be the form for Hopper.
+    :param output_itemsize: Bytes of an element of the result.
     """
+    tiles = -(-m // 128) * -(-n // 128)
+
+    if hopper and m > 64 and 2 * tiles >= multiprocessors:
+        # 4096^3 and 8192^3: 108 and 797 (torch 105 and 772), 113 and 762, 111 and 832. Each scaled block of terms takes
+        # registers that a second block of columns would have.
+        known = ((2, 1),) if blocked else ((2, 2), (3, 1), (2, 1))
+
+        def computed(tile):
+            rows, columns = tile[0] * 64, tile[1] * 128
+            turns = -(-(-(-m // rows) * -(-n // columns)) // multiprocessors)
+            return turns * rows * columns
+
+        # The tile of which the last ones leave the fewest multiprocessors idle.
+        return products_hopper.options(*min(known, key=computed), output_itemsize, shared_memory)
+
     if not native:
-        block_m, block_n, num_warps, num_stages = 64, 64, 4, 2
-    elif m <= 64 or n <= 64:
-        # Tensor cores of sm_90 take 64 rows at least.
-        block_m, block_n, num_warps, num_stages = 64, 64, 4, 4
+        block_m, block_n, num_warps, num_stages = 64, 64, 8, 2
+    elif not aligned:
+        # Each byte has an address. Of these, and of scales of blocks, 4 warps have not the registers.
+        block_m, block_n, num_warps, num_stages = 64, 64, 8, 4
+    elif m <= 64 or n <= 64 or tiles < multiprocessors:
+        # Tensor cores of sm_90 take 64 rows at least. 128 x 4096 x 4096: 12.7, with 4 stages 15 (torch 16.4), and as
+        # tiles of 128 x 128 22.7.
+        block_m, block_n, num_warps, num_stages = 64, 64, 4, 6
     else:
         # Each thread has 64 registers for the sum, and 64 for the 128 terms that are added to it.
         block_m, block_n, num_warps, num_stages = 128, 128, 8, 4
 
-    return block_m, block_n, num_warps, max(min(num_stages, shared_memory // ((block_m + block_n) * BLOCK)), 1)
+    num_stages = max(min(num_stages, shared_memory // ((block_m + block_n) * BLOCK)), 1)
+    return Options(block_m, block_n, num_warps, num_stages)
 
 
 def gemm(a, b, a_scale, b_scale, out_dtype):
@@ -245,22 +295,35 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
     if not output.numel():
         return output
 
-    if not a.shape[1]:
+    k, index = a.shape[1], device.index or 0
+
+    if not k:
         return output.zero_()
 
     # 8-bit operands of tensor cores lie along K.
     left, right = _matrix(a), _matrix(b.mT)
-    native = has_fp8()
-    block_m, block_n, num_warps, num_stages = config(m, n, native, shared_memory(device.index or 0))
+
+    if k % 16 == 0:
+        left, right = products_hopper.aligned(left), products_hopper.aligned(right)
+
+    native, blocked = has_fp8(), bool(a_scale[2] or b_scale[2])
+    hopper = settled("hopper", products_hopper.takes(k, n, 1, out_dtype.itemsize))
+    limits = shared_memory(index), multiprocessors(index)
+    chosen = config(m, n, k % 16 == 0, native, blocked, *limits, hopper, out_dtype.itemsize)
+
+    if isinstance(chosen, products_hopper.Options):
+        products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)
+        return output
+
     options = {
-        "num_warps": get_default_num_warps() or num_warps,
-        "num_stages": get_default_num_stages() or num_stages,
+        "num_warps": get_default_num_warps() or chosen.num_warps,
+        "num_stages": get_default_num_stages() or chosen.num_stages,
     }
 
     with on_device(device):
         repetition.launch(
             kernels.gemm,
-            (-(-m // block_m) * -(-n // block_n),),
+            (-(-m // chosen.block_m) * -(-n // chosen.block_n),),
             options,
             output,
             _bits(left),
@@ -269,7 +332,7 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
             b_scale[0],
             m,
             n,
-            a.shape[1],
+            k,
             left.stride(0),
             right.stride(0),
             *a_scale[1:],
@@ -277,11 +340,11 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
             a.dtype is torch.float8_e4m3fn,
             b.dtype is torch.float8_e4m3fn,
             native,
-            bool(a_scale[2] or b_scale[2]),
-            a.shape[1] % BLOCK == 0,
+            blocked,
+            k % BLOCK == 0,
             8,
-            block_m,
-            block_n,
+            chosen.block_m,
+            chosen.block_n,
         )
 
     return output

@@ -76,13 +76,18 @@ def _scale_of(amax, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def _quotient(values, scale):
+def _quotient(values, scale, GIVEN: tl.constexpr):
     """values / scale by the reciprocal, a division for each scale and not for each element."""
     reciprocal = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
     values = values.to(tl.float32)
-    # Of a scale that a caller gives as 0: 0 divided by it stays 0, not NaN.
-    by_zero = tl.abs(reciprocal) == float("inf")
-    return tl.where((values == 0.0) & by_zero[:, None], values, values * reciprocal[:, None])
+    quotient = values * reciprocal[:, None]
+
+    if GIVEN:
+        # Of a scale that a caller gives as 0: 0 divided by it stays 0, not NaN.
+        by_zero = tl.abs(reciprocal) == float("inf")
+        quotient = tl.where((values == 0.0) & by_zero[:, None], values, quotient)
+
+    return quotient
 
 
 @triton.jit
@@ -154,7 +159,7 @@ def quantize(
         found = _scale_of(amax, LARGEST)
         tl.store(scales, found, mask=writes)
 
-    encoded = encode(_quotient(values, found), E4M3, NATIVE)
+    encoded = encode(_quotient(values, found, SOURCE == "given"), E4M3, NATIVE)
     tl.store(output + (row * columns)[:, None] + column[None, :], encoded, mask=kept)
 
 

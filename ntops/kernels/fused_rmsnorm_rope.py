@@ -43,25 +43,26 @@ def arrangement(*tensors, block_rows=None, block_heads=None, block_pairs=None, i
 def application(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, compute_dtype):
     n0 = ntl.cast(x0, compute_dtype)
     n1 = ntl.cast(x1, compute_dtype)
-    squares = ntl.sum(ntl.sum(n0 * n0 + n1 * n1, axis=2), axis=1)
+    squares = ntl.sum(ntl.sum(ntl.fma(n0, n0, n1 * n1), axis=2), axis=1)
     scale = 1 / ntl.sqrt(squares / ntl.cast(count, compute_dtype) + ntl.cast(eps, compute_dtype))
     n0 = n0 * scale[:, None, None] * ntl.cast(w0, compute_dtype)
     n1 = n1 * scale[:, None, None] * ntl.cast(w1, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
-    output = ntl.cast(n0 * cosine - n1 * sine, output.dtype)
-    rotated = ntl.cast(n0 * sine + n1 * cosine, rotated.dtype)
+    # Which of the products is fused is said, since compilers choose by layout.
+    output = ntl.cast(ntl.fma(n0, cosine, -(n1 * sine)), output.dtype)
+    rotated = ntl.cast(ntl.fma(n0, sine, n1 * cosine), rotated.dtype)
 
 
 def application_looped(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, compute_dtype):
     n0 = ntl.cast(x0[0], compute_dtype)
     n1 = ntl.cast(x1[0], compute_dtype)
-    squares = n0 * n0 + n1 * n1
+    squares = ntl.fma(n0, n0, n1 * n1)
 
     for i in range(1, x0.shape[0]):
         n0 = ntl.cast(x0[i], compute_dtype)
         n1 = ntl.cast(x1[i], compute_dtype)
-        squares += n0 * n0 + n1 * n1
+        squares += ntl.fma(n0, n0, n1 * n1)
 
     mean = ntl.sum(ntl.sum(squares, axis=2), axis=1) / ntl.cast(count, compute_dtype)
     scale = 1 / ntl.sqrt(mean + ntl.cast(eps, compute_dtype))
@@ -71,8 +72,8 @@ def application_looped(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, co
     for i in range(output.shape[0]):
         n0 = ntl.cast(x0[i], compute_dtype) * scale[:, None, None] * ntl.cast(w0[i], compute_dtype)
         n1 = ntl.cast(x1[i], compute_dtype) * scale[:, None, None] * ntl.cast(w1[i], compute_dtype)
-        output[i] = ntl.cast(n0 * cosine - n1 * sine, output.dtype.dtype)
-        rotated[i] = ntl.cast(n0 * sine + n1 * cosine, rotated.dtype.dtype)
+        output[i] = ntl.cast(ntl.fma(n0, cosine, -(n1 * sine)), output.dtype.dtype)
+        rotated[i] = ntl.cast(ntl.fma(n0, sine, n1 * cosine), rotated.dtype.dtype)
 
 
 def application_interleaved(output, input, weight, cos, sin, count, eps, compute_dtype):
@@ -85,7 +86,8 @@ def application_interleaved(output, input, weight, cos, sin, count, eps, compute
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
     # Loaded and stored as they lie, 16 bytes at a time: elements two apart would be loaded one by one.
-    output = ntl.cast(ntl.interleave(n0 * cosine - n1 * sine, n0 * sine + n1 * cosine), output.dtype)
+    turned = ntl.interleave(ntl.fma(n0, cosine, -(n1 * sine)), ntl.fma(n0, sine, n1 * cosine))
+    output = ntl.cast(turned, output.dtype)
 
 
 def premake(

@@ -68,6 +68,14 @@ def test_products_with_scales_of_any_two_forms(forms, native):
     )
 
 
+def test_scales_that_are_expanded_change_no_bit():
+    a, b = random(1, 1000), random(1000, 1, seed=1)
+    # Of each 128 terms a sum is -0 or 0, of all of them -0.
+    scale = torch.tensor([[-0.0]], device=DEVICE).expand(8, 1)
+    found, wanted = (fp8_gemm(a, b, b_scale=one) for one in (scale, scale.contiguous()))
+    assert torch.equal(found.view(torch.int16), wanted.view(torch.int16))
+
+
 @pytest.mark.parametrize("value", [0.0, 1.5, -3e-5, 6e4])
 @pytest.mark.parametrize("granularity", fp8.GRANULARITIES)
 @pytest.mark.parametrize("dtype", HALF)
