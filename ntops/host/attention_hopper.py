@@ -6,7 +6,7 @@ from ntops._runtime import INTERPRETED
 from ntops.host import repetition
 from ntops.host.launch import is_hopper, on_device
 
-REGISTERS = {2: 168, 4: 96}
+REGISTERS = {2: 168, 3: 128, 4: 96}
 """What a thread starts with, as many as all can have, by the number of groups of warps. Then these take those of the
 warp that loads."""
 

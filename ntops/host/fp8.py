@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from ntops.host import products_hopper, repetition
+from ntops.host import fused_products_hopper, repetition
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides
@@ -267,7 +267,7 @@ def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hoppe
             return turns * rows * columns
 
         # The tile of which the last ones leave the fewest multiprocessors idle.
-        return products_hopper.options(*min(known, key=computed), output_itemsize, shared_memory)
+        return fused_products_hopper.options(*min(known, key=computed), output_itemsize, shared_memory)
 
     if not native:
         block_m, block_n, num_warps, num_stages = 64, 64, 8, 2
@@ -304,15 +304,15 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
     left, right = _matrix(a), _matrix(b.mT)
 
     if k % 16 == 0:
-        left, right = products_hopper.aligned(left), products_hopper.aligned(right)
+        left, right = fused_products_hopper.aligned(left), fused_products_hopper.aligned(right)
 
     native, blocked = has_fp8(), bool(a_scale[2] or b_scale[2])
-    hopper = settled("hopper", products_hopper.takes(k, n, 1, out_dtype.itemsize))
+    hopper = settled("hopper", fused_products_hopper.takes(k, n, 1, out_dtype.itemsize))
     limits = shared_memory(index), multiprocessors(index)
     chosen = config(m, n, k % 16 == 0, native, blocked, *limits, hopper, out_dtype.itemsize)
 
-    if isinstance(chosen, products_hopper.Options):
-        products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)
+    if isinstance(chosen, fused_products_hopper.Options):
+        fused_products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)
         return output
 
     options = {

@@ -2,7 +2,7 @@ import dataclasses
 
 import torch
 
-from ntops.host import products_hopper, repetition
+from ntops.host import fused_products_hopper, repetition
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides, specialize
 from ntops.host.launch import multiprocessors, on_device, shared_memory
@@ -80,7 +80,7 @@ def _config(m, n, k, dtype, ieee, limit, multiprocessors, hopper):
     # us on an H200 beside two products of cuBLAS, which leave the rest to be done.
     if hopper and m > 16 and 2 * -(-m // 128) * -(-n // 128) >= multiprocessors:
         # 4096 x 4096 x 14336: 1238 (1214). 128 x 4096 x 14336: 70.4 (70.8), by the other form 75.6.
-        return products_hopper.options(2, 2, dtype.itemsize, limit)
+        return fused_products_hopper.options(2, 2, dtype.itemsize, limit)
 
     chosen = config.__wrapped__(m, 2 * n, k, dtype, ieee, limit, 0)
 
@@ -105,13 +105,13 @@ def _launch(output, x, gate_weight, up_weight, activation):
     dtype, index = x.dtype, output.device.index or 0
     ieee = torch.get_float32_matmul_precision() == "highest"
     rows, columns, terms = x.shape[:-1].numel(), output.shape[-1], x.shape[-1]
-    hopper = settled("hopper", dtype.itemsize == 2 and products_hopper.takes(terms, columns, 2, 2))
+    hopper = settled("hopper", dtype.itemsize == 2 and fused_products_hopper.takes(terms, columns, 2, 2))
     limits = shared_memory(index), multiprocessors(index)
     chosen = _config(rows, columns, terms, dtype, ieee, *limits, hopper)
     output, x = output.view(rows, columns), x.reshape(rows, terms)
 
-    if isinstance(chosen, products_hopper.Options):
-        products_hopper.fused_gated_mlp(chosen, output, x, gate_weight, up_weight, activation)
+    if isinstance(chosen, fused_products_hopper.Options):
+        fused_products_hopper.fused_gated_mlp(chosen, output, x, gate_weight, up_weight, activation)
         return
 
     if _contiguous_dim(gate_weight) != _contiguous_dim(up_weight):

@@ -28,12 +28,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra import libdevice
 
-from ntops.kernels import persistent_mm
-from ntops.kernels.attention_hopper import ROWS, _barriers
+from ntops.kernels.attention_hopper import ROWS
+from ntops.kernels.hopper import make_barriers, place_of
 
 COLUMNS = gl.constexpr(128)
 """The columns of a block of a right factor."""
-_place = gluon.jit(persistent_mm._place.fn)
 
 
 @gluon.jit
@@ -46,7 +45,6 @@ def _load(
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
     WIDTH: gl.constexpr,
-    TALL: gl.constexpr,
 ):
     """The warp that loads: of each step along K the rows of each group, and one or two blocks of right factors.
 
@@ -61,7 +59,7 @@ def _load(
     taken = 0
 
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        _, tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
+        _, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         row = tile_m * (GROUPS * ROWS)
         column = tile_n * WIDTH
 
@@ -124,7 +122,6 @@ def _add_up(
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
-    TALL: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """A group of warps of ``fp8_gemm``: 128 terms at a time are multiplied, and added to the others in float32."""
@@ -139,7 +136,7 @@ def _add_up(
     taken = 0
 
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        _, tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
+        _, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         row = tile_m * (GROUPS * ROWS) + GROUP * ROWS
         column = tile_n * (BLOCKS * COLUMNS)
         near = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
@@ -207,7 +204,6 @@ def fp8_gemm(
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
-    TALL: gl.constexpr,
 ):
     """``a @ b`` times scales, tile by tile of GROUPS * 64 rows and BLOCKS * 128 columns.
 
@@ -223,7 +219,7 @@ def fp8_gemm(
         gl.allocate_shared_memory(b.dtype, [STAGES * BLOCKS, COLUMNS, b.block_type.shape[1]], b.layout),
     )
     staged = gl.allocate_shared_memory(output.dtype, [GROUPS, ROWS, COLUMNS], output.layout)
-    barriers = (_barriers(STAGES, 1), _barriers(STAGES, GROUPS))
+    barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS))
     fence_async_shared()
     WIDTH: gl.constexpr = BLOCKS * COLUMNS
     sizes = (gl.cdiv(M, GROUPS * ROWS), gl.cdiv(N, WIDTH), steps)
@@ -235,9 +231,9 @@ def fp8_gemm(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 2, STAGES, BLOCKS, TALL, 0)),
-                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 2, STAGES, BLOCKS, TALL, 1)),
-                (_load, (factors, memory, barriers, sizes, 2, STAGES, BLOCKS, WIDTH, TALL)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 2, STAGES, BLOCKS, 0)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 2, STAGES, BLOCKS, 1)),
+                (_load, (factors, memory, barriers, sizes, 2, STAGES, BLOCKS, WIDTH)),
             ],
             [4, 1],
             [240, 24],
@@ -245,10 +241,10 @@ def fp8_gemm(
     else:
         gl.warp_specialize(
             [
-                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, TALL, 0)),
-                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, TALL, 1)),
-                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, TALL, 2)),
-                (_load, (factors, memory, barriers, sizes, 3, STAGES, BLOCKS, WIDTH, TALL)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, 0)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, 1)),
+                (_add_up, (output, given, BY_ROW, BY_COLUMN, BLOCKED, 3, STAGES, BLOCKS, 2)),
+                (_load, (factors, memory, barriers, sizes, 3, STAGES, BLOCKS, WIDTH)),
             ],
             [4, 4, 1],
             [160, 160, 24],
@@ -277,7 +273,6 @@ def _gate(
     sizes,
     ACTIVATION: gl.constexpr,
     STAGES: gl.constexpr,
-    TALL: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """A group of warps of ``fused_gated_mlp``: one product of its rows with a block of gate and one of up, which lie
@@ -294,7 +289,7 @@ def _gate(
     taken = 0
 
     for tile in range(gl.program_id(0), tiles_m * tiles_n, gl.num_programs(0)):
-        _, tile_m, tile_n = _place(tile, tiles_m, tiles_n, TALL)
+        _, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         stage = taken % STAGES
         mbarrier.wait(full.index(stage), taken // STAGES % 2)
         product = warpgroup_mma(
@@ -327,9 +322,7 @@ def _gate(
 
 
 @gluon.jit(do_not_specialize=["M", "N", "steps"])
-def fused_gated_mlp(
-    output, x, gate, up, M, N, steps, ACTIVATION: gl.constexpr, STAGES: gl.constexpr, TALL: gl.constexpr
-):
+def fused_gated_mlp(output, x, gate, up, M, N, steps, ACTIVATION: gl.constexpr, STAGES: gl.constexpr):
     """``act(x @ gate.T) * (x @ up.T)``, tile by tile of 128 rows and columns.
 
     :param output: A descriptor of (M, N) in blocks of (64, 128).
@@ -342,14 +335,14 @@ def fused_gated_mlp(
         gl.allocate_shared_memory(gate.dtype, [STAGES * 2, COLUMNS, gate.block_type.shape[1]], gate.layout),
     )
     staged = gl.allocate_shared_memory(output.dtype, [2, ROWS, COLUMNS], output.layout)
-    barriers = (_barriers(STAGES, 1), _barriers(STAGES, 2))
+    barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, 2))
     fence_async_shared()
     sizes = (gl.cdiv(M, 2 * ROWS), gl.cdiv(N, COLUMNS), steps)
     gl.warp_specialize(
         [
-            (_gate, (output, memory, staged, barriers, sizes, ACTIVATION, STAGES, TALL, 0)),
-            (_gate, (output, memory, staged, barriers, sizes, ACTIVATION, STAGES, TALL, 1)),
-            (_load, ((x, gate, up), memory, barriers, sizes, 2, STAGES, 2, COLUMNS, TALL)),
+            (_gate, (output, memory, staged, barriers, sizes, ACTIVATION, STAGES, 0)),
+            (_gate, (output, memory, staged, barriers, sizes, ACTIVATION, STAGES, 1)),
+            (_load, ((x, gate, up), memory, barriers, sizes, 2, STAGES, 2, COLUMNS)),
         ],
         [4, 1],
         [240, 24],

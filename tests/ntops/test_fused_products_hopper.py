@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from ntops.host import configuration, fp8, products_hopper
+from ntops.host import configuration, fp8, fused_products_hopper
 from ntops.torch import dequantize_fp8, fp8_gemm, fused_gated_mlp, quantize_fp8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -28,19 +28,19 @@ def random(*shape, dtype=HALF, seed=0):
 def test_large_calls_that_it_takes_have_it_and_a_fixed_configuration_may_be_any_of_both_forms():
     for choose, rest in ((fp8.config, (True, True, False, *LIMITS)), (gated._config, (4096, HALF, False, *LIMITS))):
         known = choose.alternatives(1, 1, *rest, True)
-        assert {type(one) is products_hopper.Options for one in known} == {True, False}
+        assert {type(one) is fused_products_hopper.Options for one in known} == {True, False}
         assert choose(4096, 4096, *rest, True) in known
-        assert type(choose(4096, 4096, *rest, True)) is products_hopper.Options
-        assert type(choose(4096, 4096, *rest, False)) is not products_hopper.Options
-        assert type(choose(16, 4096, *rest, True)) is not products_hopper.Options
+        assert type(choose(4096, 4096, *rest, True)) is fused_products_hopper.Options
+        assert type(choose(4096, 4096, *rest, False)) is not fused_products_hopper.Options
+        assert type(choose(16, 4096, *rest, True)) is not fused_products_hopper.Options
 
 
 @hopper
 def test_what_it_takes_depends_on_no_layout():
-    assert products_hopper.takes(64, 8, 2, 2)
-    assert not products_hopper.takes(60, 8, 2, 2)
-    assert not products_hopper.takes(64, 12, 1, 2)
-    assert not products_hopper.takes(0, 8, 2, 2)
+    assert fused_products_hopper.takes(64, 8, 2, 2)
+    assert not fused_products_hopper.takes(60, 8, 2, 2)
+    assert not fused_products_hopper.takes(64, 12, 1, 2)
+    assert not fused_products_hopper.takes(0, 8, 2, 2)
 
 
 # --- on a GPU ------------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def forced(monkeypatch, request):
 
     def options(*args):
         assert args[-1] is True or args[-2] is True, "the form takes the call"
-        return products_hopper.options(*tile, 4, LIMITS[0])
+        return fused_products_hopper.options(*tile, 4, LIMITS[0])
 
     tile = getattr(request, "param", (2, 2))
     monkeypatch.setattr(fp8, "config", options)

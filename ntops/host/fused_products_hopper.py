@@ -9,9 +9,6 @@ from ntops.host import choice, repetition
 from ntops.host.attention_hopper import REGISTERS
 from ntops.host.launch import is_hopper, on_device
 
-_TALL = 8
-"""Tiles that lie below each other and are computed together."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -44,7 +41,7 @@ def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
     :param a: (M, K), and ``b`` (N, K), the right factor transposed, as ``aligned`` returns them.
     :param a_scale: What ``fp8.check_scale`` returned; ``b_scale`` likewise.
     """
-    from ntops.kernels import products_hopper as kernels
+    from ntops.kernels import fused_products_hopper as kernels
 
     scales = [_scales(*one) for one in (a_scale, b_scale)]
     _launch(
@@ -73,7 +70,7 @@ def _scales(scale, row_stride, block_stride):
 
 def fused_gated_mlp(chosen, output, x, gate, up, activation):
     """Launch ``kernels.fused_gated_mlp`` of matrices."""
-    from ntops.kernels import products_hopper as kernels
+    from ntops.kernels import fused_products_hopper as kernels
 
     _launch(
         kernels.fused_gated_mlp,
@@ -101,7 +98,6 @@ def _launch(kernel, chosen, output, width, factors, scales, steps, constants):
             *scales,
             *(m, n, *steps),
             *constants,
-            _TALL,
         )
 
 
