@@ -55,4 +55,7 @@ def premake(
     )
     variant = application_looped if looped else application
 
-    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, ("weight",))
+    # Whoever calls a kernel that was built ahead of time says which rows the parameters have.
+    parameters = () if dtype else ("weight",)
+
+    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters)
