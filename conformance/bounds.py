@@ -300,9 +300,11 @@ FP8_PRODUCT = 2.0**-10
 
 def fp8_product(magnitude: np.ndarray, cut_off: np.ndarray, ties: np.ndarray, terms: int) -> np.ndarray:
     """``magnitude`` is sum |terms|, ``cut_off`` what sums of 128 terms may lose in 14 bits, ``ties`` what elements that
-    lie between two 8-bit numbers change. Each 128 terms are scaled, which may underflow."""
-    underflow = (terms / 128 + 1) * FORMATS[torch.float32].subnormal
-    return np.maximum(FP8_PRODUCT * magnitude, cut_off) + ties + underflow
+    lie between two 8-bit numbers change. Each 128 terms are scaled, which may underflow. What is cut off comes before
+    that: two scales are multiplied, a sum with the product, and the sums are added up, all in float32."""
+    form, blocks = FORMATS[torch.float32], -(-terms // 128)
+    underflow = (terms / 128 + 1) * form.subnormal
+    return np.maximum(FP8_PRODUCT * magnitude, cut_off + (2 + blocks) * form.unit * magnitude) + ties + underflow
 
 
 # --- norms -------------------------------------------------------------------------------------------------------

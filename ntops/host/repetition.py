@@ -144,8 +144,13 @@ def launch(kernel, grid, options, *args):
     """Launch a kernel of Triton, and record it where the call is recorded.
 
     :param grid: Three numbers of programs, or fewer.
-    :param options: What Triton's launch takes by keyword.
+    :param options: What Triton's launch takes by keyword; no parameter of the kernel.
+    :raises TypeError: ``args`` are not one for each parameter.
     """
+    # What is recorded is launched with these alone.
+    if isinstance(kernel, JITFunction) and len(args) != len(kernel.arg_names):
+        raise TypeError(f"{len(args)} arguments for the {len(kernel.arg_names)} parameters of {kernel.__name__}")
+
     compiled = kernel[grid](*args, **options)
 
     if _local.recording is not None:

@@ -204,15 +204,10 @@ def _walk(kernel, views, numbers, options):
     # A few whole tiles are compiled in: layer_norm of 4096 x 16384 bfloat16 takes 69 us on an H200, else 86 us. The
     # softmax of half types is faster without: 1024 x 65536 85 us and 105 us.
     unrolled = columns % tile == 0 and columns <= 16 * tile and not (len(views) == 2 and output.dtype.itemsize == 2)
-    options = {
-        "TILE": tile,
-        "TILES": columns // tile if unrolled else 0,
-        "num_warps": get_default_num_warps() or options.num_warps,
-    }
     repetition.launch(
         kernel,
         (output.shape[0],),
-        options,
+        {"num_warps": get_default_num_warps() or options.num_warps},
         output,
         input,
         *parameters,
@@ -221,4 +216,6 @@ def _walk(kernel, views, numbers, options):
         input.stride(0),
         *map(float, numbers.values()),
         *present,
+        tile,
+        columns // tile if unrolled else 0,
     )

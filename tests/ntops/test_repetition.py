@@ -30,6 +30,7 @@ class _Compiled:
 class _Kernel(repetition.JITFunction):
     def __init__(self):
         self.compiled = _Compiled()
+        self.arg_names, self.__name__ = ["output", "input", "count", "number"], "plus"
 
     def __getitem__(self, grid):
         def launch(output, input, count, number):
@@ -363,3 +364,11 @@ def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
     monkeypatch.setattr(repetition.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     plus(torch.zeros(4))
     assert len(calls) == 2
+
+
+def test_a_parameter_by_keyword_is_refused(kernel):
+    """It would be lacking when the call is repeated."""
+    tensor = torch.zeros(3)
+
+    with pytest.raises(TypeError, match="3 arguments for the 4 parameters of plus"):
+        repetition.launch(kernel, (7,), {"number": 1.0}, tensor, tensor, 3)
