@@ -283,6 +283,8 @@ class _Collector:
             # Not where something was saved.
             with contextlib.suppress(OSError):
                 options.save_to.rmdir()
+        # At once: a run that is stopped while coverage is counted keeps what it found.
+        self._write_metrics()
         # What few cases leave out is no news.
         if options.settings.max_examples >= PROFILES["ci"].max_examples:
             self.coverage = self.tally.coverage.coverage()
@@ -308,16 +310,22 @@ class _Collector:
         for found in self.low:
             terminalreporter.line(coverage.complaint(found), red=True)
         if options.metrics is not None:
-            about = {
-                "implementation": options.implementation,
-                "device": options.child.about.device,
-                "profile": options.profile,
-                "max_examples": options.settings.max_examples,
-                "seed": options.seed,
-                "checks": list(options.checks or CHECKS),
-            }
-            corpus.write(options.metrics, metrics.document(tally.sorted(), about, self.coverage))
+            self._write_metrics()
             terminalreporter.line(f"metrics written to {options.metrics}")
+
+    def _write_metrics(self) -> None:
+        options = self.options
+        if options.metrics is None or not self.tally.records:
+            return
+        about = {
+            "implementation": options.implementation,
+            "device": options.child.about.device,
+            "profile": options.profile,
+            "max_examples": options.settings.max_examples,
+            "seed": options.seed,
+            "checks": list(options.checks or CHECKS),
+        }
+        corpus.write(options.metrics, metrics.document(self.tally.sorted(), about, self.coverage))
 
 
 def _op(path: Path) -> str | None:
