@@ -287,7 +287,9 @@ class _Collector:
         self._write_metrics()
         # What few cases leave out is no news.
         if options.settings.max_examples >= PROFILES["ci"].max_examples:
-            self.coverage = self.tally.coverage.coverage()
+            # By now the workers have ended.
+            processes = getattr(session.config.option, "numprocesses", None) or 1
+            self.coverage = self.tally.coverage.coverage(processes)
         if options.floor:
             self.low = coverage.below_floor(self.tally.coverage, self.coverage)
         if (self.killed or self.low) and session.exitstatus == pytest.ExitCode.OK:

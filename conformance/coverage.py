@@ -7,8 +7,10 @@ Counted are the calls that torch takes. A pair is two features of different grou
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import itertools
 import math
+import multiprocessing
 from collections.abc import Iterable
 
 import msgspec
@@ -19,6 +21,8 @@ from conformance.cases import Case
 
 FLOOR = 0.94
 """The share of feasible pairs of each op that the ci profile has to hit."""
+FEW = 4
+"""So many ops are counted before other processes would have started."""
 
 
 class Seen(msgspec.Struct):
@@ -76,9 +80,16 @@ class Counter:
         for other in seen:
             self._op(other.op).merge(other)
 
-    def coverage(self) -> list[Coverage]:
-        """Of every op with a search that came to its end."""
-        return [one.coverage() for _, one in sorted(self._ops.items()) if one.dtypes]
+    def coverage(self, processes: int = 1) -> list[Coverage]:
+        """Of every op with a search that came to its end; counted in so many processes, a second or more for each."""
+        seen = [one for one in self.seen() if one.dtypes]
+        if processes < 2 or len(seen) < FEW:
+            return [*map(_counted, seen)]
+        # Not forked: this process may have threads.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
+            return list(pool.map(_counted, seen))
 
     def hits(self, op: str, first: str, second: str) -> bool:
         """Whether a case of the op had both features."""
@@ -90,6 +101,12 @@ class Counter:
 
     def _op(self, op: str) -> _Op:
         return self._ops.setdefault(op, _Op(op))
+
+
+def _counted(seen: Seen) -> Coverage:
+    op = _Op(seen.op)
+    op.merge(seen)
+    return op.coverage()
 
 
 class _Op:
