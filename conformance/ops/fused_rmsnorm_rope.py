@@ -220,7 +220,8 @@ def expected(call: Call) -> Expected:
         squares = (rows**2).sum(axis=1, keepdims=True)
         scale = squares / rows.shape[1] + eps
         whole = norms.in_range(np.abs(rows).sum(axis=1, keepdims=True), squares, scale, dtype)
-        normalized = rows / np.sqrt(scale) * w
+        scaled = rows / np.sqrt(scale)
+        normalized = scaled * w
         own, other = normalized * c, normalized[:, partner] * s * sign
         value = own + other
         kept = _in_range(normalized, rows, w, dtype)
@@ -229,7 +230,8 @@ def expected(call: Call) -> Expected:
         # What underflows, and only that, is a zero whose product with an infinity is NaN.
         form = bounds.FORMATS[compute]
         faint = (np.abs(normalized) <= form.subnormal * (1 + np.abs(w))) & (rows != 0) & (w != 0)
-        judged &= ~(np.isinf(c) & faint) & ~(np.isinf(s) & faint[:, partner])
+        lost = np.isinf(w) & (scaled != 0) & (np.abs(scaled) < torch.finfo(compute).tiny)
+        judged &= ~(np.isinf(c) & faint | lost) & ~(np.isinf(s) & faint[:, partner] | lost[:, partner])
         if dtype == torch.float64:
             affine = (w, w[partner], c, s)
             precise = _precise(mpmath.mpf(eps), partner, sign)

@@ -118,6 +118,11 @@ def test_what_underflows_before_an_infinite_table_is_not_judged():
     tables = torch.tensor([[math.inf]]), torch.tensor([[0.0]])
     found = NORM.expected(Call((x, weight, *tables), {"head_dim": 2}, None))
     assert found.judged.flatten().tolist() == [False, True]
+    # Nor what does so before an infinite weight, in both elements of the pair.
+    x, weight = torch.tensor([[[1e-38, 1.0, 1.0, 1.0]]]), torch.tensor([math.inf, 1.0, 1.0, 1.0])
+    tables = torch.tensor([[1.0]]), torch.tensor([[0.5]])
+    found = NORM.expected(Call((x, weight, *tables), {"head_dim": 2}, None))
+    assert found.judged.flatten().tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
