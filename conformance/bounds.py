@@ -321,7 +321,7 @@ def layer_norm(
     is multiplied with."""
     form = FORMATS[compute_dtype(dtype)]
     error = difference(size, dtype) * rstd * np.abs(weight) + NORM * form.unit * (np.abs(bias) + np.abs(value))
-    return error + form.subnormal * ((1 + np.abs(weight)) / 2)
+    return error + _underflow(weight, form)
 
 
 def difference(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -333,7 +333,13 @@ def difference(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def rms_norm(value: np.ndarray, weight: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Products and a quotient of numbers of one sign; what underflows before it meets the weight, as for layer_norm."""
     form = FORMATS[compute_dtype(dtype)]
-    return NORM * form.unit * np.abs(value) + form.subnormal * ((1 + np.abs(weight)) / 2)
+    return NORM * form.unit * np.abs(value) + _underflow(weight, form)
+
+
+def _underflow(weight: np.ndarray, form: Format) -> np.ndarray:
+    """Half a step of the subnormals before the weight, times that, and half a one after it. Of float64 there is no half
+    a step here: a whole one."""
+    return np.maximum(form.subnormal * ((1 + np.abs(weight)) / 2), FORMATS[torch.float64].subnormal)
 
 
 # --- dropout and rotations ---------------------------------------------------------------------------------------
