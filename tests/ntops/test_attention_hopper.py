@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from attention_definition import DEVICE, assert_attends, random
+from attention_definition import assert_attends, random
+from hopper import hopper
 
 import ntops
 from ntops.host import attention, attention_hopper, choice
@@ -13,8 +14,6 @@ from ntops.kernels.scaled_dot_product_attention import CausalVariant
 OP = "scaled_dot_product_attention"
 H200 = choice.Device(232448, 132)
 attend = ntops.torch.scaled_dot_product_attention
-IS_HOPPER = DEVICE == "cuda" and torch.cuda.get_device_capability() == (9, 0)
-hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs an H100 or H200")
 CONFIGS = [pytest.param(dim, one, id=f"{dim}-{one}") for dim, known in attention.HOPPER_SPACE.items() for one in known]
 PORTABLE = attention.Config(64, 64, 1, 4, 2)
 

@@ -24,7 +24,8 @@ def test_the_forms_agree(interleaved, heads, monkeypatch):
     assert all(torch.equal(one, found[0]) for one in found)
     monkeypatch.setattr(rotations, "_warps", lambda *arguments: 0)
     other = rotations.norm_and_rotate(x, weight, cos, sin, 1e-6, 16, interleaved)
-    torch.testing.assert_close(found[0], other, rtol=2**-7, atol=2**-9)
+    # Each is rounded to bfloat16 once, so that they are neighbours at most.
+    torch.testing.assert_close(found[0], other, rtol=2**-7, atol=2**-20)
 
 
 def test_which_rows_it_takes():

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 import torch
+from hopper import hopper
 
 import ntops.torch
 from ntops.host import choice, mm_hopper, products
@@ -112,8 +113,6 @@ def test_what_is_repeated_along_a_batch_is_copied_once(tf32):
 # --- the form for Hopper -----------------------------------------------------------------------------------------
 
 H200 = choice.Device(232448, 132)
-IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs an H100 or H200")
 
 
 # Of tiles as they are, of turned ones, and of those that are stored in parts.
