@@ -282,6 +282,11 @@ def _masked_rows_of_groups(case: Case) -> bool:
     return bool((~added if mask.dtype == "bool" else added == -math.inf).all(-1).any())
 
 
+def _float32_mask_of_half(case: Case) -> bool:
+    mask = case.kwargs.get("attn_mask")
+    return isinstance(mask, TensorSpec) and mask.dtype == "float32" and _specs(case)[0].dtype in dtype_names.HALF
+
+
 def _scale_not_positive(case: Case) -> bool:
     causal = case.kwargs.get("is_causal") is True
     return (_number(case.kwargs.get("scale", 1)) or 0) <= 0 and (causal or _specs(case)[0].dtype in dtype_names.HALF)
@@ -556,6 +561,19 @@ DEVIATIONS: tuple[Deviation, ...] = (
             op="scaled_dot_product_attention",
             args=tuple(_tensor("float32", 1, 1, length, 8) for length in (3, 5, 5)),
             kwargs={"attn_mask": _tensor("float32", 3, 5, specials=(Special(14, "max"),))},
+        ),
+    ),
+    Deviation(
+        "float32 masks in attention of half types",
+        "cuDNN, which torch chooses for some of them, reads the words of the mask as numbers of the query's dtype",
+        ops=("scaled_dot_product_attention",),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_float32_mask_of_half,
+        case=Case(
+            op="scaled_dot_product_attention",
+            args=tuple(_tensor("float16", 1, 1, length, 32) for length in (27, 24, 24)),
+            kwargs={"attn_mask": _tensor("float32", 27, 24)},
         ),
     ),
     Deviation(
