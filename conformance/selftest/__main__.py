@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: --json {options.json}: there is no folder {options.json.parent}", file=sys.stderr)
         return BAD_INPUT
     controlled = 0 if options.defect else options.controls
+    if options.controls_only:
+        chosen = {op: [] for op in chosen}
     results, tallies = run(chosen, controlled, options.seed, options.n, Console(stderr=True))
     print("\n".join(report.tables(results, tallies)))
     if options.json is not None:
@@ -56,11 +58,11 @@ def run(
     ops = sorted(chosen, key=lambda op: -len(chosen[op]))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("planted defects", total=sum(map(len, chosen.values())))
+        task = progress.add_task("operators", total=len(ops))
         for found in workers.study({op: [d.name for d in chosen[op]] for op in ops}, controlled, seed, processes):
             results.extend(found[0])
             tallies.extend(found[1])
-            progress.advance(task, len(found[0]))
+            progress.advance(task)
     order = {name: number for number, name in enumerate(bank.bank())}
     return sorted(results, key=lambda r: order[r.name]), sorted(tallies, key=lambda t: (t.name, t.op))
 
@@ -81,7 +83,9 @@ def _chosen(ops: Sequence[str] | None, names: Sequence[str] | None) -> dict[str,
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance.selftest", description=__doc__)
     parser.add_argument("--op", action="append", metavar="NAME", help="this op only; repeatable")
-    parser.add_argument("--defect", action="append", metavar="NAME", help="this defect only, no controls; repeatable")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--defect", action="append", metavar="NAME", help="this defect only, no controls; repeatable")
+    what.add_argument("--controls-only", action="store_true", help="no defects, which take most of the time")
     number = "cases for each right implementation of each op; 0: none (default: %(default)s)"
     parser.add_argument("--controls", type=int, default=CONTROLLED, metavar="N", help=number)
     parser.add_argument("--seed", type=int, default=0, help="of the cases (default: %(default)s, as in CI)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,13 +20,9 @@ def is_clean(results: Sequence[Result], controls: Sequence[Control]) -> bool:
 def tables(results: Sequence[Result], controls: Sequence[Control]) -> list[str]:
     """Defects by op and by check, the right implementations, and each survivor and false alarm by name."""
     head = ("planted", "caught", "rate", "median", "most", "longest")
-    lines = [
-        *_table(("op", *head), _rows(results, lambda result: result.op)),
-        "",
-        *_table(("check", *head), _rows(results, lambda result: result.check)),
-        "",
-        *_table(("kind", *head), _rows(results, lambda result: result.kind)),
-    ]
+    lines = []
+    for key in ("op", "check", "kind") if results else ():
+        lines += [*_table((key, *head), _rows(results, operator.attrgetter(key))), ""]
     if controls:
         names = sorted({control.name for control in controls})
         rows = [[control for control in controls if control.name == name] for name in names]
@@ -33,20 +30,19 @@ def tables(results: Sequence[Result], controls: Sequence[Control]) -> list[str]:
             (name, len(row), sum(c.cases for c in row), sum(c.deviations for c in row), sum(c.alarms for c in row))
             for name, row in zip(names, rows, strict=True)
         ]
-        lines += ["", *_table(("control", "ops", "cases", "known deviations", "false alarms"), columns)]
+        lines += [*_table(("control", "ops", "cases", "known deviations", "false alarms"), columns), ""]
     for result in results:
         if not result.killed:
             seen = f"; it failed {', '.join(result.otherwise)}" if result.otherwise else ""
             what = f"{result.check} does not see {result.about!r} in {result.examples} cases{seen}"
-            lines += ["", f"SURVIVED {result.name}: {what}"]
+            lines += [f"SURVIVED {result.name}: {what}", ""]
     for control in controls:
         if control.case is not None:
             case = messages.call(control.case)
-            lines += ["", f"FALSE ALARM {control.name}, {control.alarms} times: {case}\n  {control.message}"]
+            lines += [f"FALSE ALARM {control.name}, {control.alarms} times: {case}\n  {control.message}", ""]
     caught, alarms = sum(result.killed for result in results), sum(control.alarms for control in controls)
     judged = sum(control.cases for control in controls)
-    lines += ["", f"{caught} of {len(results)} defects caught, {alarms} false alarms in {judged} cases"]
-    return lines
+    return [*lines, f"{caught} of {len(results)} defects caught, {alarms} false alarms in {judged} cases"]
 
 
 def as_json(about: Mapping[str, object], results: Sequence[Result], controls: Sequence[Control]) -> bytes:

@@ -211,7 +211,8 @@ def study_op(
     if controlled <= ci.max_examples * dtypes:
         return study(op, defects, implementations, ci, controlled=controlled, seed=seed, note=note)
     # The profile has fewer cases than are to be controlled; defects get no more than those.
-    more = hypothesis.settings(ci, max_examples=-(-controlled // dtypes))
+    # Half as many again are drawn as are judged, since a third may have been drawn before.
+    more = hypothesis.settings(ci, max_examples=-(-3 * controlled // (2 * dtypes)))
     found, _ = study(op, defects, (), ci, seed=seed, note=note)
     return found, study(op, (), implementations, more, controlled=controlled, seed=seed, note=note)[1]
 

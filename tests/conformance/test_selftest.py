@@ -139,6 +139,17 @@ def test_command_and_what_ends_its_process(tmp_path, capsys):
     assert found["versions"]["torch"] == torch.__version__
 
 
+def test_controls_alone_get_as_many_cases_as_are_asked_for(tmp_path, capsys):
+    """Though the profile has fewer."""
+    file, asked = tmp_path / "found.json", PROFILES["ci"].max_examples * len(registry()["dequantize_fp8"].dtypes) + 20
+    command = ["--op", "dequantize_fp8", "--controls-only", "--controls", str(asked), "-n", "1", "--json", str(file)]
+    assert command_line.main(command) == 0
+    assert f"0 of 0 defects caught, 0 false alarms in {asked} cases" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert found["defects"] == []
+    assert [(one["name"], one["cases"]) for one in found["controls"]] == [("float64, rounded once", asked)]
+
+
 class Dying:
     """In place of a pool of one process: it dies whenever it is to judge torch."""
 
