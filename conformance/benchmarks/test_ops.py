@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
+import conformance.implementations
 from conformance import cases, runner
 from conformance import spec as specs
 from conformance.benchmarks import _rows
@@ -65,9 +67,11 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[str, Implementation | None]:
     """What is timed, ours first; None stands for torch.compile of the reference."""
     peers = pytestconfig.getoption("--peer") or ([TORCH, COMPILED] if device.type == "cuda" else [TORCH])
-    names = dict.fromkeys([pytestconfig.getoption("--implementation"), *peers])
+    names = {pytestconfig.getoption("--implementation"): pytestconfig.getoption("--implementation")}
+    for peer in peers:
+        names.setdefault(peer.removeprefix(f"{conformance.implementations.__name__}."), peer)
     try:
-        return {name: None if name == COMPILED else load(name) for name in names}
+        return {short: None if name == COMPILED else load(name) for short, name in names.items()}
     except ImplementationError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -159,6 +163,23 @@ def functions(
     return found
 
 
+def answering(
+    found: dict[str, Callable[..., Any]], ours: str, inputs: _rows.Inputs, check: Callable[..., None]
+) -> tuple[dict[str, Callable[..., Any]], str]:
+    """Ours and the peers that answer the call rightly; and what the others did, which are not to end our row."""
+    args, kwargs = inputs
+    kept, notes = {}, []
+    for name, function in found.items():
+        if name != ours:
+            try:
+                check(name, function(*args, **kwargs), args, kwargs)
+            except Exception as error:  # noqa: BLE001 - another library's mistake, of any kind
+                notes.append(textwrap.shorten(f"without {name}: {type(error).__name__}: {error}", 160))
+                continue
+        kept[name] = function
+    return kept, "; ".join(notes)
+
+
 def floor(row: Benchmark, ceilings: dict[str, float]) -> float | None:
     """Seconds that the row takes at least at this chip's measured rates: the slower of moving and computing."""
     if not ceilings:
@@ -191,10 +212,10 @@ def test_ops(
     with torch.no_grad(), _tf32(), warnings.catch_warnings(action="ignore"):
         if not benchmark.enabled:  # Compiles all, and looks at what it computes.
             args, kwargs = inputs[0]
-            benchmark.pedantic(
-                lambda: [check(name, call(*args, **kwargs), args, kwargs) for name, call in found.items()]
-            )
+            benchmark.pedantic(lambda: check(ours, found[ours](*args, **kwargs), args, kwargs))
+            answering(found, ours, inputs[0], check)
             return
+        found, missing = answering(found, ours, inputs[0], check)
         limits = (20, 200) if device.type == "cuda" else (5, 50)
         seconds = pytestconfig.getoption("--seconds")
         device_times = times = timing.interleaved(found, inputs, refresh, check, seconds=seconds, rounds=limits)
@@ -216,7 +237,7 @@ def test_ops(
         "median": times[ours].median,
         "interval": timing.median_interval(times[ours].seconds),
         "device_median": device_times[ours].median if device.type == "cuda" else None,
-        "note": times[ours].note,
+        "note": "; ".join(note for note in (times[ours].note, missing) if note),
         "floor": least,
         "share": least / times[ours].median if least and times is device_times else None,
         "ceilings": ceilings,

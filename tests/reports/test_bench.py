@@ -86,6 +86,15 @@ def test_work_that_was_not_done_is_an_error(tmp_path):
     assert "need not hold its result yet" in done.stdout
 
 
+def test_a_peer_that_does_not_answer_is_left_out_and_named(tmp_path):
+    (tmp_path / "poor.py").write_text("import torch\n\ndef neg(input):\n    return torch.abs(input)\n")
+    done = bench(tmp_path, "--op", "neg", "--benchmark-only", "--peer", "torch", "--peer", "poor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "without poor: WrongResult: neg of poor" in done.stdout
+    assert "vs torch" in done.stdout
+    assert "vs poor" not in done.stdout
+
+
 def test_an_unknown_peer_or_op_is_refused(tmp_path):
     assert bench(tmp_path, "--op", "nothing").returncode == 4
     done = bench(tmp_path, "--op", "abs", "--peer", "no_such_library", "--benchmark-only")
