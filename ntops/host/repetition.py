@@ -21,10 +21,18 @@ from ntops._runtime import INTERPRETED
 
 # Enough for what a model calls again and again; after so many kinds of one function's calls it starts over.
 LIMIT = 4096
+# Of each function so many kinds of calls are tried in turn, before a call is looked up by all that tells it apart.
+RECENT = 3
 
 # What torch.cuda.current_device and Triton call in the end; a torch without CUDA lacks them.
 _current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
+# What torch's own compiler checks its inputs and allocates with, past the dispatcher and in one go.
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_TensorGuards = getattr(_guards, "TensorGuards", None)
+_empty_cuda = getattr(_guards, "_empty_strided_cuda", None)
+_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_included, _excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
 _NUMBERS = {int, bool, str, type(None), torch.dtype}
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
 _SHAPES = {tuple, torch.Size, list}
@@ -61,28 +69,34 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
     if not recorded:
         return function
 
-    known = {}
-    _memory.append(known)
+    known, recent = {}, []
+    _memory.extend((recent, known))
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        # A kernel goes to the current device, and all of a call's tensors are on one.
-        context = _current_device()
+        if _local.recording is None:
+            for again in recent:
+                if (result := again(args, kwargs)) is not None:
+                    return result
 
-        if kwargs or state:
-            context = (*kwargs, state() if state else None, context)
-
+        # A kernel goes to the current device, and all of a call's tensors are on one. Modes of torch decide what is
+        # allocated.
+        modes = (_included().raw_repr(), _excluded().raw_repr())
+        context = (*kwargs, state() if state else None, _current_device(), *modes)
         # With out= it matters which memory is whose, and how large it is.
         plain = _local.recording is None and (not kwargs or kwargs.get("out") is None)
-        described = _describe((*args, *kwargs.values()) if kwargs else args, context) if plain else None
+        described = _describe((*args, *kwargs.values()), context) if plain else None
 
         if described is None:
             return function(*args, **kwargs)
 
         key, tensors, pointers = described
-        repetition = known.get(key)
+        repeat, again = known.get(key, (None, None))
 
-        if repetition is not None and (result := repetition(tensors, pointers)) is not None:
+        if repeat is not None and (result := repeat(tensors, pointers)) is not None:
+            if again is not None and again not in recent:
+                recent[:] = (again, *recent[: RECENT - 1])
+
             return result
 
         _local.recording = recording = _Recording()
@@ -92,11 +106,11 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
         finally:
             _local.recording = None
 
-        if repetition is None and tensors and (repetition := _repetition(recording, tensors, result)):
+        if repeat is None and tensors and (found := _repetition(recording, tensors, result, args, kwargs, state)):
             if len(known) >= LIMIT:
                 known.clear()
 
-            known[key] = repetition
+            known[key] = found
 
         return result
 
@@ -217,26 +231,33 @@ def _describer(kinds):
         else:
             return lambda values, context: None
 
-    values = "".join(f"value{place}, " for place in range(len(kinds)))
-    tensors, pointers = ("".join(f"{name}{place}, " for place in places) for name in ("value", "pointer"))
+    tensors, pointers = (_listed(name, places) for name in ("value", "pointer"))
     lines = [
-        *([f"{values}= values"] if kinds else []),
+        *([f"{_listed('value', range(len(kinds)))}= values"] if kinds else []),
         *lines,
         f"return ({', '.join(key)}, default_dtype(), context), ({tensors}), ({pointers})",
     ]
-    exec(compile(_function("describe(values, context)", lines), "<arguments>", "exec"), scope)
-    return scope["describe"]
+    return _function("describe(values, context)", lines, scope)
 
 
-def _function(signature, lines):
-    return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+def _function(signature, lines, scope):
+    """The function of these lines; sizes and numbers are in its scope, so that many calls share the same source."""
+    exec(_compiled(f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)), scope)
+    return scope[signature.partition("(")[0]]
 
 
-def _repetition(recording, tensors, result):
-    """The function ``(tensors, pointers) -> result`` that repeats a recorded call; ``None`` where that is not possible.
+@functools.lru_cache(LIMIT)
+def _compiled(source):
+    return compile(source, "<a recorded call>", "exec")
 
-    It returns ``None``, and has launched nothing, where a call has to be made anew. It is written out as source, with
-    a line for each tensor to allocate and each kernel to launch, since interpreting a list of them takes as long again.
+
+def _repetition(recording, tensors, result, args, kwargs, state):
+    """The functions ``(tensors, pointers) -> result`` and ``(args, kwargs) -> result`` that repeat a recorded call.
+
+    They return ``None``, and have launched nothing, where a call has to be made anew; the second one also for any call
+    that is not like the recorded one. ``None`` instead of it where torch cannot tell that at once, and instead of both
+    where the call cannot be repeated. They are written out as source, with a line for each tensor to allocate and each
+    kernel to launch, since interpreting a list of them takes as long again.
     """
     sources = [*tensors, *recording.allocations]
     device = _current_device()
@@ -250,61 +271,134 @@ def _repetition(recording, tensors, result):
     ):
         return None
 
-    names = [f"tensor{place}" for place in range(len(sources))]
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     scope = {"runtime": knobs.runtime, "stream_of": _current_stream, "enter": enter, "leave": leave}
     scope |= {"entered": getattr(enter, "calls", enter), "left": getattr(leave, "calls", leave)}
-    scope |= {"empty": torch.empty_strided, "empty_like": torch.empty_like}
+    scope |= {"empty": torch.empty_strided, "empty_cuda": _empty_cuda}
     # Where a profiler wants to hear of launches, Triton launches, and tells it.
-    lines = [
+    before = [
         "if entered or left or runtime.launch_enter_hook is not enter or runtime.launch_exit_hook is not leave:",
         "    return None",
-        f"{''.join(f'{name}, ' for name in names[: len(tensors)])}= tensors",
-        f"{''.join(f'pointer{place}, ' for place in range(len(tensors)))}= pointers",
     ]
+    after = [f"stream = stream_of({device})"]
 
-    for place, tensor in enumerate(recording.allocations, len(tensors)):
-        like = [name for name, one in zip(names, tensors, strict=False) if _is_alike(one, tensor)]
-        scope[f"how{place}"] = {"dtype": tensor.dtype, "device": tensor.device}
-        anew = f"empty({tuple(tensor.shape)}, {tensor.stride()}, **how{place})"
-        # Whoever replaces the allocator may give less alignment than kernels are compiled for.
-        lines += [
-            f"{names[place]} = empty_like({like[0]})" if like else f"{names[place]} = {anew}",
-            f"pointer{place} = {names[place]}.data_ptr()",
-            f"if pointer{place} & 15: return None",
-        ]
-        lines += [f"{names[place]}.random_()" for one in recording.drawn if one is tensor]
-
-    lines.append(f"stream = stream_of({device})")
-
-    for number, (compiled, grid, args) in enumerate(recording.launches):
+    for number, (compiled, grid, values) in enumerate(recording.launches):
         if compiled is None:
             return None
 
-        written = [_written(arg, sources, scope) for arg in args]
+        written = [_written(value, sources, scope) for value in (*grid, *values)]
 
         if None in written:
             return None
 
         scope[f"run{number}"], flags = _launcher(compiled.run)
         scope |= {f"function{number}": compiled.function, f"metadata{number}": compiled.packed_metadata}
-        leading = (*grid, "stream", f"function{number}", *flags, f"metadata{number}", None, None, None)
-        lines.append(f"run{number}({', '.join(map(str, (*leading, *written)))})")
+        leading = (*written[:3], "stream", f"function{number}", *flags, f"metadata{number}", None, None, None)
+        after.append(f"run{number}({', '.join(map(str, (*leading, *written[3:])))})")
 
-    lines.append(f"return {', '.join(names[place] for place in places)}")
-    exec(compile(_function("repeat(tensors, pointers)", lines), "<a recorded call>", "exec"), scope)
-    return scope["repeat"]
+    after.append(f"return {', '.join(f'tensor{place}' for place in places)}")
+    unpacked = [f"{_listed(name, range(len(tensors)))}= {name}s" for name in ("tensor", "pointer")]
+    allocated = _allocated(recording, len(tensors), scope)
+    repeat = _function("repeat(tensors, pointers)", [*before, *unpacked, *allocated, *after], scope)
+    told = _told(tensors, args, kwargs, state, scope)
+
+    if told is None:
+        return repeat, None
+
+    allocated = _allocated(recording, len(tensors), scope, direct=True)
+    return repeat, _function("again(args, kwargs)", [*told, *before, *allocated, *after], scope)
 
 
-def _is_alike(tensor, other):
-    """Whether ``torch.empty_like`` of the one, which costs less than telling sizes and strides, gives the other."""
-    found = torch.empty_like(tensor, device="meta")
-    return (found.dtype, found.shape, found.stride(), tensor.device) == (
-        other.dtype,
-        other.shape,
-        other.stride(),
-        other.device,
-    ) and type(tensor) is torch.Tensor
+def _allocated(recording, first, scope, direct=False):
+    """The lines that allocate a call's tensors, ``direct`` where nothing but CUDA's allocator has to hear of it."""
+    lines = []
+
+    for place, tensor in enumerate(recording.allocations, first):
+        scope |= {
+            f"size{place}": tuple(tensor.shape),
+            f"strides{place}": tensor.stride(),
+            f"dtype{place}": tensor.dtype,
+        }
+        scope[f"device{place}"] = tensor.device
+        anew = f"empty(size{place}, strides{place}, dtype=dtype{place}, device=device{place})"
+
+        if direct and tensor.is_cuda and _empty_cuda:
+            anew = f"empty_cuda(size{place}, strides{place}, dtype{place})"
+
+        lines += [
+            f"tensor{place} = {anew}",
+            # Whoever replaces the allocator may give less alignment than kernels are compiled for.
+            f"pointer{place} = tensor{place}.data_ptr()",
+            f"if pointer{place} & 15: return None",
+        ]
+        lines += [f"tensor{place}.random_()" for one in recording.drawn if one is tensor]
+
+    return lines
+
+
+def _told(tensors, args, kwargs, state, scope):
+    """The lines that tell whether a call is like this one and name its tensors and their addresses as the following
+    lines do; ``None`` where torch cannot check tensors in one go, or something listens to what is allocated."""
+    if _TensorGuards is None or _modes():
+        return None
+
+    values = (*args, *kwargs.values())
+    places = {place: number for number, place in enumerate(p for p, v in enumerate(values) if type(v) in _TENSORS)}
+    names = [f"tensor{places[place]}" if place in places else f"value{place}" for place in range(len(values))]
+    positional, named = ("".join(f"{name}, " for name in part) for part in (names[: len(args)], names[len(args) :]))
+    scope |= {"named": (*kwargs,), "default_dtype": torch.get_default_dtype, "default": torch.get_default_dtype()}
+    scope |= {"device_of": _current_device, "state_of": state, "state": state and state(), "same": _same}
+    # Also a tensor's type, where it is, whether it needs a gradient, and torch's modes.
+    scope["check"] = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    differs = [f"len(args) != {len(args)}", "(*kwargs,) != named" if kwargs else "kwargs"]
+    lines = [f"if {' or '.join(differs)}: return None"]
+    lines += [f"{part}= {whole}" for part, whole in ((positional, "args"), (named, "kwargs.values()")) if part]
+    lines.append(f"if not check({_listed('tensor', range(len(tensors)))}): return None")
+    differs = [f"device_of() != {_current_device()}", "default_dtype() is not default"]
+    differs += ["state_of() != state"] if state else []
+
+    if any(tensor.requires_grad for tensor in tensors):
+        scope["grad"] = torch.is_grad_enabled
+        differs.append("grad()")
+
+    for place, value in enumerate(values):
+        if place not in places:
+            scope[f"known{place}"] = (*value,) if type(value) is list else value
+            scope[f"kind{place}"] = type(value)
+            unlike = f"not same(value{place}, kind{place}, known{place})"
+            differs.append(f"value{place} is not known{place} and {unlike}")
+
+    lines.append(f"if {' or '.join(differs)}: return None")
+    pointers = [tensor.data_ptr() for tensor in tensors]
+    lines += [f"pointer{place} = tensor{place}.data_ptr()" for place in range(len(tensors))]
+    differs = [f"(pointer{place} & 15) != {pointer & 15}" for place, pointer in enumerate(pointers)]
+
+    if not any(pointer & 15 for pointer in pointers):
+        differs = [f"({' | '.join(f'pointer{place}' for place in range(len(tensors)))}) & 15"]
+
+    differs += [
+        f"pointer{place} {'!=' if pointer == pointers[other] else '=='} pointer{other}"
+        for place, pointer in enumerate(pointers)
+        for other in range(place)
+    ]
+    lines.append(f"if {' or '.join(differs)}: return None")
+    return lines
+
+
+def _same(value, kind, known):
+    """Whether an argument that is no tensor is the one that was recorded, as a key of :func:`_describer` would be."""
+    if type(value) is not kind or value != known:
+        return kind is list and type(value) is list and {*map(type, value)} == _INT and (*value,) == known
+
+    if kind is float:
+        # Zeros of both signs are equal.
+        return bool(value) or str(value) == str(known)
+
+    return kind not in _SHAPES or {*map(type, value)} == _INT
+
+
+def _listed(name, places):
+    return "".join(f"{name}{place}, " for place in places)
 
 
 def _written(arg, sources, scope):

@@ -157,6 +157,10 @@ def launch(premake, operands, dim=-1, numbers=None, walk=None):
 
         arguments = {"ndim": views["output"].ndim, "looped": walked}
 
+        if columns == chosen.block_columns:
+            filled = (("output", views["output"].ndim - 1),)
+            specialization = dataclasses.replace(specialization, filled=filled)
+
         if numbers:
             arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in numbers)
 

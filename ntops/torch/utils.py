@@ -62,16 +62,18 @@ def _set_default(name, value):
 
 @dataclasses.dataclass(frozen=True)
 class Specialization:
-    """What of a call's geometry is compiled into a kernel: as little as speed allows, and never a size.
+    """What of a call's geometry is compiled into a kernel: as little as speed allows, and no size that is not a tile's.
 
     :param unit_strides: The (tensor name, dim) whose stride is 1.
     :param aligned: Whether all pointers and strides, and the sizes of dims with a unit stride, are multiples of 16.
     :param wide: Whether offsets need 64 bits.
+    :param filled: The (tensor name, dim) whose size is that of a tile, so that nothing has to be masked along it.
     """
 
     unit_strides: tuple[tuple[str, int], ...] = ()
     aligned: bool = False
     wide: bool = False
+    filled: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +140,8 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     tree = ast.parse(source)
     kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == kernel_name)
     integer = "i64" if specialization.wide else "i32"
-    unit_strides = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
+    constants = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
+    constants |= {ninetoothed.Tensor(1, name=name).size_string(dim) for name, dim in specialization.filled}
     walked = {str(dim) for _, dim in specialization.unit_strides}
     fixed = []
 
@@ -150,7 +153,7 @@ def _specialize(source, kernel_name, scalar_types, specialization):
 
         size = ninetoothed.Tensor.size_pattern().fullmatch(name)
 
-        if name in unit_strides:
+        if name in constants:
             argument.annotation = ast.parse("triton.language.constexpr", mode="eval").body
             continue
 
