@@ -1,9 +1,11 @@
 """Recorded calls, with a stand-in for a compiled kernel that reads memory by its address."""
 
+import contextlib
 import ctypes
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ntops.host import repetition
@@ -88,7 +90,7 @@ def test_random_numbers_are_drawn_anew(kernel):
 
     found = []
 
-    for _ in range(2):
+    for _ in range(3):
         torch.manual_seed(3)
         found.append([noisy(torch.zeros(5))[1].item() for _ in range(3)])
 
@@ -101,7 +103,7 @@ def test_a_view_of_an_argument_is_found_again(kernel):
     calls = []
     plus = _function(kernel, calls)
 
-    for _ in range(2):
+    for _ in range(3):
         input = torch.randn(9)
         torch.testing.assert_close(plus(input, view=True), input[1:] + 1)
 
@@ -155,7 +157,7 @@ def test_several_results_are_returned_in_their_order(kernel):
 
         return results[1], input, results[0]
 
-    for _ in range(2):
+    for _ in range(3):
         input = torch.randn(5)
         two, same, one = plus_one_and_two(input)
         assert same is input
@@ -168,7 +170,7 @@ def test_in_place_gives_the_argument_itself(kernel):
     calls = []
     plus = _function(kernel, calls)
 
-    for _ in range(2):
+    for _ in range(3):
         input = torch.zeros(4)
         assert plus(input, inplace=True) is input
         assert input.tolist() == [1] * 4
@@ -187,7 +189,7 @@ def test_calls_with_a_shape_are_recorded(kernel, shape):
         repetition.launch(kernel, (7,), {}, result, input, input.numel(), float(shape[1]))
         return result
 
-    for _ in range(2):
+    for _ in range(3):
         assert plus(torch.zeros(2), shape).tolist() == [3, 3]
 
     plus(torch.zeros(2), type(shape)([2, 4]))
@@ -205,10 +207,10 @@ def test_calls_with_other_arguments_are_not_recorded(kernel):
         return result
 
     for other in ((1, 2.0), {}, 1j):
-        for _ in range(2):
+        for _ in range(3):
             plus(torch.zeros(2), other)
 
-    assert len(calls) == 6
+    assert len(calls) == 9
 
 
 @pytest.mark.parametrize(
@@ -225,10 +227,14 @@ def test_calls_with_other_arguments_are_not_recorded(kernel):
     ],
     ids=["shape", "number", "kind of number", "bool", "strides", "dims", "alignment", "flag"],
 )
-def test_another_call_is_made_anew(kernel, other):
+@pytest.mark.parametrize("before", [1, 2])
+def test_another_call_is_made_anew(kernel, other, before):
     calls = []
     plus = _function(kernel, calls)
-    plus(torch.zeros(8), 1.0)
+
+    for _ in range(before):
+        plus(torch.zeros(8), 1.0)
+
     args, kwargs = other(torch.zeros(8))
     plus(*args, **kwargs)
     assert len(calls) == 2
@@ -237,15 +243,18 @@ def test_another_call_is_made_anew(kernel, other):
 def test_the_sign_of_zero_is_told_apart(kernel):
     calls = []
     plus = _function(kernel, calls)
-    plus(torch.zeros(1), 0.0)
-    plus(torch.zeros(1), -0.0)
-    assert len(calls) == 2
+
+    for number in (0.0, 0.0, -0.0, 0.0, -0.0):
+        plus(torch.zeros(1), float(str(number)))
+
+    assert list(map(str, calls)) == ["0.0", "-0.0"]
 
 
 def test_what_else_a_call_depends_on_is_told_apart(kernel):
     calls = []
     state = ["highest"]
     plus = _function(kernel, calls, lambda: state[0])
+    plus(torch.zeros(1))
     plus(torch.zeros(1))
     state[0] = "high"
     plus(torch.zeros(1))
@@ -285,10 +294,10 @@ def test_a_view_of_shared_memory_is_not_recorded(kernel):
 
     both = torch.arange(16.0)
 
-    for _ in range(2):
+    for _ in range(3):
         assert plus(both[:4], both[4:8])[:3].tolist() == [6, 7, 8]
 
-    assert len(calls) == 2
+    assert len(calls) == 3
 
 
 def test_one_tensor_twice_is_not_two_tensors(kernel):
@@ -302,7 +311,10 @@ def test_one_tensor_twice_is_not_two_tensors(kernel):
         return result
 
     x, y = torch.zeros(4), torch.ones(4)
-    assert [plus(x, x).tolist(), plus(x, y).tolist(), plus(y, x).tolist()] == [[1] * 4, [2] * 4, [1] * 4]
+
+    for _ in range(3):
+        assert [plus(x, x).tolist(), plus(x, y).tolist(), plus(y, x).tolist()] == [[1] * 4, [2] * 4, [1] * 4]
+
     assert len(calls) == 2
 
 
@@ -315,7 +327,7 @@ def test_an_inner_call_belongs_to_the_outer_one(kernel):
         calls.append("outer")
         return inner(inner(input))
 
-    for _ in range(2):
+    for _ in range(3):
         assert twice(torch.zeros(4)).tolist() == [2] * 4
 
     assert calls == ["outer", 1.0, 1.0]
@@ -330,7 +342,11 @@ def test_what_needs_a_gradient_is_left_to_the_function(kernel):
         plus(weight)
         plus(weight)
 
+        plus(weight)
+
     assert len(calls) == 1
+    plus(weight)
+    assert len(calls) == 2
     with pytest.raises(RuntimeError):
         plus(weight, inplace=True)
 
@@ -348,6 +364,61 @@ def test_kinds_of_calls_are_limited(kernel, monkeypatch):
     assert len(known) == 2
 
 
+def test_kinds_of_calls_that_are_tried_in_turn_are_few(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+
+    for _ in range(3):
+        for size in range(1, 7):
+            assert plus(torch.zeros(size), number=1.0).tolist() == [1] * size
+
+    assert len(calls) == 6
+    assert len(repetition._memory[-2]) == repetition.RECENT
+
+
+def test_arguments_are_told_apart_by_keyword(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def minus(first, second):
+        calls.append(1)
+        result = repetition.empty(first.shape, first.stride(), first.dtype, first.device)
+        repetition.launch(kernel, (7,), {}, result, second, 4, -1.0)
+        return result
+
+    x, y = torch.zeros(4), torch.ones(4)
+
+    for _ in range(3):
+        assert minus(x, second=y).tolist() == minus(second=y, first=x).tolist() == minus(x, y).tolist() == [0] * 4
+        assert minus(first=y, second=x).tolist() == [-1] * 4
+
+    assert len(calls) == 4
+
+
+def test_modes_see_what_is_allocated(kernel):
+    calls, found = [], []
+    plus = _function(kernel, calls)
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    input = torch.zeros(4)
+
+    for _ in range(3):
+        for mode in (Mode(), contextlib.nullcontext(), torch.inference_mode()):
+            with mode:
+                assert plus(input).is_inference() == torch.is_inference_mode_enabled()
+
+    assert [name for name in found if "empty" in name] == ["aten.empty_strided.default"] * 3
+
+
+def test_a_torch_without_guards_repeats_calls(kernel, monkeypatch):
+    monkeypatch.setattr(repetition, "_TensorGuards", None)
+    test_a_call_that_comes_again_only_launches(kernel)
+
+
 def test_defaults_that_change_are_seen(kernel):
     calls = []
     plus = _function(kernel, calls)
@@ -360,6 +431,7 @@ def test_defaults_that_change_are_seen(kernel):
 def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
     calls = []
     plus = _function(kernel, calls)
+    plus(torch.zeros(4))
     plus(torch.zeros(4))
     monkeypatch.setattr(repetition.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     plus(torch.zeros(4))
