@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ntops.host import repetition
+from ntops.host import repetition, replay
 
 
 class _Compiled:
@@ -44,8 +44,8 @@ class _Kernel(repetition.JITFunction):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    monkeypatch.setattr(repetition, "_current_device", lambda: -1)
-    monkeypatch.setattr(repetition, "_current_stream", lambda device: "stream")
+    monkeypatch.setattr(replay, "current_device", lambda: -1)
+    monkeypatch.setattr(replay, "current_stream", lambda device: "stream")
     monkeypatch.setattr(repetition, "_local", repetition._Local())
     return _Kernel()
 
@@ -415,7 +415,7 @@ def test_modes_see_what_is_allocated(kernel):
 
 
 def test_a_torch_without_guards_repeats_calls(kernel, monkeypatch):
-    monkeypatch.setattr(repetition, "_TensorGuards", None)
+    monkeypatch.setattr(replay, "_TensorGuards", None)
     test_a_call_that_comes_again_only_launches(kernel)
 
 
@@ -433,7 +433,7 @@ def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
     plus = _function(kernel, calls)
     plus(torch.zeros(4))
     plus(torch.zeros(4))
-    monkeypatch.setattr(repetition.knobs.runtime, "launch_enter_hook", lambda metadata: None)
+    monkeypatch.setattr(replay.knobs.runtime, "launch_enter_hook", lambda metadata: None)
     plus(torch.zeros(4))
     assert len(calls) == 2
 
