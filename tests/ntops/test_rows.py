@@ -5,6 +5,7 @@ import torch
 
 import ntops.torch
 from ntops.host import choice, rows
+from ntops.torch.utils import make
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NORMS = {
@@ -52,6 +53,24 @@ def test_dtypes_of_rows_that_are_walked(dtype, walks):
             )
 
     assert len(walks) == (0 if dtype is torch.float64 else len(NORMS))
+
+
+@pytest.mark.parametrize(("shape", "filled"), [((3, 64), 1), ((2, 64, 64), 2), ((3, 48), None)])
+@pytest.mark.parametrize("op", NORMS)
+def test_rows_that_fill_their_tile_are_not_masked(op, shape, filled, monkeypatch):
+    made = []
+    monkeypatch.setattr(rows, "make", lambda *args: made.append(args[3].filled) or make(*args))
+    x = torch.randn(*shape, device=DEVICE)
+    x = x.mT if len(shape) == 3 else x
+    weight, bias = torch.randn(2, x.shape[-1], device=DEVICE)
+
+    with choice.forced(op, rows.Options(1, 64, 4)):
+        found = NORMS[op](ntops.torch, x, weight, bias)
+
+    torch.testing.assert_close(found, NORMS[op](torch.nn.functional, x, weight, bias))
+    # The norms copy what is transposed.
+    last = filled if op == "softmax" else filled and 1
+    assert made == [() if filled is None else (("output", last),)]
 
 
 INF, NAN, LOWEST = float("inf"), float("nan"), torch.finfo(torch.float32).min
