@@ -145,8 +145,14 @@ def _told(tensors, args, kwargs, state, scope):
     lines = [f"if {' or '.join(differs)}: return None"]
     lines += [f"{part}= {whole}" for part, whole in ((positional, "args"), (named, "kwargs.values()")) if part]
     lines.append(f"if not check({listed('tensor', range(len(tensors)))}): return None")
-    differs = [f"device_of() != {current_device()}", "default_dtype() is not default"]
-    differs += ["state_of() != state"] if state else []
+    differs = ["state_of() != state"] if state else []
+
+    if torch.cuda.device_count() != 1:
+        differs.append(f"device_of() != {current_device()}")
+
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        # Floating-point results of integers are of that dtype.
+        differs.append("default_dtype() is not default")
 
     if any(tensor.requires_grad for tensor in tensors):
         scope["grad"] = torch.is_grad_enabled
@@ -159,7 +165,7 @@ def _told(tensors, args, kwargs, state, scope):
             unlike = f"not same(value{place}, kind{place}, known{place})"
             differs.append(f"value{place} is not known{place} and {unlike}")
 
-    lines.append(f"if {' or '.join(differs)}: return None")
+    lines += [f"if {' or '.join(differs)}: return None"] if differs else []
     pointers = [tensor.data_ptr() for tensor in tensors]
     lines += [f"pointer{place} = tensor{place}.data_ptr()" for place in range(len(tensors))]
     differs = [f"(pointer{place} & 15) != {pointer & 15}" for place, pointer in enumerate(pointers)]
