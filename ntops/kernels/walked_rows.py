@@ -33,17 +33,24 @@ def softmax(
     output, input, columns, output_stride: tl.int64, input_stride: tl.int64, TILE: tl.constexpr, TILES: tl.constexpr
 ):
     """``exp(input - max) / sum(exp(input - max))`` of each row."""
+    # Of half types a thread takes together the eight that it loads at a time, and rescales its sum once for them:
+    # 1024 x 65536 bfloat16 takes 76 us on an H200 so, and 85 us one by one. Of float32 165 us, and 149 us one by one.
+    TOGETHER: tl.constexpr = 8 if input.dtype.element_ty.primitive_bitwidth == 16 else 1
     row = tl.program_id(0).to(tl.int64)
     input += row * input_stride
     output += row * output_stride
-    lanes = tl.arange(0, TILE)
+
+    if TOGETHER > 1:
+        lanes = tl.arange(0, TILE // TOGETHER)[:, None] * TOGETHER + tl.arange(0, TOGETHER)[None, :]
+    else:
+        lanes = tl.arange(0, TILE)
 
     if TILES:
         columns = TILES * TILE
 
-    # Each lane has the maximum and the sum of what it has seen; a lane that has seen -inf alone has 0 for its sum.
-    maximum = tl.full([TILE], -3.4028234663852886e38, tl.float32)
-    total = tl.zeros([TILE], tl.float32)
+    # Each has the maximum and the sum of what it has seen; what has seen -inf alone has 0 for its sum.
+    maximum = tl.full([TILE // TOGETHER], -3.4028234663852886e38, tl.float32)
+    total = tl.zeros([TILE // TOGETHER], tl.float32)
 
     for start in range(0, columns, TILE):
         places = start + lanes
@@ -54,11 +61,17 @@ def softmax(
         if not TILES:
             values = tl.where(inside, values, float("-inf"))
 
-        grows = values > maximum
         # exp2 takes subnormal numbers for zeros, which a sum of 1 or more does not notice.
-        power = tl.exp2(tl.abs(values - maximum) * -1.4426950408889634)
-        total = tl.where(grows, total * power + 1, total + power)
-        maximum = tl.where(grows, values, maximum)
+        if TOGETHER > 1:
+            grown = tl.maximum(maximum, tl.max(values, 1))
+            powers = tl.exp2((values - grown[:, None]) * 1.4426950408889634)
+            total = total * tl.exp2((maximum - grown) * 1.4426950408889634) + tl.sum(powers, 1)
+            maximum = grown
+        else:
+            grows = values > maximum
+            power = tl.exp2(tl.abs(values - maximum) * -1.4426950408889634)
+            total = tl.where(grows, total * power + 1, total + power)
+            maximum = tl.where(grows, values, maximum)
 
     highest = tl.max(maximum, 0)
     # A row of -inf has a sum of 0, and 0 / 0 is NaN, as inf - inf is for +inf.
