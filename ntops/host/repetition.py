@@ -94,7 +94,7 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
             _local.recording = None
 
         if repeat is None and tensors:
-            found = replay.write(recording, _constants.values(), tensors, result, args, kwargs, state)
+            found = replay.write(recording, (*_constants.values(),), tensors, result, args, kwargs, state)
 
             if found is not None:
                 if len(known) >= LIMIT:
