@@ -143,7 +143,8 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
     # An operand that is expanded along the last dim is read once for each row either way.
     across = [dim for name, dim in specialization.unit_strides if dim != last and views[name].stride(last)]
     other = across[0] if across else None
-    itemsize = max(view.itemsize for view in views.values())
+    # What is a single element takes no room in a tile.
+    itemsize = max((view.itemsize for view in views.values() if any(view.stride())), default=first.itemsize)
     chosen = config(first.ndim, other, first.shape[last], first.shape[other] if across else 0, itemsize)
     chosen = _narrowed(chosen, views)
     kernel = make(premake, {"ndim": first.ndim} | arguments, chosen, specialization)
@@ -185,6 +186,7 @@ def _narrowed(chosen, views):
     """The configuration, with tiles of one element for operands that are expanded along the last dim."""
     ((name, tile),) = chosen.blocks
     constant = tuple(name for name, view in views.items() if not view.stride(-1))
+    tile = (tile,) if next(iter(views.values())).ndim == 1 else tile
 
     if not isinstance(tile, tuple) or max(tile) != tile[-1] or sum(tile) != len(tile) - 1 + tile[-1] or not constant:
         return chosen

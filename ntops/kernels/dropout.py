@@ -12,28 +12,36 @@ def application(output, input, index, seed, threshold, scale, compute_dtype):
     number = ntl.cast(index.offsets(), ntl.int64)
     low = ntl.cast(number >> 2, ntl.uint32)
     high = ntl.cast(number >> 34, ntl.uint32)
-    first, second, third, fourth = ntl.philox(seed, low, high, low * 0, low * 0)
+    first, second, third, fourth = ntl.philox(seed, low, high, low * 0, low * 0, 7)
     even = ntl.where((number & 2) == 0, first, third)
     odd = ntl.where((number & 2) == 0, second, fourth)
     random = ntl.where((number & 1) == 0, even, odd)
+    # Of 2^32, for all, one number in 2^32 is left over, which the scale of 0 drops as well.
     # What is dropped is multiplied by 0, so that NaN and infinities become NaN as in torch.
-    factor = ntl.where(ntl.cast(random, ntl.int64) >= ntl.cast(threshold, ntl.int64), ntl.cast(scale, compute_dtype), 0)
+    limit = ntl.cast(ntl.minimum(threshold, 4294967295), ntl.uint32)
+    factor = ntl.where(random >= limit, ntl.cast(scale, compute_dtype), 0)
     output = ntl.cast(ntl.cast(input, compute_dtype) * factor, output.dtype)
 
 
 def application_contiguous(output, input, index, seed, threshold, scale, compute_dtype):
-    # Four elements in a row share a counter, and each takes one of its four numbers. Number and seed are those of the
-    # first of the four: of the last some may be past the end.
+    # Four elements in a row share a counter, and each takes one of its four numbers. The number is that of the first of
+    # the four, and so is a seed that is not the same single element for all: of the last some may be past the end.
     number = ntl.cast(index.offsets(), ntl.int64)
     evens, _ = ntl.split(ntl.reshape(number, (number.shape[0] // 4, 2, 2)))
     start, _ = ntl.split(evens)
-    even_seeds, _ = ntl.split(ntl.reshape(seed, (number.shape[0] // 4, 2, 2)))
-    key, _ = ntl.split(even_seeds)
+
+    if seed.shape[0] == 1:
+        key = seed
+    else:
+        even_seeds, _ = ntl.split(ntl.reshape(seed, (number.shape[0] // 4, 2, 2)))
+        key, _ = ntl.split(even_seeds)
+
     low = ntl.cast(start >> 2, ntl.uint32)
     high = ntl.cast(start >> 34, ntl.uint32)
-    first, second, third, fourth = ntl.philox(key, low, high, low * 0, low * 0)
+    first, second, third, fourth = ntl.philox(key, low, high, low * 0, low * 0, 7)
     random = ntl.reshape(ntl.join(ntl.join(first, third), ntl.join(second, fourth)), number.shape)
-    factor = ntl.where(ntl.cast(random, ntl.int64) >= ntl.cast(threshold, ntl.int64), ntl.cast(scale, compute_dtype), 0)
+    limit = ntl.cast(ntl.minimum(threshold, 4294967295), ntl.uint32)
+    factor = ntl.where(random >= limit, ntl.cast(scale, compute_dtype), 0)
     output = ntl.cast(ntl.cast(input, compute_dtype) * factor, output.dtype)
 
 

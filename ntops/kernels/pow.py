@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
-from ntops.kernels import constants, element_wise, functions
+from ntops.kernels import constants, element_wise
 
 
 def application(output, input, exponent, compute_dtype):
@@ -29,29 +29,28 @@ def application(output, input, exponent, compute_dtype):
         # coefficients are a minimax fit, off by 8.2e-10 at most. 2 / ln(2) is 2.88539004 + 3.85e-8.
         binade = (bits - 1060439283) & -8388608
         above = ntl.cast(bits - binade, ntl.float32, bitcast=True) - 1
-        inverse = functions.reciprocal(above + 2, compute_dtype)
+        # Negated, here and below, where a difference would otherwise take a negation of its own.
+        inverse = libdevice.fast_dividef(-1.0, above + 2)
         quotient = above * inverse
-        rest = inverse * ntl.fma(quotient, 0 - above, ntl.fma(quotient, -2.0, above))
+        rest = inverse * ntl.fma(quotient, above, ntl.fma(quotient, 2.0, above))
         square = quotient * quotient
         series = 0.9617982864795396 + square * (0.5767526801297578 + square * 0.4309968117466395)
         whole = ntl.cast(binade, compute_dtype) * 1.1920928955078125e-07 - ntl.where(tiny, 24.0, 0.0)
-        logarithm = ntl.fma(quotient, 2.885390043258667, whole)
-        low = ntl.fma(quotient, 2.885390043258667, whole - logarithm) + quotient * 3.851925982253235e-08
-        low = low + rest * 2.885390043258667 + quotient * square * series
+        logarithm = ntl.fma(quotient, -2.885390043258667, whole)
+        low = ntl.fma(quotient, -2.885390043258667, whole - logarithm) - rest * 2.885390043258667
+        low = low - quotient * (square * series + 3.851925982253235e-08)
         # Of zeros, infinity, NaN and negative numbers there is nothing to compute.
         special = ntl.cast(bits - 1, ntl.uint32, bitcast=True) >= 2139095039
         logarithm = ntl.where(special, ntl.where(size == 0, float("-inf"), ntl.sqrt(size)), logarithm)
         # Powers are 0 or infinite well within these limits.
-        product = ntl.minimum(ntl.maximum(power * logarithm, -252.0), 252.0)
-        low = ntl.fma(power, logarithm, 0 - product) + power * low
-        # Adding 1.5 * 2^23 rounds to a whole number, which is in the last bits.
-        shifted = product + 12582912.0
-        result = ntl.exp2(product - (shifted - 12582912.0) + low)
-        # 2^n in two steps, of which only the second can round.
-        scale = ntl.cast(shifted, ntl.int32, bitcast=True) - 1262485504
-        half = scale >> 1
-        result = result * ntl.cast((half + 127) << 23, ntl.float32, bitcast=True)
-        result = result * ntl.cast((scale - half + 127) << 23, ntl.float32, bitcast=True)
+        negated = ntl.minimum(ntl.maximum(-power * logarithm, -252.0), 252.0)
+        low = ntl.fma(power, logarithm, negated) + power * low
+        # Adding 1.5 * 2^24 rounds to an even number, whose half is in the last bits.
+        shifted = 25165824.0 - negated
+        result = ntl.exp2(low - (negated + (shifted - 25165824.0)))
+        # 2^n as the square of 2^(n / 2): of two products only the second can round.
+        root = ntl.cast((ntl.cast(shifted, ntl.int32, bitcast=True) << 23) + 1065353216, ntl.float32, bitcast=True)
+        result = result * root * root
         # Odd powers have the sign of the number.
         is_odd = is_whole & (ntl.floor(power * 0.5) != power * 0.5)
         sign = ntl.cast(base, ntl.int32, bitcast=True) & ntl.where(is_odd, -2147483648, 0)
