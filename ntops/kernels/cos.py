@@ -11,21 +11,20 @@ def application(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
 
     if compute_dtype == ntl.float64:
-        result = ntl.cos(value)
+        output = ntl.cast(ntl.cos(value), output.dtype)
     else:
+        short = (input.dtype == ntl.float16) | (input.dtype == ntl.bfloat16)
+        size = ntl.abs(value)
         # As in sin: cos(x) is sin(x + pi / 2).
-        if ntl.max(ntl.cast(ntl.abs(value), ntl.int32, bitcast=True)) > 1199570944:
-            far = ntl.cos(value)
-            size = ntl.abs(value)
-            shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
-            result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
-            result = ntl.where(size > 65536.0, far, result)
-        else:
-            size = ntl.abs(value)
-            shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
-            result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648)
+        shifted = ntl.fma(size, 0.3183098861837907, -0.5) + 12582912.0
+        result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648, short)
+        output = ntl.cast(result, output.dtype)
 
-    output = ntl.cast(result, output.dtype)
+        # WHY
+        if input.dtype != ntl.float16:
+            if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
+                far = ntl.cast(ntl.cos(value), output.dtype)
+                output = ntl.where(size > 65536.0, far, output)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):

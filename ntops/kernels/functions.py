@@ -30,15 +30,21 @@ def reciprocal(divisor, compute_dtype):
     return quotient
 
 
-def sine(value, shifted, turns, sign):
+def sine(value, shifted, turns, sign, short):
     """sin(value - turns * pi) of float32, negated where ``shifted`` is odd, and again where ``sign`` is negative.
 
     ``turns`` half circles leave an angle within pi / 2 and a hundredth. Pi is the sum of three constants (W. Cody and
-    W. Waite, Software Manual for the Elementary Functions, 1980). The series is a minimax fit, off by 6.7e-9 at most.
+    W. Waite, Software Manual for the Elementary Functions, 1980), or, ``short``, of two: of numbers of a half type the
+    first difference is exact, and none of them is so near to a multiple of pi that what the two leave out would tell.
+    The series is a minimax fit, off by 6.7e-9 at most.
     """
-    rest = ntl.fma(turns, -3.141592502593994, value)
-    rest = ntl.fma(turns, -1.5099578831723193e-07, rest)
-    rest = ntl.fma(turns, -1.078060505991553e-14, rest)
+    if short:
+        rest = ntl.fma(turns, -3.1415927410125732, value)
+        rest = ntl.fma(turns, 8.742277657347586e-08, rest)
+    else:
+        rest = ntl.fma(turns, -3.141592502593994, value)
+        rest = ntl.fma(turns, -1.5099578831723193e-07, rest)
+        rest = ntl.fma(turns, -1.078060505991553e-14, rest)
     square = rest * rest
     # Fused in so many words: a compiler could choose otherwise in another place, and bits would differ.
     series = ntl.fma(square, 2.6028727277686705e-06, -0.0001980834757360887)

@@ -11,26 +11,21 @@ def application(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
 
     if compute_dtype == ntl.float64:
-        result = ntl.sin(value)
+        output = ntl.cast(ntl.sin(value), output.dtype)
     else:
-        # Three constants of pi are enough up to 2^16. For more there is libdevice's sine, which tiles without such
-        # elements pass by. It comes first, and all else after: what is there beside it takes registers, 76 of a thread
-        # instead of 48.
-        if ntl.max(ntl.cast(ntl.abs(value), ntl.int32, bitcast=True)) > 1199570944:
-            far = ntl.sin(value)
-            size = ntl.abs(value)
-            shifted = ntl.fma(size, 0.3183098861837907, 12582912.0)
-            sign = ntl.cast(value, ntl.int32, bitcast=True)
-            result = functions.sine(size, shifted, shifted - 12582912.0, sign)
-            result = ntl.where(size > 65536.0, far, result)
-        else:
-            size = ntl.abs(value)
-            # Adding 1.5 * 2^23 rounds to a whole number, which is in the last bits.
-            shifted = ntl.fma(size, 0.3183098861837907, 12582912.0)
-            sign = ntl.cast(value, ntl.int32, bitcast=True)
-            result = functions.sine(size, shifted, shifted - 12582912.0, sign)
+        short = (input.dtype == ntl.float16) | (input.dtype == ntl.bfloat16)
+        size = ntl.abs(value)
+        # Adding 1.5 * 2^23 rounds to a whole number, which is in the last bits.
+        shifted = ntl.fma(size, 0.3183098861837907, 12582912.0)
+        sign = ntl.cast(value, ntl.int32, bitcast=True)
+        result = functions.sine(size, shifted, shifted - 12582912.0, sign, short)
+        output = ntl.cast(result, output.dtype)
 
-    output = ntl.cast(result, output.dtype)
+        # WHY
+        if input.dtype != ntl.float16:
+            if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
+                far = ntl.cast(ntl.sin(value), output.dtype)
+                output = ntl.where(size > 65536.0, far, output)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
