@@ -8,7 +8,7 @@ from ninetoothed.language import libdevice
 from ntops.kernels import constants, element_wise
 
 
-def application(output, input, exponent, compute_dtype):
+def application(output, input, exponent, compute_dtype, ordinary):
     base = ntl.cast(input, compute_dtype)
     power = ntl.cast(exponent, compute_dtype)
 
@@ -41,7 +41,8 @@ def application(output, input, exponent, compute_dtype):
         low = low - quotient * (square * series + 3.851925982253235e-08)
         # Of zeros, infinity, NaN and negative numbers there is nothing to compute.
         special = ntl.cast(bits - 1, ntl.uint32, bitcast=True) >= 2139095039
-        logarithm = ntl.where(special, ntl.where(size == 0, float("-inf"), ntl.sqrt(size)), logarithm)
+        root = ntl.rsqrt(size)
+        logarithm = ntl.where(special, ntl.sqrt(size) - root * root, logarithm)
         # Powers are 0 or infinite well within these limits.
         negated = ntl.minimum(ntl.maximum(-power * logarithm, -252.0), 252.0)
         low = ntl.fma(power, logarithm, negated) + power * low
@@ -55,8 +56,10 @@ def application(output, input, exponent, compute_dtype):
         is_odd = is_whole & (ntl.floor(power * 0.5) != power * 0.5)
         sign = ntl.cast(base, ntl.int32, bitcast=True) & ntl.where(is_odd, -2147483648, 0)
         result = ntl.cast(ntl.cast(result, ntl.int32, bitcast=True) ^ sign, ntl.float32, bitcast=True)
-        one = (power == 0) | (base == 1)
-        result = ntl.where(one, 1.0, result)
+
+        if not ordinary:
+            one = (power == 0) | (base == 1)
+            result = ntl.where(one, 1.0, result)
 
     output = ntl.cast(result, output.dtype)
 
@@ -84,14 +87,14 @@ def application_integer(output, input, exponent, compute_dtype):
     output = ntl.cast(ntl.where(negative, unit, power), output.dtype)
 
 
-APPLICATIONS = {"square": application_square, "integer": application_integer, None: application}
+APPLICATIONS = {"square": application_square, "integer": application_integer}
 
 
 def premake(ndim, kind=None, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
     """Arrangement, application and tensors of ``pow``.
 
     ``kind`` is "integer" for integer powers of integers, in int64; "square" where ``exponent``, then not looked at, is
-    known to be 2.
+    known to be 2; "ordinary" where it is known to be finite and not 0.
     """
     if dtype:
         floating = constants.is_floating(output_dtype or dtype)
@@ -101,4 +104,9 @@ def premake(ndim, kind=None, dtype=None, output_dtype=None, compute_dtype=None, 
     tensors = element_wise.tensors(ndim, "input", "exponent", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
     arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(APPLICATIONS[kind], tensors, compute_dtype=compute_dtype)
+    if kind in APPLICATIONS:
+        return arrangement, *constants.bind(APPLICATIONS[kind], tensors, compute_dtype=compute_dtype)
+
+    bound = constants.bind(application, tensors, compute_dtype=compute_dtype, ordinary=kind == "ordinary")
+
+    return arrangement, *bound

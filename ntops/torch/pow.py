@@ -1,3 +1,5 @@
+import math
+
 import torch
 
 from ntops.host.arguments import check_fits, check_operands, check_tensor
@@ -50,7 +52,8 @@ def pow(input, exponent, *, out=None):
         # Powers wrap in 64 bits as in fewer.
         kind, compute_dtype = "integer", torch.int64
     else:
-        kind, compute_dtype = None, accumulate_dtype(dtype)
+        known = not isinstance(exponent, torch.Tensor) and math.isfinite(exponent) and exponent
+        kind, compute_dtype = "ordinary" if known else None, accumulate_dtype(dtype)
 
     return elementwise(
         premake,
