@@ -20,8 +20,8 @@ def application(output, input, compute_dtype):
         result = functions.sine(size, shifted, (shifted - 12582912.0) + 0.5, -2147483648, short)
         output = ntl.cast(result, output.dtype)
 
-        # WHY
-        if input.dtype != ntl.float16:
+        # As in sin.
+        if input.dtype != ntl.float16:  # noqa: SIM102  (the compiler settles this one, the program the next)
             if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
                 far = ntl.cast(ntl.cos(value), output.dtype)
                 output = ntl.where(size > 65536.0, far, output)

@@ -21,8 +21,10 @@ def application(output, input, compute_dtype):
         result = functions.sine(size, shifted, shifted - 12582912.0, sign, short)
         output = ntl.cast(result, output.dtype)
 
-        # WHY
-        if input.dtype != ntl.float16:
+        # Up to 2^16, more than float16 has, that is enough. For more there is libdevice's sine. Whether it is needed is
+        # asked once the tile is written, not before, when all its loads would be waited for; and of what is written
+        # nothing is kept, since libdevice's leaves few registers.
+        if input.dtype != ntl.float16:  # noqa: SIM102  (the compiler settles this one, the program the next)
             if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
                 far = ntl.cast(ntl.sin(value), output.dtype)
                 output = ntl.where(size > 65536.0, far, output)
