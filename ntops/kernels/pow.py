@@ -39,12 +39,12 @@ def application(output, input, exponent, compute_dtype, ordinary):
         logarithm = ntl.fma(quotient, -2.885390043258667, whole)
         low = ntl.fma(quotient, -2.885390043258667, whole - logarithm) - rest * 2.885390043258667
         low = low - quotient * (square * series + 3.851925982253235e-08)
-        # Of zeros, infinity, NaN and negative numbers there is nothing to compute.
+        # Of zeros, infinity, NaN and negative numbers there is nothing to compute: two roots make -inf, inf and NaN.
         special = ntl.cast(bits - 1, ntl.uint32, bitcast=True) >= 2139095039
-        root = ntl.rsqrt(size)
-        logarithm = ntl.where(special, ntl.sqrt(size) - root * root, logarithm)
+        inverse = ntl.rsqrt(size)
+        logarithm = ntl.where(special, ntl.sqrt(size) - inverse * inverse, logarithm)
         # Powers are 0 or infinite well within these limits.
-        negated = ntl.minimum(ntl.maximum(-power * logarithm, -252.0), 252.0)
+        negated = ntl.minimum(ntl.maximum(power * -1.0 * logarithm, -252.0), 252.0)
         low = ntl.fma(power, logarithm, negated) + power * low
         # Adding 1.5 * 2^24 rounds to an even number, whose half is in the last bits.
         shifted = 25165824.0 - negated

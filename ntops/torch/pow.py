@@ -52,12 +52,14 @@ def pow(input, exponent, *, out=None):
         # Powers wrap in 64 bits as in fewer.
         kind, compute_dtype = "integer", torch.int64
     else:
-        known = not isinstance(exponent, torch.Tensor) and math.isfinite(exponent) and exponent
-        kind, compute_dtype = "ordinary" if known else None, accumulate_dtype(dtype)
+        operands = {name: _rounded(value, dtype) for name, value in operands.items()}
+        power = operands["exponent"]
+        ordinary = not isinstance(power, torch.Tensor) and math.isfinite(power) and power != 0
+        kind, compute_dtype = "ordinary" if ordinary else None, accumulate_dtype(dtype)
 
     return elementwise(
         premake,
-        operands if integer else {name: _rounded(value, dtype) for name, value in operands.items()},
+        operands,
         dtype,
         out=out,
         # So torch has it for numbers to the power of tensors.

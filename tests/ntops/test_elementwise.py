@@ -37,3 +37,13 @@ def test_a_power_is_the_same_of_a_number_and_of_a_tensor(exponent, dtype):
     by_tensor = ntops.torch.pow(base, torch.full_like(base, exponent))
     torch.testing.assert_close(by_number, by_tensor, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(1 / by_number.nan_to_num(), 1 / by_tensor.nan_to_num())  # the signs of zeros
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("exponent", [0.0, 1e-50, float("inf"), float("-inf"), float("nan")])
+def test_a_power_that_is_no_ordinary_number(exponent, dtype):
+    """Also 0 once it is rounded; then, and of NaN, some powers of special numbers are 1."""
+    base = torch.tensor([0.0, -0.0, 0.5, 1.0, -1.0, 2.0, float("inf"), float("-inf"), float("nan")], dtype=dtype)
+    want = torch.pow(base.double(), torch.tensor(exponent).to(dtype).double()).to(dtype)
+    ntops.torch.pow(base.to(DEVICE), 2.5)
+    torch.testing.assert_close(ntops.torch.pow(base.to(DEVICE), exponent).cpu(), want, rtol=0, atol=0, equal_nan=True)
