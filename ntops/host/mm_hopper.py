@@ -18,7 +18,14 @@ _HALF = (
     (16, 128, 64, 8, 10),
     (16, 64, 128, 4, 10),
 )
-_TF32 = (256, 128, 32, 8, 4), (128, 128, 32, 8, 5), (64, 64, 32, 4, 12), (16, 64, 32, 4, 20)
+_TF32 = (
+    (256, 128, 32, 8, 4),
+    (128, 128, 32, 8, 5),
+    (128, 64, 32, 4, 8),
+    (64, 64, 64, 4, 6),
+    (16, 128, 64, 8, 6),
+    (16, 64, 64, 4, 10),
+)
 POINTS = (
     *((16, 7 * 132 * 64), (16, 2**20), (32, 2**20), (64, 2**20)),
     *((65536, 64), (65536, 128), (128, 65536), (65536, 65536)),
@@ -82,8 +89,12 @@ def shared_memory(options, dtype):
     return (stage * options.num_stages + result) * dtype.itemsize + _OTHERS
 
 
-def launch(chosen, index, output, input, mat2, added, numbers):
-    """Launch ``kernels.multiply`` for matrices, or for a batch of each."""
+def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, activation=""):
+    """Launch ``kernels.multiply`` for matrices, or for a batch of each.
+
+    :param up: With an ``activation``, in tiles of less than 64 rows: what ``input`` is multiplied by beside ``mat2``.
+        The result is the activated product times the other one.
+    """
     # Calls that take the other form need not wait for this import (37 ms).
     from ntops.kernels import mm_hopper as kernels
 
@@ -115,6 +126,8 @@ def launch(chosen, index, output, input, mat2, added, numbers):
         strides = added.stride()
         kind = kernels.MATRIX if all(strides) else kernels.COLUMN if strides[0] else kernels.ROW
         others = _descriptor(_laid_out(added[None], is_turned), is_turned, *block) if all(strides) else added
+    elif activation:
+        others = _descriptor(_laid_out(_batch(up.mT), a_turned), a_turned, rows // groups, chosen.block_k)
 
     tiles_m, tiles_n = -(-m // rows), -(-n // columns)
     tiles = batch * tiles_m * tiles_n
@@ -135,6 +148,7 @@ def launch(chosen, index, output, input, mat2, added, numbers):
         *(a_turned, not b_turned, is_turned),
         alpha != 1,
         kind.value,
+        activation,
         groups,
         chosen.num_stages,
     )

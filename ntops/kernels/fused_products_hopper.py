@@ -26,10 +26,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra import libdevice
 
 from ntops.kernels.attention_hopper import ROWS
-from ntops.kernels.hopper import make_barriers, place_of
+from ntops.kernels.hopper import activated, make_barriers, place_of
 
 COLUMNS = gl.constexpr(128)
 """The columns of a block of a right factor."""
@@ -252,19 +251,6 @@ def fp8_gemm(
 
 
 @gluon.jit
-def _activated(gate, ACTIVATION: gl.constexpr):
-    if ACTIVATION == "silu":
-        activated = gate / (1 + libdevice.exp(-gate))
-    elif ACTIVATION == "gelu":
-        activated = gate * 0.5 * (1 + gl.erf(gate * 0.7071067811865476))
-    else:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate * 0.5 * (1 + libdevice.tanh(inner))
-
-    return activated
-
-
-@gluon.jit
 def _gate(
     output,
     memory,
@@ -316,7 +302,7 @@ def _gate(
         gate = gl.convert_layout(gate, half)
         up = gl.convert_layout(up, half)
         row = tile_m * (2 * ROWS) + GROUP * ROWS
-        _store(output, own, _activated(gate, ACTIVATION) * up, row, tile_n * COLUMNS)
+        _store(output, own, activated(gate, ACTIVATION) * up, row, tile_n * COLUMNS)
 
     tma.store_wait(0)
 
