@@ -14,6 +14,7 @@ fp8_gemm 4096^3, scales of rows       108                          105          
 4096^3, scales of blocks              243    272, as a bfloat16 product            349
 fused_gated_mlp 4096 x 4096 x 14336  1238 1358; two products alone 1214           1567
 4096 x 8192 x 28672                  5032 5360; two products alone 5067           6705
+16 x 8192 x 28672, by ``mm_hopper``   223   231; two products alone 224            236
 =================================== ===== ============================ ==============
 """
 

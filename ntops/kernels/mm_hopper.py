@@ -1,4 +1,5 @@
-"""``a @ b`` of two matrices, or of each two of a batch, on Hopper, in Gluon, with the work of every warp written out.
+"""``a @ b`` of two matrices, or of each two of a batch, on Hopper, in Gluon, with the work of every warp written out;
+and the first half of a gated MLP, of few rows.
 
 NineToothed's form of it is ``mm.premake``, which runs everywhere. It computes one tile in each program, so that the
 matrix units wait at the beginning and at the end of every tile. Here a program computes tiles one after the other: it
@@ -14,6 +15,8 @@ faster one of NineToothed's form and a kernel in Triton with tensor descriptors,
 4096 x 4096 x 4096                    1.00  0.99
 8192 x 8192 x 8192                    1.03  1.01
 4096 x 4096 x 4096, TF32              1.01  0.73
+128 x 4096 x 4096, TF32               1.09     -
+1024 x 1024 x 1024, TF32              1.01     -
 16 products of 1024 x 1024 x 1024     1.02  0.98
 128 products of 2048 x 128 x 2048     0.98  0.94
 1024 x 1024 x 1024                    0.99  0.69
