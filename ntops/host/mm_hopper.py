@@ -8,7 +8,9 @@ from ntops.torch.utils import get_default_num_stages, get_default_num_warps
 
 # Tiles of the result and of K, warps that multiply, and stages. Small tiles take the place of splits of K: 16 x 4096 x
 # 4096 ran at 1.04 of cuBLAS's speed on an H200 with 64 programs, and at 0.92 with 128, of which each two are added up;
-# 128 x 4096 x 4096 at 1.09 in tiles of 64 x 64, and at 0.82 in 2 splits of tiles of 128 x 64.
+# 128 x 4096 x 4096 at 1.09 in tiles of 64 x 64, and at 0.82 in 2 splits of tiles of 128 x 64. And tiles take all of
+# their columns: 128 x 4096 x 11008 took 29.2 us in 86 tiles of 128 x 128, but 43.4 in 126 of which 88 columns each were
+# computed, so that nearly all multiprocessors had one: to fill memory with zeros takes as long as to load it.
 _HALF = (
     (128, 256, 64, 8, 3),
     (128, 128, 64, 8, 6),
@@ -18,7 +20,16 @@ _HALF = (
     (16, 128, 64, 8, 10),
     (16, 64, 128, 4, 10),
 )
-_TF32 = (256, 128, 32, 8, 4), (128, 128, 32, 8, 5), (64, 64, 32, 4, 12), (16, 64, 32, 4, 20)
+# Few rows want 256 bytes of each row or column at a time: 128 x 4096 x 4096 took 30.8 us in steps of 64 terms and 38.0
+# in steps of 32 (cuBLAS 33.1).
+_TF32 = (
+    (256, 128, 32, 8, 4),
+    (128, 128, 32, 8, 5),
+    (128, 64, 32, 4, 8),
+    (64, 64, 64, 4, 6),
+    (16, 128, 64, 8, 6),
+    (16, 64, 64, 4, 10),
+)
 POINTS = (
     *((16, 7 * 132 * 64), (16, 2**20), (32, 2**20), (64, 2**20)),
     *((65536, 64), (65536, 128), (128, 65536), (65536, 65536)),
@@ -82,8 +93,12 @@ def shared_memory(options, dtype):
     return (stage * options.num_stages + result) * dtype.itemsize + _OTHERS
 
 
-def launch(chosen, index, output, input, mat2, added, numbers):
-    """Launch ``kernels.multiply`` for matrices, or for a batch of each."""
+def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, activation=""):
+    """Launch ``kernels.multiply`` for matrices, or for a batch of each.
+
+    :param up: With an ``activation``, in tiles of less than 64 rows: what ``input`` is multiplied by beside ``mat2``.
+        The result is the activated product times the other one.
+    """
     # Calls that take the other form need not wait for this import (37 ms).
     from ntops.kernels import mm_hopper as kernels
 
@@ -115,6 +130,8 @@ def launch(chosen, index, output, input, mat2, added, numbers):
         strides = added.stride()
         kind = kernels.MATRIX if all(strides) else kernels.COLUMN if strides[0] else kernels.ROW
         others = _descriptor(_laid_out(added[None], is_turned), is_turned, *block) if all(strides) else added
+    elif up is not None:
+        others = _descriptor(_laid_out(_batch(up.mT), a_turned), a_turned, rows // groups, chosen.block_k)
 
     tiles_m, tiles_n = -(-m // rows), -(-n // columns)
     tiles = batch * tiles_m * tiles_n
@@ -135,6 +152,7 @@ def launch(chosen, index, output, input, mat2, added, numbers):
         *(a_turned, not b_turned, is_turned),
         alpha != 1,
         kind.value,
+        activation,
         groups,
         chosen.num_stages,
     )

@@ -14,6 +14,7 @@ fp8_gemm 4096^3, scales of rows       108                          105          
 4096^3, scales of blocks              243    272, as a bfloat16 product            349
 fused_gated_mlp 4096 x 4096 x 14336  1238 1358; two products alone 1214           1567
 4096 x 8192 x 28672                  5032 5360; two products alone 5067           6705
+16 x 8192 x 28672, by ``mm_hopper``   223   231; two products alone 224            236
 =================================== ===== ============================ ==============
 """
 
@@ -26,10 +27,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra import libdevice
 
 from ntops.kernels.attention_hopper import ROWS
-from ntops.kernels.hopper import make_barriers, place_of
+from ntops.kernels.hopper import activated, make_barriers, place_of
 
 COLUMNS = gl.constexpr(128)
 """The columns of a block of a right factor."""
@@ -252,19 +252,6 @@ def fp8_gemm(
 
 
 @gluon.jit
-def _activated(gate, ACTIVATION: gl.constexpr):
-    if ACTIVATION == "silu":
-        activated = gate / (1 + libdevice.exp(-gate))
-    elif ACTIVATION == "gelu":
-        activated = gate * 0.5 * (1 + gl.erf(gate * 0.7071067811865476))
-    else:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        activated = gate * 0.5 * (1 + libdevice.tanh(inner))
-
-    return activated
-
-
-@gluon.jit
 def _gate(
     output,
     memory,
@@ -316,7 +303,7 @@ def _gate(
         gate = gl.convert_layout(gate, half)
         up = gl.convert_layout(up, half)
         row = tile_m * (2 * ROWS) + GROUP * ROWS
-        _store(output, own, _activated(gate, ACTIVATION) * up, row, tile_n * COLUMNS)
+        _store(output, own, activated(gate, ACTIVATION) * up, row, tile_n * COLUMNS)
 
     tma.store_wait(0)
 

@@ -3,6 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.language.extra import libdevice
 
 TALL = gl.constexpr(8)
 """Tiles that lie below each other and are computed together."""
@@ -30,3 +31,17 @@ def make_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
 
     return barriers
+
+
+@gluon.jit
+def activated(gate, ACTIVATION: gl.constexpr):
+    """silu, or gelu by the error function or by tanh, of float32."""
+    if ACTIVATION == "silu":
+        activated = gate / (1 + libdevice.exp(-gate))
+    elif ACTIVATION == "gelu":
+        activated = gate * 0.5 * (1 + gl.erf(gate * 0.7071067811865476))
+    else:
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        activated = gate * 0.5 * (1 + libdevice.tanh(inner))
+
+    return activated

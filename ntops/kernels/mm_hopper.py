@@ -1,4 +1,5 @@
-"""``a @ b`` of two matrices, or of each two of a batch, on Hopper, in Gluon, with the work of every warp written out.
+"""``a @ b`` of two matrices, or of each two of a batch, on Hopper, in Gluon, with the work of every warp written out;
+and the first half of a gated MLP, of few rows.
 
 NineToothed's form of it is ``mm.premake``, which runs everywhere. It computes one tile in each program, so that the
 matrix units wait at the beginning and at the end of every tile. Here a program computes tiles one after the other: it
@@ -14,6 +15,8 @@ faster one of NineToothed's form and a kernel in Triton with tensor descriptors,
 4096 x 4096 x 4096                    1.00  0.99
 8192 x 8192 x 8192                    1.03  1.01
 4096 x 4096 x 4096, TF32              1.01  0.73
+128 x 4096 x 4096, TF32               1.09     -
+1024 x 1024 x 1024, TF32              1.01     -
 16 products of 1024 x 1024 x 1024     1.02  0.98
 128 products of 2048 x 128 x 2048     0.98  0.94
 1024 x 1024 x 1024                    0.99  0.69
@@ -33,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ntops.kernels.hopper import make_barriers, place_of
+from ntops.kernels.hopper import activated, make_barriers, place_of
 
 NOTHING = gl.constexpr(0)
 """Is added to a product; or the same ROW to all rows, the same COLUMN to all columns, or a MATRIX."""
@@ -43,13 +46,15 @@ MATRIX = gl.constexpr(3)
 
 
 @gluon.jit
-def _load(tensors, memory, barriers, sizes, steps_ab, TURNED: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr):
+def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr):
     """The warp that loads: for each step along K the rows of each group, and the columns of all."""
-    a, b, _output = tensors
+    tensors, memory, barriers, sizes, steps_ab = given
+    a, b, _output, up = tensors
     lefts, rights, _results = memory
     full, empty, _arrived = barriers
     tiles, tiles_m, tiles_n, steps = sizes
     step_a, step_b = steps_ab
+    FACTORS: gl.constexpr = 2 if GATED else 1
     ROWS: gl.constexpr = a.block_type.shape[2 if TURNED[0] else 1]
     COLUMNS: gl.constexpr = b.block_type.shape[1 if TURNED[1] else 2]
     BLOCK_K: gl.constexpr = a.block_type.shape[1 if TURNED[0] else 2]
@@ -66,12 +71,16 @@ def _load(tensors, memory, barriers, sizes, steps_ab, TURNED: gl.constexpr, GROU
             stage = taken % STAGES
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), (taken // STAGES + 1) % 2)
-            mbarrier.expect(ready, GROUPS * a.block_type.nbytes + b.block_type.nbytes)
+            mbarrier.expect(ready, GROUPS * FACTORS * a.block_type.nbytes + b.block_type.nbytes)
 
             for i in gl.static_range(GROUPS):
                 m = (tile_m * GROUPS + i) * ROWS
                 place = [batch_a, k, m] if TURNED[0] else [batch_a, m, k]
-                tma.async_copy_global_to_shared(a, place, ready, lefts.index(stage * GROUPS + i))
+                left = (stage * GROUPS + i) * FACTORS
+                tma.async_copy_global_to_shared(a, place, ready, lefts.index(left))
+
+                if GATED:
+                    tma.async_copy_global_to_shared(up, place, ready, lefts.index(left + 1))
 
             place = [batch_b, n, k] if TURNED[1] else [batch_b, k, n]
             tma.async_copy_global_to_shared(b, place, ready, rights.index(stage))
@@ -114,24 +123,25 @@ def _store(output, memory, values, batch, m, n, IS_TURNED: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    tensors,
-    memory,
-    barriers,
-    sizes,
+    given,
     addend,
     TURNED: gl.constexpr,
     SCALED: gl.constexpr,
     ADDED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """A group of warps: its rows of each tile."""
-    a, b, output = tensors
+    tensors, memory, barriers, sizes, _steps_ab = given
+    a, b, output, added = tensors
     lefts, rights, results = memory
     full, empty, arrived = barriers
     tiles, tiles_m, tiles_n, steps = sizes
-    added, M, N, stride_m, stride_n, alpha, beta = addend
+    M, N, stride_m, stride_n, alpha, beta = addend
+    GATED: gl.constexpr = ACTIVATION != ""
+    FACTORS: gl.constexpr = 2 if GATED else 1
     ROWS: gl.constexpr = a.block_type.shape[2 if TURNED[0] else 1]
     COLUMNS: gl.constexpr = b.block_type.shape[1 if TURNED[1] else 2]
     WIDTH: gl.constexpr = output.block_type.shape[1 if TURNED[2] else 2]
@@ -151,6 +161,9 @@ def _multiply(
         m = first_m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         n = first_n + gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [4], [0]))
         sums = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+
+        if GATED:
+            ups = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
 
         # These arrive while the product is computed.
         if ADDED == ROW:
@@ -184,16 +197,29 @@ def _multiply(
             for step in range(steps):
                 stage = taken % STAGES
                 mbarrier.wait(full.index(stage), taken // STAGES % 2)
-                left = _matrix(lefts.index(stage * GROUPS + GROUP), TURNED[0])
-                product = warpgroup_mma(left, _matrix(rights.index(stage), TURNED[1]), sums, is_async=True)
+                left = (stage * GROUPS + GROUP) * FACTORS
+                right = _matrix(rights.index(stage), TURNED[1])
+                product = warpgroup_mma(_matrix(lefts.index(left), TURNED[0]), right, sums, is_async=True)
+
                 # When a product begins, the one before is done with its factors.
-                sums = warpgroup_mma_wait(1, deps=[product])
+                if GATED:
+                    other = warpgroup_mma(_matrix(lefts.index(left + 1), TURNED[0]), right, ups, is_async=True)
+                    sums, ups = warpgroup_mma_wait(2, deps=[product, other])
+                else:
+                    sums = warpgroup_mma_wait(1, deps=[product])
+
                 mbarrier.arrive(empty.index((taken + STAGES - 1) % STAGES), count=1, pred=step > 0)
                 taken += 1
 
-            sums = warpgroup_mma_wait(0, deps=[sums])
+            if GATED:
+                sums, ups = warpgroup_mma_wait(0, deps=[sums, ups])
+            else:
+                sums = warpgroup_mma_wait(0, deps=[sums])
 
         mbarrier.arrive(empty.index((taken + STAGES - 1) % STAGES), count=1)
+
+        if GATED:
+            sums = activated(sums, ACTIVATION) * ups
 
         if SCALED:
             sums = alpha.to(gl.float32) * sums
@@ -252,6 +278,7 @@ def multiply(
     TURNED_OUTPUT: gl.constexpr,
     SCALED: gl.constexpr,
     ADDED: gl.constexpr,
+    ACTIVATION: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -263,31 +290,36 @@ def multiply(
         zero.
     :param b: One of (batch, K, N), in blocks of (1, block of K, columns of a tile). In TF32, K is innermost.
     :param added: A MATRIX by a descriptor like ``output``'s; a ROW or COLUMN as (M, N) of the strides ``stride_m`` and
-        ``stride_n``.
+        ``stride_n``. With an ACTIVATION a descriptor like that of ``a``, of another left factor: the result is the
+        activated product times the product with that one.
     :param tiles: Of all the batch; ``tiles_m`` down and ``tiles_n`` across in each matrix.
     :param steps: Blocks of K, one at least.
     :param step_a: 1, or 0 where all products have one ``a``; ``step_b`` likewise.
     :param alpha: Where SCALED, the factor of the product; ``beta`` that of ``added``.
     :param TURNED_A: Whether the descriptor of ``a`` is of it turned, blocks and all; those of ``b`` and ``output``
         likewise.
+    :param ACTIVATION: "", or the one of a gated MLP.
     :param GROUPS: Of warps: one or two.
     :param STAGES: Blocks of K that there is shared memory for.
     """
     TURNED: gl.constexpr = (TURNED_A, TURNED_B, TURNED_OUTPUT)
-    memory = (_memory(a, STAGES * GROUPS), _memory(b, STAGES), _memory(output, GROUPS))
+    GATED: gl.constexpr = ACTIVATION != ""
+    LEFTS: gl.constexpr = GROUPS * (2 if GATED else 1)
+    memory = (_memory(a, STAGES * LEFTS), _memory(b, STAGES), _memory(output, GROUPS))
     # Memory is filled by the warp that loads, and emptied by all groups.
     barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS), make_barriers(GROUPS, 1))
     fence_async_shared()
-    tensors = (a, b, output)
+    tensors = (a, b, output, added)
     sizes = (tiles, tiles_m, tiles_n, steps)
-    addend = (added, M, N, stride_m, stride_n, alpha, beta)
+    addend = (M, N, stride_m, stride_n, alpha, beta)
+    given = (tensors, memory, barriers, sizes, (step_a, step_b))
 
     # Registers of a thread: the first group has what the others leave.
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (_multiply, (tensors, memory, barriers, sizes, addend, TURNED, SCALED, ADDED, GROUPS, STAGES, 0)),
-                (_load, (tensors, memory, barriers, sizes, (step_a, step_b), TURNED, GROUPS, STAGES)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
+                (_load, (given, TURNED, GATED, GROUPS, STAGES)),
             ],
             [1],
             [24],
@@ -295,9 +327,9 @@ def multiply(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (tensors, memory, barriers, sizes, addend, TURNED, SCALED, ADDED, GROUPS, STAGES, 0)),
-                (_multiply, (tensors, memory, barriers, sizes, addend, TURNED, SCALED, ADDED, GROUPS, STAGES, 1)),
-                (_load, (tensors, memory, barriers, sizes, (step_a, step_b), TURNED, GROUPS, STAGES)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 1)),
+                (_load, (given, TURNED, GATED, GROUPS, STAGES)),
             ],
             [4, 1],
             [240, 24],

@@ -2,11 +2,11 @@ import dataclasses
 
 import torch
 
-from ntops.host import fused_products_hopper, repetition
+from ntops.host import fused_products_hopper, mm_hopper, repetition
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides, specialize
 from ntops.host.launch import multiprocessors, on_device, shared_memory
-from ntops.host.products import check_dims, check_factors, config
+from ntops.host.products import HOPPER, Options, check_dims, check_factors, config
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.host.repetition import repeatable
 from ntops.kernels.fused_gated_mlp import ACTIVATIONS, premake
@@ -73,10 +73,10 @@ def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
     return output
 
 
-@heuristic(("m", "n"), ((16, 32), (64, 32), (65, 33), (65, 32768), (2048, 1024), (4096, 4096)))
+@heuristic(("m", "n"), ((16, 32), (16, 65536), (64, 32), (65, 33), (65, 32768), (2048, 1024), (4096, 4096)))
 def _config(m, n, k, dtype, ieee, limit, multiprocessors, hopper):
-    """The options of the form for Hopper, or the configuration of a product with twice the columns, half of whose tiles
-    are of the gate; K is not split."""
+    """The options of a form for Hopper, that of many rows or that of few; or the configuration of a product with twice
+    the columns, half of whose tiles are of the gate; K is not split."""
     # us on an H200 beside two products of cuBLAS, which leave the rest to be done.
     if hopper and m > 16 and 2 * -(-m // 128) * -(-n // 128) >= multiprocessors:
         # 4096 x 4096 x 14336: 1238 (1214). 128 x 4096 x 14336: 70.4 (70.8), by the other form 75.6.
@@ -84,10 +84,14 @@ def _config(m, n, k, dtype, ieee, limit, multiprocessors, hopper):
 
     chosen = config.__wrapped__(m, 2 * n, k, dtype, ieee, limit, 0)
 
-    if chosen.block_m == 16 and dtype.itemsize == 2 and -(-2 * n // chosen.block_n) <= 4 * multiprocessors:
-        # With 3 stages a multiprocessor has room for three programs, of 4 for two. About one turn of all of them:
-        # 16 x 4096 x 14336 61 and 71 (65); several turns: 16 x 8192 x 28672 281 and 238 (232).
-        chosen = dataclasses.replace(chosen, num_stages=3)
+    if chosen.block_m == 16 and dtype.itemsize == 2:
+        if -(-2 * n // chosen.block_n) <= 4 * multiprocessors:
+            # With 3 stages a multiprocessor has room for three programs, of 4 for two. About one turn of all of them:
+            # 16 x 4096 x 14336 61 and 71 (65).
+            chosen = dataclasses.replace(chosen, num_stages=3)
+        elif hopper:
+            # Several turns: 16 x 8192 x 28672 223, and 236 in the other form (224).
+            return Options(16, 64, 128, 4, 6, form=HOPPER)
 
     tiles = -(-m // chosen.block_m)
     blocks = (
@@ -109,6 +113,12 @@ def _launch(output, x, gate_weight, up_weight, activation):
     limits = shared_memory(index), multiprocessors(index)
     chosen = _config(rows, columns, terms, dtype, ieee, *limits, hopper)
     output, x = output.view(rows, columns), x.reshape(rows, terms)
+
+    if isinstance(chosen, Options):
+        with on_device(output.device):
+            mm_hopper.launch(chosen, index, output, x, gate_weight.mT, up=up_weight.mT, activation=activation)
+
+        return
 
     if isinstance(chosen, fused_products_hopper.Options):
         fused_products_hopper.fused_gated_mlp(chosen, output, x, gate_weight, up_weight, activation)

@@ -6,13 +6,14 @@ import pytest
 import torch
 from hopper import hopper
 
-from ntops.host import configuration, fp8, fused_products_hopper
+from ntops.host import configuration, fp8, fused_products_hopper, products
 from ntops.torch import dequantize_fp8, fp8_gemm, fused_gated_mlp, quantize_fp8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16
 gated = sys.modules["ntops.torch.fused_gated_mlp"]
 LIMITS = (232448, 132)
+FEW = products.Options(16, 64, 128, 4, 6, form=products.HOPPER)
 SHAPES = [(1, 128, 64), (333, 264, 1040), (130, 4000, 144), (3000, 5000, 272)]
 """Rows, columns and terms: less than a tile, what tiles and steps do not divide, more tiles than multiprocessors."""
 
@@ -34,6 +35,15 @@ def test_large_calls_that_it_takes_have_it_and_a_fixed_configuration_may_be_any_
         assert type(choose(16, 4096, *rest, True)) is not fused_products_hopper.Options
 
 
+def test_a_gated_mlp_of_few_rows_and_many_columns_is_one_of_mm():
+    rest = (8192, HALF, False, *LIMITS)
+    assert FEW in gated._config.alternatives(1, 1, *rest, True)
+    assert gated._config(16, 28672, *rest, True) == gated._config(1, 28672, *rest, True) == FEW
+    others = ((16, 28672, False), (16, 14336, True), (17, 28672, True))
+    assert FEW not in [gated._config(m, n, *rest, hopper) for m, n, hopper in others]
+    assert products.mm_hopper.shared_memory(FEW, HALF) + 64 * 128 * 2 * 6 <= LIMITS[0], "another left factor"
+
+
 @hopper
 def test_what_it_takes_depends_on_no_layout():
     assert fused_products_hopper.takes(64, 8, 2, 2)
@@ -51,7 +61,7 @@ def forced(monkeypatch, request):
 
     def options(*args):
         assert args[-1] is True or args[-2] is True, "the form takes the call"
-        return fused_products_hopper.options(*tile, 4, LIMITS[0])
+        return tile if tile == FEW else fused_products_hopper.options(*tile, 4, LIMITS[0])
 
     tile = getattr(request, "param", (2, 2))
     monkeypatch.setattr(fp8, "config", options)
@@ -157,7 +167,11 @@ def misaligned(matrix):
     return torch.nn.functional.pad(matrix.float(), (3, 2)).to(matrix.dtype)[:, 3:-2]
 
 
+GATED = pytest.mark.parametrize("forced", [(2, 2), FEW], indirect=True, ids=["many rows", "few"])
+
+
 @hopper
+@GATED
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float16, HALF])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
@@ -177,6 +191,7 @@ def test_gated_mlp(shape, dtype, activation, forced):
 
 
 @hopper
+@GATED
 def test_gated_layouts_change_no_bit(forced):
     x, gate, up = random(300, 136), random(400, 136, seed=1), random(400, 136, seed=2)
     wanted = fused_gated_mlp(x, gate, up)
@@ -192,9 +207,13 @@ def test_gated_layouts_change_no_bit(forced):
 @hopper
 def test_calls_that_come_again_are_of_their_own_tensors():
     a, b, a_scale, b_scale = operands(2048, 4096, 256)
-    x, gate, up = random(2048, 256), random(2048, 256, seed=1), random(2048, 256, seed=2)
+    x, gate, up = random(2048, 256), random(17000, 256, seed=1), random(17000, 256, seed=2)
 
-    for call, tensors in ((fp8_gemm, (a, b.mT, a_scale, b_scale.mT)), (fused_gated_mlp, (x, gate, up))):
+    for call, tensors in (
+        (fp8_gemm, (a, b.mT, a_scale, b_scale.mT)),
+        (fused_gated_mlp, (x, gate, up)),
+        (fused_gated_mlp, (x[:16], gate, up)),
+    ):
         first = call(*tensors)
         call(tensors[0].flip(0), *tensors[1:])
         assert torch.equal(call(*(one.clone() for one in tensors)), first)

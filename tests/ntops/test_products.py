@@ -257,6 +257,10 @@ def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(128, 28672, 8192) == (products.HOPPER, 128, 256)
     assert chosen(1024, 1024, 1024, batched=True) == (products.HOPPER, 128, 256)
     assert chosen(1024, 128, 1024, batched=True) == (products.HOPPER, 128, 128), "not half of them empty"
+    single = {"dtype": torch.float32}
+    assert chosen(16, 4096, 4096, **single) == (products.HOPPER, 16, 64)
+    assert chosen(128, 4096, 4096, **single) == (products.HOPPER, 64, 64)
+    assert chosen(1024, 1024, 1024, **single) == (products.HOPPER, 128, 64)
 
 
 @pytest.mark.parametrize(
