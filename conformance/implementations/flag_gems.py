@@ -104,7 +104,10 @@ def pow(input: Any, exponent: Any, *, out: torch.Tensor | None = None) -> torch.
 
 def clamp(input: torch.Tensor, min: Any = None, max: Any = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
     _without_out(out)
-    tensors = isinstance(min, torch.Tensor) or isinstance(max, torch.Tensor)
+    bounds = [bound for bound in (min, max) if bound is not None]
+    tensors = [bound for bound in bounds if isinstance(bound, torch.Tensor)]
+    if tensors and len(tensors) < len(bounds):
+        raise NotProvided("torch makes a tensor of a number beside one, before it asks FlagGems")
     return (gems.clamp_tensor if tensors else gems.clamp)(input, min, max)
 
 
@@ -199,6 +202,7 @@ def rotary_position_embedding(
     interleaved: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """The library's takes queries and keys together."""
+    """The library's takes queries and keys together, and in place returns views of them."""
     key = input.new_zeros(*input.shape[:2], 1, input.shape[3])
-    return gems.apply_rotary_pos_emb(input, key, cos_table, sin_table, None, interleaved, inplace)[0]
+    result = gems.apply_rotary_pos_emb(input, key, cos_table, sin_table, None, interleaved, inplace)[0]
+    return input if inplace else result

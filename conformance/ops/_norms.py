@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -128,12 +129,17 @@ def parameter(value: torch.Tensor | None, default: float, columns: int) -> np.nd
 def in_range(total: np.ndarray, squares: np.ndarray, scale: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Rows that are judged: neither the sum of magnitudes nor that of squares leaves the range of the compute dtype,
     nor is their mean plus eps, ``scale``, so small that it lacks bits there."""
-    form = bounds.FORMATS[bounds.compute_dtype(dtype)]
     large = oracle.in_range(total, dtype) & oracle.in_range(squares, dtype)
     if dtype == torch.float64:
         # Doubled, so that an overflow shows; what is not finite by nature has no squares that are.
         large = np.isfinite(2 * total) & np.isfinite(2 * squares)
-    return large & ~((total > 0) & (scale < math.ldexp(1.0, form.least + form.precision)))
+    return large & ~((total > 0) & lacks_bits(scale, dtype))
+
+
+def lacks_bits(scale: Any, dtype: torch.dtype) -> Any:
+    """Whether a mean of squares plus eps is that small in the compute dtype."""
+    form = bounds.FORMATS[bounds.compute_dtype(dtype)]
+    return scale < math.ldexp(1.0, form.least + form.precision)
 
 
 def exactly(

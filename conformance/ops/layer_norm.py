@@ -67,6 +67,9 @@ def expected(call: Call) -> Expected:
         size = np.abs(x) + total / terms
         bound = bounds.layer_norm(value, size, 1 / np.sqrt(scale), w, b, dtype)
         judged = judged & oracle.in_range(scaled, dtype) & (np.isfinite(scaled) | ~(np.isfinite(w) & np.isfinite(x)))
+        # Without eps, equal elements are nothing over nothing, or what their mean was rounded by over itself.
+        none = (np.abs(centered) <= bounds.difference(size, dtype)).all(axis=1, keepdims=True)
+        judged = judged & ~(none & norms.lacks_bits(eps, dtype))
         # Infinity times what may be zero or of either sign.
         judged = judged & ~(np.isinf(w) & (np.abs(centered) <= bounds.difference(size, dtype)))
     low = None if low is None else low.reshape(input.shape)

@@ -228,6 +228,15 @@ REACHED = {
 }
 
 
+def test_equal_elements_without_eps_are_not_judged():
+    """Their mean in float64 is another number, and what is left of them is over itself: finite, where torch has NaN."""
+    row = torch.full((1, 36), -0.7951449032, dtype=torch.float64)
+    assert (row.numpy() - row.numpy().sum() / 36).any()
+    zeros, ones = torch.zeros(36, dtype=torch.float64), torch.ones(36, dtype=torch.float64)
+    assert not expected("layer_norm", row, (36,), zeros, ones, eps=0.0).judged.any()
+    assert expected("layer_norm", row, (36,), zeros, ones, eps=1e-5).judged.all()
+
+
 @pytest.mark.parametrize(("op", "more"), [("layer_norm", "bias given"), ("rms_norm", "weight of another dtype")])
 def test_strategies_reach(op, more):
     assert missing(registry()[op].cases(dtype_names.FLOATING), REACHED | {more}, features) == set()
