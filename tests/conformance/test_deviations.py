@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from op_tools import by_torch, call, judged, normal
 
 from conformance import deviations, stand_ins
 from conformance.cases import Case, NonFinite
 from conformance.spec import registry
-from strategies.specs import TensorSpec
+from strategies.specs import Layout, TensorSpec
+from strategies.tensors import materialize
 
 
 @pytest.mark.parametrize("deviation", deviations.DEVIATIONS, ids=lambda d: d.name)
@@ -70,6 +72,16 @@ def test_nothing_is_excused_that_is_not_in_the_table():
     assert deviations.named_deviation(normal("div", "float16", 5), "values", "cpu") is None
     assert deviations.named_deviation(normal("softmax", "float32", 500), "values", "cpu") is None
     assert registry()["mm"].cuda_refuses(call(plain)) is None
+
+
+def test_products_that_are_subnormal_count_as_subnormal_operands_do():
+    named = "bfloat16 subnormals in CPU products"
+    # All of them normal; the least of the second is 1.4e-38.
+    first = TensorSpec((130, 64), "bfloat16", values="descending", seed=182)
+    second = TensorSpec((64, 130), "bfloat16", values="every_exponent", seed=244, layout=Layout(expanded=(0,)))
+    assert materialize(second, 1).abs().min() > torch.finfo(torch.bfloat16).smallest_normal
+    assert deviations.named_deviation(Case(op="mm", args=(first, second)), "values", "cpu") == named
+    assert deviations.named_deviation(Case(op="mm", args=(first, first)), "values", "cpu") is None
 
 
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "eq"])
