@@ -8,6 +8,7 @@ from ntops._runtime import INTERPRETED
 from ntops.host import choice, repetition
 from ntops.host.attention_hopper import REGISTERS
 from ntops.host.launch import is_hopper, on_device
+from ntops.torch.utils import get_default_num_stages, get_default_num_warps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,15 @@ def options(groups, blocks, output_itemsize, shared_memory):
 def takes(k, n, itemsize, output_itemsize):
     """Whether tensor descriptors could be of copies of all operands, so that the form of a product does not depend on
     their layout: rows of 16 bytes or a multiple, of a (M, K) and a (N, K) factor and of a (M, N) result."""
-    return not INTERPRETED and is_hopper() and k > 0 and k * itemsize % 16 == 0 and n * output_itemsize % 16 == 0
+    return (
+        not INTERPRETED
+        # These are numbers for the other form: here warps and stages are parts of a whole.
+        and not (get_default_num_warps() or get_default_num_stages())
+        and is_hopper()
+        and k > 0
+        and k * itemsize % 16 == 0
+        and n * output_itemsize % 16 == 0
+    )
 
 
 def fp8_gemm(chosen, output, a, b, a_scale, b_scale):

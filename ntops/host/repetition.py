@@ -20,7 +20,7 @@ from ntops.host import replay
 # Enough for what a model calls again and again; after so many kinds of one function's calls it starts over.
 LIMIT = 4096
 # Of each function so many kinds of calls are tried in turn, before a call is looked up by all that tells it apart.
-RECENT = 3
+RECENT = 8
 
 _included, _excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
 _NUMBERS = {int, bool, str, type(None), torch.dtype}
@@ -78,11 +78,14 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
             return function(*args, **kwargs)
 
         key, tensors, pointers = described
-        repeat, again = known.get(key, (None, None))
+        found = known.get(key)
 
-        if repeat is not None and (result := repeat(tensors, pointers)) is not None:
-            if again is not None and again not in recent:
-                recent[:] = (again, *recent[: RECENT - 1])
+        if found is not None and (result := found.repeat(tensors, pointers)) is not None:
+            if found.again is None:
+                found.tell(tensors, args, kwargs)
+
+            if found.again and found.again not in recent:
+                recent[:] = (found.again, *recent[: RECENT - 1])
 
             return result
 
@@ -93,8 +96,8 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
         finally:
             _local.recording = None
 
-        if repeat is None and tensors:
-            found = replay.write(recording, (*_constants.values(),), tensors, result, args, kwargs, state)
+        if found is None and tensors:
+            found = replay.write(recording, (*_constants.values(),), tensors, result, state)
 
             if found is not None:
                 if len(known) >= LIMIT:

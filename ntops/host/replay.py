@@ -21,7 +21,7 @@ SOURCES = 4096
 current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
 current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
 # What torch's own compiler checks its inputs and allocates with, in one go and past the dispatcher: layer_norm takes
-# 7.9 us of an H200's host so (torch 11.0), and 13.3 us where each tensor is asked for all that counts.
+# 7.9 us of an H200's host so (torch's own takes 11.0), and 13.3 us where each tensor is asked for all that counts.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards = getattr(_guards, "TensorGuards", None)
 _empty_cuda = getattr(_guards, "_empty_strided_cuda", None)
@@ -39,12 +39,30 @@ def _compiled(source):
     return compile(source, "<a recorded call>", "exec")
 
 
-def write(recording, constants, tensors, result, args, kwargs, state):
-    """The functions ``(tensors, pointers) -> result`` and ``(args, kwargs) -> result`` that repeat a recorded call.
+class Recorded:
+    """A recorded call.
 
-    They return ``None``, and have launched nothing, where a call has to be made anew; the second one also for any call
-    that is not like the recorded one. ``None`` instead of it where torch cannot tell that at once, and instead of both
-    where the call cannot be repeated.
+    ``repeat(tensors, pointers)`` repeats it for arguments that are known to be like its own, ``again(args, kwargs)``
+    for any; both return ``None``, and have launched nothing, where a call has to be made anew.
+    """
+
+    __slots__ = ("_tell", "again", "repeat")
+
+    def __init__(self, repeat, tell):
+        self.repeat = repeat
+        self.again = None
+        self._tell = tell
+
+    def tell(self, tensors, args, kwargs):
+        """Have ``again``, or ``False`` where torch cannot tell at once whether a call is like this one, which it is.
+
+        Not before the call came again: of a number that is another one in each call there are kinds without end.
+        """
+        self.again = self._tell(tensors, args, kwargs) or False
+
+
+def write(recording, constants, tensors, result, state):
+    """The call as a :class:`Recorded`; ``None`` where it cannot be repeated.
 
     :param recording: What the call allocated and launched.
     :param constants: The tensors that stay where they are.
@@ -92,13 +110,13 @@ def write(recording, constants, tensors, result, args, kwargs, state):
     unpacked = [f"{listed(name, range(len(tensors)))}= {name}s" for name in ("tensor", "pointer")]
     allocated = _allocated(recording, len(tensors), scope)
     repeat = function("repeat(tensors, pointers)", [*before, *unpacked, *allocated, *after], scope)
-    told = _told(tensors, args, kwargs, state, scope)
-
-    if told is None:
-        return repeat, None
-
     allocated = _allocated(recording, len(tensors), scope, direct=True)
-    return repeat, function("again(args, kwargs)", [*told, *before, *allocated, *after], scope)
+    return Recorded(repeat, functools.partial(_again, [*before, *allocated, *after], state, scope))
+
+
+def _again(lines, state, scope, tensors, args, kwargs):
+    told = _told(tensors, args, kwargs, state, scope)
+    return told and function("again(args, kwargs)", [*told, *lines], scope)
 
 
 def _allocated(recording, first, scope, direct=False):
@@ -136,12 +154,19 @@ def _told(tensors, args, kwargs, state, scope):
     positional, named = ("".join(f"{name}, " for name in part) for part in (names[: len(args)], names[len(args) :]))
     scope |= {"named": (*kwargs,), "default_dtype": torch.get_default_dtype, "default": torch.get_default_dtype()}
     scope |= {"device_of": current_device, "state_of": state, "state": state and state(), "same": _same}
-    # Also a tensor's type, where it is, whether it needs a gradient, and torch's modes.
-    scope["check"] = _TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    # Of one that is given twice torch wants to hear once.
+    first = [next(place for place, one in enumerate(tensors) if one is tensor) for tensor in tensors]
+    once = [place for place, earlier in enumerate(first) if place == earlier]
+    # Also where a tensor is, whether it needs a gradient, and torch's modes.
+    guards = _TensorGuards(*(tensors[place] for place in once), dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    scope |= {"check": guards.check} | {f"type{place}": type(tensors[place]) for place in once}
     differs = [f"len(args) != {len(args)}", "(*kwargs,) != named" if kwargs else "kwargs"]
     lines = [f"if {' or '.join(differs)}: return None"]
     lines += [f"{part}= {whole}" for part, whole in ((positional, "args"), (named, "kwargs.values()")) if part]
-    lines.append(f"if not check({listed('tensor', range(len(tensors)))}): return None")
+    # Asked for the strides of a nested tensor, which may be a plain torch.Tensor, the guard ends the process.
+    differs = [f"type(tensor{place}) is not type{place} or tensor{place}.is_nested" for place in once]
+    differs += [f"tensor{place} is not tensor{earlier}" for place, earlier in enumerate(first) if place != earlier]
+    lines.append(f"if {' or '.join(differs)} or not check({listed('tensor', once)}): return None")
     differs = ["state_of() != state"] if state else []
 
     if torch.cuda.device_count() != 1:
@@ -180,7 +205,7 @@ def _told(tensors, args, kwargs, state, scope):
 
 
 def _same(value, kind, known):
-    """Whether an argument that is no tensor is the one that was recorded, as a key of :func:`_describer` would be."""
+    """Whether an argument that is no tensor is the recorded one, by what ``repetition._describer`` looks at."""
     if type(value) is not kind or value != known:
         return kind is list and type(value) is list and {*map(type, value)} == INT and (*value,) == known
 

@@ -47,7 +47,8 @@ MATRIX = gl.constexpr(3)
 
 @gluon.jit
 def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr):
-    """The warp that loads: for each step along K the rows of each group, and the columns of all."""
+    """The warp that loads: for each step along K the rows of each group, and the columns of all. ``GATED``: the rows of
+    a second left factor, too."""
     tensors, memory, barriers, sizes, steps_ab = given
     a, b, _output, up = tensors
     lefts, rights, _results = memory

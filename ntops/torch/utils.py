@@ -143,6 +143,15 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     constants = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
     constants |= {ninetoothed.Tensor(1, name=name).size_string(dim) for name, dim in specialization.filled}
     walked = {str(dim) for _, dim in specialization.unit_strides}
+    arguments = {argument.arg for argument in kernel.args.args}
+
+    if missing := [
+        name
+        for name, dim in specialization.filled
+        if ninetoothed.Tensor(1, name=name).size_string(dim) not in arguments
+    ]:
+        raise ValueError(f"{kernel_name} has no sizes of {', '.join(missing)} that could be fixed")
+
     fixed = []
 
     for argument in kernel.args.args:

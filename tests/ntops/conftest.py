@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+import ntops  # noqa: F401  (before Triton, which tests import: where there is no GPU it chooses the interpreter)
+
 # So that the tests find what they share.
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -42,9 +42,11 @@ def test_rows_list_all(dtype, tensors):
 
 @pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 3), (2, 0, 4), (3, 1, 4)])
 @pytest.mark.parametrize("itemsize", [2, 4])
-def test_elementwise_lists_all(ndim, across, count, itemsize):
-    known = set(elementwise.config.alternatives(ndim, across, 1, 1, itemsize))
-    assert {elementwise.config(ndim, across, *sizes, itemsize) for sizes in itertools.product(SIZES, SIZES)} == known
+@pytest.mark.parametrize("light", [False, True])
+def test_elementwise_lists_all(ndim, across, count, itemsize, light):
+    known = set(elementwise.config.alternatives(ndim, across, 1, 1, itemsize, light))
+    found = {elementwise.config(ndim, across, *sizes, itemsize, light) for sizes in itertools.product(SIZES, SIZES)}
+    assert found == known
     # Of larger elements, long rows and short ones are tiled alike.
     assert len(known) == (max(count - 1, 1) if itemsize == 4 else count)
 

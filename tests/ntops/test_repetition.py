@@ -2,6 +2,8 @@
 
 import contextlib
 import ctypes
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -369,10 +371,10 @@ def test_kinds_of_calls_that_are_tried_in_turn_are_few(kernel):
     plus = _function(kernel, calls)
 
     for _ in range(3):
-        for size in range(1, 7):
+        for size in range(1, repetition.RECENT + 4):
             assert plus(torch.zeros(size), number=1.0).tolist() == [1] * size
 
-    assert len(calls) == 6
+    assert len(calls) == repetition.RECENT + 3
     assert len(repetition._memory[-2]) == repetition.RECENT
 
 
@@ -422,10 +424,71 @@ def test_a_torch_without_guards_repeats_calls(kernel, monkeypatch):
 def test_defaults_that_change_are_seen(kernel):
     calls = []
     plus = _function(kernel, calls)
-    plus(torch.zeros(4))
+
+    for _ in range(3):
+        plus(torch.zeros(4))
+
+    assert len(calls) == 1
     repetition.forget()
     plus(torch.zeros(4))
     assert len(calls) == 2
+
+
+def test_another_default_dtype_is_seen(kernel):
+    calls = []
+    plus = _function(kernel, calls)
+    before = torch.get_default_dtype()
+
+    for _ in range(3):
+        plus(torch.zeros(4, dtype=torch.int64))
+
+    try:
+        torch.set_default_dtype(torch.float64)
+        plus(torch.zeros(4, dtype=torch.int64))
+    finally:
+        torch.set_default_dtype(before)
+
+    assert len(calls) == 2
+
+
+def test_a_tensor_given_twice_is_told_from_two(kernel):
+    calls = []
+
+    @repetition.repeatable(recorded=True)
+    def plus(first, second):
+        calls.append(1)
+        result = repetition.empty(first.shape, first.stride(), first.dtype, first.device)
+        repetition.launch(kernel, (7,), {}, result, second, 4, 1.0)
+        return result
+
+    x, y = torch.zeros(4), torch.ones(4)
+
+    for _ in range(3):
+        assert plus(x, x).tolist() == [1] * 4
+        assert plus(x, y).tolist() == [2] * 4
+        assert plus(y, x).tolist() == [1] * 4
+
+    assert len(calls) == 2
+    assert len(repetition._memory[-2]) == 2
+
+
+NESTED = """
+import torch
+import ntops.torch
+from ntops.host import replay
+tensor, nested = torch.zeros(4), torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+scope = {}
+lines = replay._told([tensor], (tensor,), {}, None, scope)
+told = replay.function("told(args, kwargs)", [*lines, "return True"], scope)
+assert told((tensor,), {}) is True
+assert told((nested,), {}) is None
+"""
+
+
+def test_a_nested_tensor_does_not_end_the_process():
+    """As torch's guard alone would, which asks for strides."""
+    done = subprocess.run([sys.executable, "-c", NESTED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_profiler_hears_of_every_launch(kernel, monkeypatch):
