@@ -319,8 +319,9 @@ def _masked(wrong: str, call: Arguments, part: Part, score: torch.Tensor, scale:
     mask = mask.to(score.dtype)
     if wrong == "mask_finite_ignored":
         mask = mask.masked_fill(mask.isfinite(), 0)
-    mask = mask * {"mask_log2": math.log(2), "mask_scaled": scale}.get(wrong, 1.0)
-    return score + mask.masked_fill(mask.isnan(), 0)
+    factor = {"mask_log2": math.log(2), "mask_scaled": scale}.get(wrong, 1.0)
+    # Minus infinity times a scale of 0 would be NaN; what is NaN in a mask is so in the result.
+    return score + torch.where(mask.isfinite(), mask * factor, mask)
 
 
 def _wrong_mask(wrong: str, mask: torch.Tensor, part: Part, score: torch.Tensor) -> torch.Tensor:
