@@ -55,3 +55,15 @@ def test_an_unknown_op_is_named(capsys):
         main(["--op", "no_such_op", "--target", "sm_90"])
     assert end.value.code == 2
     assert "unknown op 'no_such_op'; valid are abs" in capsys.readouterr().err
+
+
+def test_what_is_left_out_has_no_kernel(tmp_path, monkeypatch, capsys):
+    (tmp_path / "partial_library.py").write_text(
+        "import ntops.torch\n\n\n"
+        "def relu(input, inplace=False):\n    if input.element_size() > 4:\n        raise NotImplementedError('64 bits')\n"
+        "    return ntops.torch.relu(input, inplace)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    few = ("--examples", "1", "--sample", "8", "--op", "relu", "--target", "sm_80")
+    assert main([*few, "--implementation", "partial_library"]) == 0
+    assert "0 failed" in capsys.readouterr().out
