@@ -57,13 +57,20 @@ def test_an_unknown_op_is_named(capsys):
     assert "unknown op 'no_such_op'; valid are abs" in capsys.readouterr().err
 
 
-def test_what_is_left_out_has_no_kernel(tmp_path, monkeypatch, capsys):
-    (tmp_path / "partial_library.py").write_text(
-        "import ntops.torch\n\n\n"
-        "def relu(input, inplace=False):\n    if input.element_size() > 4:\n        raise NotImplementedError\n"
+@pytest.mark.parametrize("error", ["NotProvided", "NotImplementedError"])
+def test_what_is_left_out_has_no_kernel(error, tmp_path, monkeypatch, capsys):
+    """What nobody may leave out ends the session."""
+    (tmp_path / f"without_{error.lower()}.py").write_text(
+        "import ntops.torch\nfrom conformance.implementations import NotProvided\n\n\n"
+        f"def relu(input, inplace=False):\n    if input.element_size() > 4:\n        raise {error}('64 bits')\n"
         "    return ntops.torch.relu(input, inplace)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     few = ("--examples", "1", "--sample", "8", "--op", "relu", "--target", "sm_80")
-    assert main([*few, "--implementation", "partial_library"]) == 0
-    assert "0 failed" in capsys.readouterr().out
+    library = ("--implementation", f"without_{error.lower()}")
+    if error == "NotProvided":
+        assert main([*few, *library]) == 0
+        assert "0 failed" in capsys.readouterr().out
+    else:
+        with pytest.raises(NotImplementedError, match="64 bits"):
+            main([*few, *library])
