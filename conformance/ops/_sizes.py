@@ -48,5 +48,5 @@ BENCHMARK_SQUARES = (
 )
 """Square products; the last is a call whose time is the host's."""
 BENCHMARK_TOKENS = (1, 16, 128, 4096)
-BENCHMARK_WEIGHTS = ((4096, 4096), (4096, 11008), (8192, 8192), (8192, 28672))
+BENCHMARK_WEIGHTS = ((4096, 4096), (4096, 11008), (11008, 4096), (8192, 8192), (8192, 28672), (28672, 8192))
 """K and N of linear layers of models of 7 and of 70 billion parameters; M are the tokens."""

@@ -123,14 +123,15 @@ def _measured(kernel, problem, index):
     name = gpu(index)
 
     for options in nearest(kernel, problem, name) if name else ():
-        if problem.allows(options) and problem.resources(options).fit(device(index)):
+        if options is None or (problem.allows(options) and problem.resources(options).fit(device(index))):
             return options
 
     return None
 
 
 def nearest(kernel: str, problem: Problem, name: str) -> Iterator[Any]:
-    """The configurations measured on a GPU of that name for sizes within a factor of two, the nearest first."""
+    """The configurations measured on a GPU of that name for sizes within a factor of two, the nearest first; ``None``
+    where the rule's was the best."""
     wanted = store.size_class(problem.sizes())
     found = []
 
@@ -143,7 +144,9 @@ def nearest(kernel: str, problem: Problem, name: str) -> Iterator[Any]:
     for _, _, options in sorted(found, key=lambda one: one[:2]):
         names = set(inspect.signature(problem.OPTIONS).parameters)
 
-        if options.keys() == names and all(_is_plausible(*one) for one in options.items()):
+        if options is None:
+            yield None
+        elif options.keys() == names and all(_is_plausible(*one) for one in options.items()):
             yield problem.OPTIONS(**options)
 
 

@@ -102,24 +102,15 @@ def config(columns, dtype, compute_dtype, tensors):
     if tensors == 2:
         # Of half types 16384 columns: 66 us (whole rows in registers 73 us, and with a part of a tile 78 us).
         if width > LONGEST_TILE or (halves and width == LONGEST_TILE and columns % 4096 == 0):
-            few = halves and columns <= 32768
-            return Options(1, 4096, 16) if few else Options(1, WALKED_TILE // registers, 32)
+            return _walked(columns, registers, halves, 32768)
 
         # A tile of about 2048 registers, of 4096 where there are parameters to load, keeps a program busy.
         num_warps = 4 if width <= 4096 else 8 if width <= 8192 else 16
         return Options(max(2048 // width, 1), whole, num_warps)
 
     if width >= LONGEST_TILE:
-        if halves and columns <= 32768:
-            # rms_norm of 16384 columns: 64 us (whole rows in registers 68 us); layer_norm: 69 us (whole rows 89 us).
-            return Options(1, 4096, 16)
-
-        if columns <= 16384:
-            # rms_norm: 130 us (with 16 warps 136 us); layer_norm: 133 us (with 32 warps 156 us).
-            return Options(1, 4096 // registers, 32 if tensors == 3 else 16)
-
-        # rms_norm of 65536 columns: 76 us (with 16 warps 83), and 157 us (174).
-        return Options(1, WALKED_TILE // registers, 32)
+        # Of float32 32768 columns: layer_norm 157 us (in tiles of 8192 167 us), rms_norm 147 us (144 us).
+        return _walked(columns, registers, halves, 16384 if tensors == 3 else 65536)
 
     # rms_norm of half types, 4096 columns: 34.8 us (with 4 warps 37.5), 8192 columns: 64.4 us (with 8 warps 70.4);
     # layer_norm of float32, 4096 columns: 67.2 us (with 4 warps 69.8).
@@ -127,6 +118,18 @@ def config(columns, dtype, compute_dtype, tensors):
     num_warps = 4 if width < 4096 else 16 if wide else 8
 
     return Options(max(4096 // width, 1), whole, num_warps)
+
+
+def _walked(columns, registers, halves, narrow):
+    """The options for rows that are walked; of other than half types those of up to ``narrow`` in narrow tiles."""
+    if halves and columns <= 16384:
+        # rms_norm: 64 us (whole rows in registers 68 us); layer_norm: 69 us (whole rows 89 us).
+        return Options(1, 4096, 16)
+
+    # Of half types 32768 columns: softmax 68 us (in tiles of 4096 with 16 warps 77 us), layer_norm 76 us (83), rms_norm
+    # 68 us (73). Of float32 softmax of 32768 columns: 140 us in tiles of 4096, 149 in those of 8192; of 65536: 175, 149.
+    tile = WALKED_TILE // 2 if not halves and columns <= narrow else WALKED_TILE
+    return Options(1, tile // registers, 32)
 
 
 def launch(premake, operands, dim=-1, numbers=None, walk=None):

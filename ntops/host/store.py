@@ -205,14 +205,17 @@ def grouped(records: Iterable[Record]) -> dict[tuple[str, tuple[int, ...]], list
 
 
 @functools.cache
-def best(gpu: str) -> dict[str, dict[tuple[int, ...], dict[str, Any]]]:
-    """The options to use on a GPU model, by identity and size class: what was measured here goes before the table."""
-    found: dict[str, dict[tuple[int, ...], dict[str, Any]]] = {}
+def best(gpu: str) -> dict[str, dict[tuple[int, ...], dict[str, Any] | None]]:
+    """The options to use on a GPU model, by identity and size class: what was measured here goes before the table.
+
+    ``None`` where nothing was faster than the rule's own choice: the rule knows the sizes, not their class alone.
+    """
+    found: dict[str, dict[tuple[int, ...], dict[str, Any] | None]] = {}
     places = grouped(_shipped(gpu)) | grouped(read(gpu))
 
     for (name, sizes), records in places.items():
         if (record := fastest(records)) is not None:
-            found.setdefault(name, {})[sizes] = record.options
+            found.setdefault(name, {})[sizes] = None if record.reference else record.options
 
     return found
 

@@ -145,6 +145,15 @@ def test_the_nearest_counts(on_gpu):
     assert [one.num_stages for one in chosen] == [3, 4]
 
 
+def test_where_the_rules_choice_was_the_best_the_rule_is_asked(on_gpu):
+    """It may choose otherwise for other sizes of the class; what was measured for another class is farther away."""
+    store.append(GPU, dataclasses.replace(record(options=SMALL), reference=True))
+    store.append(GPU, record(dataclasses.replace(PROBLEM, n=8192), SMALL))
+    near = dataclasses.replace(PROBLEM, m=2100, n=4000)
+    assert choice.choose("mm", near, 0) == near.rule(H200) != SMALL
+    assert choice.choose("mm", dataclasses.replace(PROBLEM, n=8192), 0) == SMALL
+
+
 @pytest.mark.parametrize(
     "other",
     [
