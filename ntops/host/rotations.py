@@ -10,7 +10,7 @@ from ntops.host.iteration import contiguous_strides, specialize
 from ntops.host.launch import multiprocessors, next_power_of_2, on_device
 from ntops.host.norms import walkable
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
-from ntops.host.rows import LONGEST_TILE
+from ntops.host.rows import LONGEST_TILE, WALKED_TILE
 from ntops.kernels import fused_rmsnorm_rope, normed_rotation, rotary_position_embedding
 from ntops.torch.utils import Config, make
 
@@ -80,7 +80,8 @@ def config(heads, pairs, compute_dtype, interleaved):
     """
     registers = compute_dtype.itemsize // 4
     block_pairs = next_power_of_2(pairs)
-    longest = max(LONGEST_TILE // (2 * block_pairs * registers), 1)
+    # Tiles of 16384 elements spilled up to 176 bytes of a thread, with 16 warps and with 32.
+    longest = max(WALKED_TILE // (2 * block_pairs * registers), 1)
     block_heads = min(next_power_of_2(heads), longest)
     looped = heads > longest
     # Neighbours that are apart are loaded one by one, which only rows too long for a tile have to bear.

@@ -251,14 +251,16 @@ def test_all_tiles_fit_and_programs_of_theirs_are_whole():
 
 def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (products.HOPPER, 16, 64)
-    assert chosen(1, 11008, 4096) == chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
+    assert chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
+    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (products.POINTERS, 16, 128)
     assert chosen(128, 4096, 4096) == (products.HOPPER, 64, 64)
     assert chosen(128, 8192, 8192) == chosen(1024, 1024, 1024) == (products.HOPPER, 64, 128)
     assert chosen(128, 28672, 8192) == (products.HOPPER, 128, 256)
     assert chosen(1024, 1024, 1024, batched=True) == (products.HOPPER, 128, 256)
     assert chosen(1024, 128, 1024, batched=True) == (products.HOPPER, 128, 128), "not half of them empty"
     single = {"dtype": torch.float32}
-    assert chosen(16, 4096, 4096, **single) == (products.HOPPER, 16, 64)
+    assert chosen(16, 8192, 8192, **single) == (products.HOPPER, 16, 64)
+    assert chosen(1, 4096, 4096, **single) == (products.POINTERS, 16, 64), "in four parts of K"
     assert chosen(128, 4096, 4096, **single) == (products.HOPPER, 64, 64)
     assert chosen(1024, 1024, 1024, **single) == (products.HOPPER, 128, 64)
 
