@@ -129,7 +129,8 @@ def _walked(columns, registers, halves, narrow):
         return Options(1, 4096, 16)
 
     # Of half types 32768 columns: softmax 68 us (in tiles of 4096 with 16 warps 77 us), layer_norm 76 us (83), rms_norm
-    # 68 us (73). Of float32 softmax of 32768 columns: 140 us in tiles of 4096, 149 in those of 8192; of 65536: 175, 149.
+    # 68 us (73). Of float32 softmax of 32768 columns: 140 us in tiles of 4096, 149 us in those of 8192; of 65536
+    # columns: 175 and 149 us.
     tile = WALKED_TILE // 2 if not halves and columns <= narrow else WALKED_TILE
     return Options(1, tile // registers, 32)
 

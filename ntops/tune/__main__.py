@@ -74,11 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
     if options.out:
-        known = store.grouped(store.read(device))
-        # Where events did not see all the work, the host's clock was taken: that is no figure to ship.
-        timed = ([one for one in known.get(work.place, ()) if one.clock == "events"] for work in works)
-        best = [store.fastest(records) for records in timed]
-        store.save_table(options.out, device, [record for record in best if record is not None])
+        store.save_table(options.out, device, engine.table(works, device=device, deadline=begun + options.budget))
         print(f"written: {options.out}")
 
     return 0

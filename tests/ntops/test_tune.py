@@ -78,6 +78,24 @@ def test_noise_does_not_replace_the_reference():
     assert result.best.options == {"option": 0}
 
 
+def test_what_is_shipped_was_the_fastest_twice():
+    """Option 5 was lucky, option 3 is as fast as it seemed."""
+    works = [work(), work(sizes={"n": 10**6})]
+    run(*works, timer=Timer(**{"5": 0.5, "3": 0.8}))
+    timer = Timer(**{"3": 0.9})
+    shipped = engine.table(works, device=GPU, timer=timer)
+    assert [(one.options, one.share) for one in shipped] == [({"option": 3}, pytest.approx(0.9))] * 2
+    assert timer.asked == [2, 2, 2, 2]
+
+
+def test_what_could_not_be_confirmed_is_not_shipped():
+    run(work(), timer=Timer(**{"5": 0.5}))
+    run(work(sizes={"n": 10**6}), timer=Timer())
+    shipped = engine.table([work(), work(sizes={"n": 10**6})], device=GPU, deadline=0, timer=None)
+    assert [(one.sizes, one.reference) for one in shipped] == [({"n": 10**6}, True)]
+    assert engine.table([work(sizes={"n": 7})], device=GPU, timer=None) == []
+
+
 def test_what_fails_and_what_is_wrong_is_told_and_not_chosen():
     def function(option):
         if option == 2:
