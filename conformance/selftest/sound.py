@@ -69,7 +69,8 @@ def _sum(sign: int) -> Callable[..., tuple[torch.dtype, Value]]:
         dtype = torch.result_type(input, other)
         if dtype not in NARROW:
             return dtype, None
-        return dtype, wide(input, dtype) + sign * wide(alpha, dtype) * wide(other, dtype)
+        # torch adds what is multiplied with -alpha, which of the int 0 has no sign.
+        return dtype, wide(input, dtype) + wide(sign * alpha, dtype) * wide(other, dtype)
 
     return formula
 
