@@ -35,6 +35,7 @@ def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation, monkeypat
         "softmax across rows on the CPU",
         "reciprocal roots of bfloat16 on the CPU",
         "large elements in uneven rows of CPU layer_norm",
+        "queries with strides of channels last in CPU attention",
     ],
 )
 def test_torch_really_deviates(name):
@@ -127,4 +128,11 @@ def test_even_rows_and_those_without_large_elements_are_not_excused():
 @pytest.mark.parametrize(("dtype", "exponent"), [("float16", -0.5), ("bfloat16", 0.5), ("bfloat16", -1.0)])
 def test_powers_by_other_numbers_are_not_excused(dtype, exponent):
     case = Case(op="pow", args=(TensorSpec((7,), dtype, values="positive"), exponent))
+    assert deviations.named_deviation(case, "values", "cpu") is None
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(order=(0, 1, 3, 2)), Layout(expanded=(1,))], ids=str)
+def test_queries_of_other_strides_are_not_excused(layout):
+    query = TensorSpec((2, 3, 5, 19), "float64", layout=layout)
+    case = Case(op="scaled_dot_product_attention", args=(query, *(TensorSpec((2, 3, 8, 19), "float64"),) * 2))
     assert deviations.named_deviation(case, "values", "cpu") is None
