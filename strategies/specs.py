@@ -60,6 +60,7 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 CONTIGUOUS = Layout()
+NORMAL = "normal"
 
 
 class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -80,7 +81,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="t
 
     shape: tuple[int, ...]
     dtype: str  # torch's name without "torch."
-    values: str = "normal"
+    values: str = NORMAL
     seed: int = 0
     layout: Layout = CONTIGUOUS
     specials: tuple[Special, ...] = ()
@@ -92,7 +93,10 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="t
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2^64), got {self.seed}")
         self.layout.check(len(self.shape))
-        if self.layout == CONTIGUOUS:  # msgspec leaves out a default only if it is the same object: one spec, one JSON
-            msgspec.structs.force_setattr(self, "layout", CONTIGUOUS)
+        # msgspec leaves out a default only if it is the same object, which no string is that was unpickled: one spec,
+        # one JSON.
+        for name, default in (("layout", CONTIGUOUS), ("values", NORMAL)):
+            if getattr(self, name) == default:
+                msgspec.structs.force_setattr(self, name, default)
         for special in self.specials:
             special_bits(special.value, self.dtype)

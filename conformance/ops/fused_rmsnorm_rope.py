@@ -265,10 +265,11 @@ def _by_element(table: torch.Tensor, shape: torch.Size, interleaved: bool, head_
 
 
 def _in_range(value: np.ndarray, first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Where a product of these is no overflow, of the compute dtype nor of float64; nor is the second factor, which may
-    be of another dtype."""
+    """Where a product of these is no overflow, of the compute dtype nor of float64, off as it may be; nor is the second
+    factor, which may be of another dtype."""
     infinite = ~(np.isfinite(first) & np.isfinite(second))
-    return oracle.in_range(value, dtype) & oracle.in_range(second, dtype) & (np.isfinite(value) | infinite)
+    reach = value * (1 + (bounds.NORM + bounds.ROPE) * bounds.FORMATS[bounds.compute_dtype(dtype)].unit)
+    return oracle.in_range(reach, dtype) & oracle.in_range(second, dtype) & (np.isfinite(reach) | infinite)
 
 
 def _precise(eps: mpmath.mpf, partner: np.ndarray, sign: np.ndarray) -> Any:

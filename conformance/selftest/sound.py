@@ -69,7 +69,8 @@ def _sum(sign: int) -> Callable[..., tuple[torch.dtype, Value]]:
         dtype = torch.result_type(input, other)
         if dtype not in NARROW:
             return dtype, None
-        return dtype, wide(input, dtype) + sign * wide(alpha, dtype) * wide(other, dtype)
+        # torch adds what is multiplied with -alpha, which of the int 0 has no sign.
+        return dtype, wide(input, dtype) + wide(sign * alpha, dtype) * wide(other, dtype)
 
     return formula
 
@@ -100,6 +101,12 @@ def _pow(input: Any, exponent: Any) -> tuple[torch.dtype, Value]:
         for x in (input, exponent)
     )
     return dtype, torch.pow(base, power)
+
+
+def _clamp(input: torch.Tensor, min: Any = None, max: Any = None) -> tuple[torch.dtype, Value]:
+    """NaN by a number that is NaN, which not every torch gives."""
+    undefined = any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max))
+    return torch.float64, torch.full(input.shape, math.nan, dtype=torch.float64) if undefined else None
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., tuple[torch.dtype, Value]]:
@@ -248,6 +255,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "mul": _mul,
     "div": _div,
     "pow": _pow,
+    "clamp": _clamp,
     **{name: _unary(getattr(torch, name)) for name in ("exp", "sin", "cos", "rsqrt", "tanh", "sigmoid")},
     "silu": _unary(_silu),
     "gelu": _gelu,

@@ -56,6 +56,21 @@ def test_id_is_stable_and_leaves_out_digests_and_note():
     assert cases.case_id(CASE) != cases.case_id(msgspec.structs.replace(CASE, kwargs={"alpha": 2}))
 
 
+def test_a_case_keeps_its_id_where_it_is_sent_and_where_its_defaults_are_written_out():
+    """Its special values and what it draws follow from the id: another one would replay another call."""
+    case = Case(op="exp", args=(TensorSpec((3,), "float32"),))
+    assert cases.case_id(pickle.loads(pickle.dumps(case))) == cases.case_id(case)
+    written = b'{"schema": 1, "op": "exp", "args": [{"type": "tensor", "shape": [3], "dtype": "float32", %s}]}'
+    for default in (
+        b'"values": "normal"',
+        b'"seed": 0',
+        b'"layout": {}',
+        b'"layout": {"offset": 0}',
+        b'"specials": []',
+    ):
+        assert cases.case_id(cases.decode(written % default)) == cases.case_id(case)
+
+
 def test_operands_are_numbered_over_args_then_kwargs_by_name():
     y, z = TensorSpec((2,), "int8"), TensorSpec((2,), "int8", seed=1)
     case = Case(op="add", args=(X, Same(0)), kwargs={"out": y, "other": z, "alpha": Same(0)})

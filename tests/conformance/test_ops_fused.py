@@ -125,6 +125,16 @@ def test_what_underflows_before_an_infinite_table_is_not_judged():
     assert found.judged.flatten().tolist() == [False, False, True, True]
 
 
+def test_what_may_overflow_before_it_meets_a_table_is_not_judged():
+    """The first element, normalized, is 1 + 2^-51 where torch computes it, and 1 in the oracle."""
+    x = torch.full((1, 1, 8384), 0.3297, dtype=torch.float64)
+    weight = torch.ones(8384, dtype=torch.float64)
+    weight[0] = torch.finfo(torch.float64).max
+    tables = torch.tensor([[-0.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)
+    found = NORM.expected(Call((x, weight, *tables), {"head_dim": 2, "eps": 0.0}, None))
+    assert found.judged.flatten().tolist() == [False] * 2 + [True] * 8382
+
+
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_gated_mlp_against_mpmath(dtype, activation):
@@ -167,6 +177,16 @@ def test_factors_of_unknown_sign_are_not_judged_beside_infinities(activation):
     gate, up = torch.tensor([[math.inf, 0.0], [3.0, 0.0]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]])
     found = MLP.expected(Call((x, gate, up, activation), {}, None))
     # gate is infinity times 1 and 0 times -1; up of it is 1 - 1, which rounding errors may turn.
+    assert found.judged.tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+def test_a_product_beyond_float64_is_judged_where_its_factors_are_sure(activation):
+    x = torch.full((1, 2), 1e160, dtype=torch.float64)
+    gate = torch.tensor([[1.0, 2.0**-53 - 1.0], [1.0, 1.0]], dtype=torch.float64)
+    found = MLP.expected(Call((x, gate, torch.full_like(gate, 1e100), activation), {}, None))
+    # The first of the gate is 1e144 or, off by what its terms are rounded by, negative.
+    assert found.value.tolist() == [[math.inf, math.inf]]
     assert found.judged.tolist() == [[False, True]]
 
 

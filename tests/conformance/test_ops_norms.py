@@ -200,6 +200,12 @@ def test_an_infinite_weight_of_what_may_be_zero_is_not_judged():
     assert expected("layer_norm", x, (3,), floats(INF, 1.0, 1.0)).judged.tolist() == [[False, True, True]]
 
 
+def test_what_may_overflow_before_the_bias_is_not_judged():
+    """Normalized elements are 1 and -1, off by a few roundings."""
+    x, weight = floats(1.0, -1.0)[None], floats(torch.finfo(torch.float32).max, 1e38)
+    assert expected("layer_norm", x, (2,), weight, floats(-INF, 0.0), eps=0.0).judged.tolist() == [[False, True]]
+
+
 # --- reach -------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +17,7 @@ import torch
 from conformance import cases, runner
 from conformance.cases import Case
 from conformance.checks import CHECKS
+from conformance.deviations import DEVIATIONS
 from conformance.implementations import Implementation, ImplementationError, load
 from conformance.selftest import __main__ as command_line
 from conformance.selftest import bank, report, search, sound, workers
@@ -82,6 +84,29 @@ def test_some_defects_are_caught_and_right_implementations_are_not(op):
     assert [result.name for result in results if not result.killed] == []
     assert [(tally.name, tally.message) for tally in tallies if tally.alarms] == []
     assert all(tally.cases == 10 for tally in tallies)
+
+
+@pytest.mark.parametrize("deviation", [d for d in DEVIATIONS if "cpu" in d.devices], ids=lambda d: d.name)
+def test_controls_are_right_where_torch_is_not(deviation):
+    _, *others = controls(deviation.case.op)
+    found = {other.name: runner.judge(deviation.case, other, checks=["values"]) for other in others}
+    assert {name: verdict.failure for name, verdict in found.items() if verdict.failure} == {}
+
+
+def test_what_is_multiplied_with_an_int_alpha_of_0_has_the_sign_of_the_sum():
+    for input, alpha in itertools.product((-0.0, 0.0), (0, 0.0, -0.0)):
+        given = torch.tensor([input], dtype=torch.bfloat16), torch.tensor([-5], dtype=torch.int8)
+        found, torchs = (function(*given, alpha=alpha) for function in (sound.right("sub"), torch.sub))
+        assert found.signbit().equal(torchs.signbit())
+
+
+@pytest.mark.parametrize("limits", [{"min": math.nan}, {"max": math.nan}, {"min": 2, "max": math.nan}])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16, torch.float64])
+def test_clamp_by_nan_is_nan_whatever_torch_gives(dtype, limits, monkeypatch):
+    x = torch.ones(3, dtype=dtype)
+    ignoring = torch.clamp(x, min=0.5)
+    monkeypatch.setattr(sound, "by_torch", lambda op, *args, **kwargs: ignoring.clone())
+    assert sound.right("clamp")(x, **limits).isnan().all()
 
 
 def test_a_saved_case_shows_the_defect():
