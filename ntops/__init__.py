@@ -1,7 +1,9 @@
 """Operators for large-language-model work on GPUs, with PyTorch's signatures, written in NineToothed on Triton."""
 
-from ntops import _runtime  # noqa: F401, I001  (it chooses compiled or interpreted before Triton is imported)
+from ntops import _runtime  # noqa: I001  (it chooses compiled or interpreted before Triton is imported)
 from ntops import kernels, torch
 
 __all__ = ["kernels", "torch"]
 __version__ = "0.1.0"
+
+_runtime.read_compiler()

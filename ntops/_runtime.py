@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 
 from ntops import interpreter
 
@@ -36,3 +37,17 @@ if INTERPRETED:
 else:
     # Processes that make kernels at the same time share the folder of their sources.
     interpreter.prepare_ninetoothed()
+
+
+def read_compiler() -> None:
+    """Begin to hash Triton's files, in a thread.
+
+    Triton names compiled kernels by that hash, of 440 MB, and the first launch of a process waits for it (0.8 s on a
+    core of CI's machine, most of a first call whose kernel is on disk). Most programs make a CUDA context and their
+    tensors before, which leaves the time.
+    """
+    from triton.runtime import cache
+
+    # What is found is kept by Triton; versions that have none hash otherwise.
+    if not INTERPRETED and (key := getattr(cache, "triton_key", None)):
+        threading.Thread(target=key, name="ntops-triton-key", daemon=True).start()
