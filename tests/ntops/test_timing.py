@@ -91,6 +91,42 @@ def test_the_bootstrap_interval_covers_the_median_as_often_as_it_says():
     assert 180 <= covered <= 199
 
 
+@pytest.mark.parametrize(
+    ("waited", "counted"),
+    [((3e-6, 3e-6), 0), ((90e-6, 90e-6), 0), ((90e-6, 3e-6), 90e-6), ((90e-6, 40e-6), 90e-6)],
+    ids=["an idle device", "a busy host", "work that is left", "both"],
+)
+def test_what_is_left_after_the_event_counts_and_a_busy_host_does_not(waited, counted, monkeypatch):
+    """By the calls that wait for the device: after the event, and once more."""
+
+    class Event:
+        record = synchronize = lambda self, *stream: None
+
+        def elapsed_time(self, other):
+            return 1e3 * 69e-6
+
+    now, left = [0.0], list(waited)
+
+    def wait():
+        now[0] += left.pop(0)
+
+    device = object.__new__(timing._Device)
+    device.refresh, device.stream, device.cache, device.flushed = lambda *call: None, None, None, None
+    device.delay = device.cycles = 0
+    device.idle = 3e-6 + timing.IDLE
+    for name, function in {
+        "_clock": lambda: now[0],
+        "_synchronize": wait,
+        "_sleep": lambda cycles: None,
+        "_sum": lambda *args, **kwargs: None,
+        "_Event": lambda **kwargs: Event(),
+    }.items():
+        monkeypatch.setattr(timing, name, function)
+    seconds, result = device.time(double, (2,), {})
+    assert (seconds, result) == (pytest.approx(69e-6 + counted), 4)
+    assert not left
+
+
 @CUDA
 @pytest.mark.parametrize("late", [False, True])
 def test_work_on_another_stream_is_counted_or_refused(late):
