@@ -1,5 +1,6 @@
 """Where kernels run, decided once at import: compiled on CUDA, or under Triton's interpreter on CPU tensors."""
 
+import contextlib
 import os
 import sys
 import threading
@@ -43,11 +44,17 @@ def read_compiler() -> None:
     """Begin to hash Triton's files, in a thread.
 
     Triton names compiled kernels by that hash, of 440 MB, and the first launch of a process waits for it (0.8 s on a
-    core of CI's machine, most of a first call whose kernel is on disk). Most programs make a CUDA context and their
-    tensors before, which leaves the time.
+    core of CI's machine, 0.3 s where the files are in memory). Most programs make a CUDA context and their tensors
+    before, which leaves the time; a launch that comes earlier hashes for itself, as it would have.
     """
     from triton.runtime import cache
 
-    # What is found is kept by Triton; versions that have none hash otherwise.
+    # Triton keeps what it found. A version that has none hashes otherwise.
     if not INTERPRETED and (key := getattr(cache, "triton_key", None)):
-        threading.Thread(target=key, name="ntops-triton-key", daemon=True).start()
+        threading.Thread(target=_quietly, args=(key,), name="ntops-triton-key", daemon=True).start()
+
+
+def _quietly(function):
+    # What is wrong with Triton's files is for the launch to say.
+    with contextlib.suppress(Exception):
+        function()

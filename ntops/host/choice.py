@@ -74,6 +74,10 @@ class Problem:
         """Whether the kernel is right with them for these sizes."""
         return True
 
+    def resembles(self, other: "Problem", options: Any) -> bool:
+        """Whether the kernel takes these sizes as it does those of ``other``, for which they were measured."""
+        return True
+
     def resources(self, options: Any) -> Resources:
         """What they take."""
         raise NotImplementedError
@@ -120,34 +124,43 @@ def choose(kernel: str, problem: Problem, index: int) -> Any:
 # What was measured is looked for once for each geometry, though it changes only where something is measured.
 @functools.lru_cache(4096)
 def _measured(kernel, problem, index):
+    """The configuration to have instead of the rule's; ``None``: the rule's."""
     name = gpu(index)
+    rule = problem.rule(device(index))
 
-    for options in nearest(kernel, problem, name) if name else ():
-        if options is None or (problem.allows(options) and problem.resources(options).fit(device(index))):
+    for sizes, options in nearest(kernel, problem, name) if name else ():
+        other = dataclasses.replace(problem, **sizes)
+        replaced = other.rule(device(index))
+
+        if options == replaced:
+            return None
+
+        # Where the rule chooses otherwise, nothing is known of what is faster than its choice.
+        alike = rule == replaced and problem.resembles(other, options)
+
+        if alike and problem.allows(options) and problem.resources(options).fit(device(index)):
             return options
 
     return None
 
 
-def nearest(kernel: str, problem: Problem, name: str) -> Iterator[Any]:
-    """The configurations measured on a GPU of that name for sizes within a factor of two, the nearest first; ``None``
-    where the rule's was the best."""
+def nearest(kernel: str, problem: Problem, name: str) -> Iterator[tuple[dict[str, int], Any]]:
+    """The configurations measured on a GPU of that name for sizes whose classes are within a factor of two, the nearest
+    first, each with its sizes."""
     wanted = store.size_class(problem.sizes())
     found = []
 
-    for sizes, options in store.best(name).get(store.identity(kernel, problem.kind()), {}).items():
+    for sizes, record in store.best(name).get(store.identity(kernel, problem.kind()), {}).items():
         steps = [abs(math.log2(one / other)) for one, other in zip(sizes, wanted, strict=True)]
 
         if max(steps) <= 1:
-            found.append((sum(steps), sizes, options))
+            found.append((sum(steps), sizes, record))
 
-    for _, _, options in sorted(found, key=lambda one: one[:2]):
+    for _, _, record in sorted(found, key=lambda one: one[:2]):
         names = set(inspect.signature(problem.OPTIONS).parameters)
 
-        if options is None:
-            yield None
-        elif options.keys() == names and all(_is_plausible(*one) for one in options.items()):
-            yield problem.OPTIONS(**options)
+        if record.options.keys() == names and all(_is_plausible(*one) for one in record.options.items()):
+            yield record.sizes, problem.OPTIONS(**record.options)
 
 
 def _is_plausible(name, value):

@@ -207,6 +207,9 @@ class Problem(choice.Problem):
         return resources(options, self.dtype)
 
 
+# Tiles of few rows that take the place of the form for Hopper.
+_FEW_HALF = (16, 128, 64, 4, 6)
+_FEW_TF32 = (16, 64, 64, 4, 4)
 _POINTS = (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)
 
 
@@ -224,19 +227,17 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     :param described: Whether it may be ``HOPPER``.
     """
     few = dtype is torch.float32 and not ieee and m <= 16
-    # TF32 of 16 x 11008 x 4096 takes 52 us in 4 parts of K on an H200, and 61 us in whole tiles of the other form; of
-    # 16 x 8192 x 8192, with twice as many tiles, 71 us in 2 parts, and 69 us.
-    in_parts = few and multiprocessors >= 2 * -(-n // 64)
+    # TF32 in parts of K against the form for Hopper, on an H200: M = 16, N = 4096, K = 11008 takes 52 and 61 us; N = K
+    # = 8192, of twice as many tiles and so in two parts, 71 and 69 us.
+    in_parts = few and _splits(m, n, k, Options(*_FEW_TF32), multiprocessors) >= 4
 
     if described and m * n * k >= _LARGE and not in_parts:
         found = Options(*mm_hopper.fastest(m, n, dtype, multiprocessors), form=HOPPER)
+        # Where each multiprocessor has one tile at most, its start counts: M = 16, N = 11008, K = 4096 takes 27.6 us,
+        # and 29.7 us in the form for Hopper (cuBLAS 28.9); N = 13824, K = 5120 takes 37.9 and 39.8 us (39.8).
+        alone = (found.block_m, found.block_n) == (16, 128) and n <= 128 * multiprocessors
 
-        # Where each multiprocessor has one tile of few rows at most, its start counts: 16 x 4096 x 11008 takes 27.6 us,
-        # and 29.7 in the form for Hopper (cuBLAS 28.9); 16 x 5120 x 13824 takes 37.9 and 39.8 us (39.8).
-        if (found.block_m, found.block_n) != (16, 128) or dtype is torch.float32 or n > 128 * multiprocessors:
-            return found
-
-        return Options(16, 128, 64, 4, 6)
+        return Options(*_FEW_HALF) if alone and dtype.itemsize == 2 else found
 
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
@@ -247,7 +248,7 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
         # Tiles of as many bytes as those of half types; not measured yet.
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 32, 8, 4
     elif few:
-        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 64, 4, 4
+        block_m, block_n, block_k, num_warps, num_stages = _FEW_TF32
     elif dtype is torch.float32:
         block_m, block_n, block_k, num_warps, num_stages = 128, 128, 32, 8, 3
     elif m >= 2048 and n >= 2048:

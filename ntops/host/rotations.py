@@ -80,7 +80,8 @@ def config(heads, pairs, compute_dtype, interleaved):
     """
     registers = compute_dtype.itemsize // 4
     block_pairs = next_power_of_2(pairs)
-    # Tiles of 16384 elements spilled up to 176 bytes of a thread, with 16 warps and with 32.
+    # Tiles of 16384 elements spilled up to 176 bytes of a thread, with 16 warps and with 32 (compiled, not timed: these
+    # are rows whose heads are no powers of two).
     longest = max(WALKED_TILE // (2 * block_pairs * registers), 1)
     block_heads = min(next_power_of_2(heads), longest)
     looped = heads > longest

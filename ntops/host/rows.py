@@ -73,6 +73,12 @@ class Problem(choice.Problem):
         # A tile holds a row, without more idle lanes than there have to be, or rows are walked.
         return options.block_columns <= max(next_power_of_2(self.columns), 16)
 
+    def resembles(self, other, options):
+        # Whole tiles are not masked, and walked in a loop that is unrolled.
+        return all(problem.columns % options.block_columns == 0 for problem in (self, other)) or all(
+            problem.columns % options.block_columns for problem in (self, other)
+        )
+
     def resources(self, options):
         # A thread holds its elements of the input in the dtype in which is computed, and of what it is multiplied and
         # added to a part. The constants were read off kernels that Triton 3.7 compiled for sm_90.
@@ -102,15 +108,16 @@ def config(columns, dtype, compute_dtype, tensors):
     if tensors == 2:
         # Of half types 16384 columns: 66 us (whole rows in registers 73 us, and with a part of a tile 78 us).
         if width > LONGEST_TILE or (halves and width == LONGEST_TILE and columns % 4096 == 0):
-            return _walked(columns, registers, halves, 32768)
+            return _walked(columns, registers, halves, narrow_up_to=32768)
 
         # A tile of about 2048 registers, of 4096 where there are parameters to load, keeps a program busy.
         num_warps = 4 if width <= 4096 else 8 if width <= 8192 else 16
         return Options(max(2048 // width, 1), whole, num_warps)
 
     if width >= LONGEST_TILE:
-        # Of float32 32768 columns: layer_norm 157 us (in tiles of 8192 167 us), rms_norm 147 us (144 us).
-        return _walked(columns, registers, halves, 16384 if tensors == 3 else 65536)
+        # Of float32 32768 columns: layer_norm 157 us (in tiles of 8192 167 us), rms_norm 147 us (in tiles of 8192 144
+        # us); layer_norm of 65536 columns 181 us (in tiles of 8192 189 us), of 16384 131 us (with 16 warps 135 us).
+        return _walked(columns, registers, halves, narrow_up_to=16384 if tensors == 3 else 65536)
 
     # rms_norm of half types, 4096 columns: 34.8 us (with 4 warps 37.5), 8192 columns: 64.4 us (with 8 warps 70.4);
     # layer_norm of float32, 4096 columns: 67.2 us (with 4 warps 69.8).
@@ -122,16 +129,19 @@ def config(columns, dtype, compute_dtype, tensors):
     return Options(max(tile // width, 1), whole, num_warps)
 
 
-def _walked(columns, registers, halves, narrow):
-    """The options for rows that are walked; of other than half types those of up to ``narrow`` in narrow tiles."""
-    if halves and columns <= 16384:
+def _walked(columns, registers, halves, narrow_up_to):
+    """The options for rows that are walked.
+
+    :param narrow_up_to: Up to how many columns rows of wider types take tiles of half the size.
+    """
+    if halves and (columns <= 16384 or (columns <= 32768 and columns % WALKED_TILE)):
         # rms_norm: 64 us (whole rows in registers 68 us); layer_norm: 69 us (whole rows 89 us).
         return Options(1, 4096, 16)
 
     # Of half types 32768 columns: softmax 68 us (in tiles of 4096 with 16 warps 77 us), layer_norm 76 us (83), rms_norm
     # 68 us (73). Of float32 softmax of 32768 columns: 140 us in tiles of 4096, 149 us in those of 8192; of 65536
-    # columns: 175 and 149 us.
-    tile = WALKED_TILE // 2 if not halves and columns <= narrow else WALKED_TILE
+    # columns: 175 and 149 us. Of float64 nothing was measured.
+    tile = WALKED_TILE // 2 if not halves and columns <= narrow_up_to else WALKED_TILE
     return Options(1, tile // registers, 32)
 
 

@@ -23,8 +23,9 @@ import triton
 
 SCHEMA = 1
 TABLES = pathlib.Path(__file__).parents[1] / "tuned"
-KEPT = 0.99
-"""What was the choice before is replaced only by what takes less than this share of its time: noise changes nothing."""
+KEPT = 0.98
+"""What was the choice before is replaced only by what takes less than this share of its time: runs of one commit differ
+by as much."""
 _LONGEST = 1 << 24
 """Bytes of a cache that are read; measuring everything writes less than a tenth of it."""
 _warned: set[pathlib.Path] = set()
@@ -205,17 +206,15 @@ def grouped(records: Iterable[Record]) -> dict[tuple[str, tuple[int, ...]], list
 
 
 @functools.cache
-def best(gpu: str) -> dict[str, dict[tuple[int, ...], dict[str, Any] | None]]:
-    """The options to use on a GPU model, by identity and size class: what was measured here goes before the table.
-
-    ``None`` where nothing was faster than the rule's own choice: the rule knows the sizes, not their class alone.
-    """
-    found: dict[str, dict[tuple[int, ...], dict[str, Any] | None]] = {}
+def best(gpu: str) -> dict[str, dict[tuple[int, ...], Record]]:
+    """The best of what was measured on a GPU model, by identity and size class: what was measured here goes before the
+    table."""
+    found: dict[str, dict[tuple[int, ...], Record]] = {}
     places = grouped(_shipped(gpu)) | grouped(read(gpu))
 
     for (name, sizes), records in places.items():
         if (record := fastest(records)) is not None:
-            found.setdefault(name, {})[sizes] = None if record.reference else record.options
+            found.setdefault(name, {})[sizes] = record
 
     return found
 

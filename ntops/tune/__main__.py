@@ -74,8 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
     if options.out:
-        store.save_table(options.out, device, engine.table(works, device=device, deadline=begun + options.budget))
-        print(f"written: {options.out}")
+        try:
+            records = engine.table(works, device=device, deadline=begun + options.budget)
+        except KeyboardInterrupt:
+            print(f"interrupted, {options.out} is as it was; run this again to go on")
+            return 130
+
+        store.save_table(options.out, device, records)
+        print(f"written: {options.out}, {len(records)} of {len(results)} problems")
+
+        if len(records) < len(results):
+            print("the others' fastest configurations were not timed once more: give a longer --budget")
 
     return 0
 

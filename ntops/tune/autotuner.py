@@ -105,7 +105,8 @@ class Autotuner:
         key = (store.identity(self.name, kind), store.size_class(sizes), _index(args))
 
         if key not in self._chosen:
-            known = store.best(engine.device_name(key[2])).get(key[0], {}).get(key[1])
+            best = store.best(engine.device_name(key[2])).get(key[0], {}).get(key[1])
+            known = best.options if best else None
             self._chosen[key] = known if known in self.space else self.space[0]
 
         return self._chosen[key]

@@ -112,28 +112,36 @@ def table(
 ) -> list[store.Record]:
     """What to ship: the best configuration of each work that was measured.
 
-    The fastest of many may have been lucky. One that is not the reference is timed once more with it, and counts as it
-    comes out then; those for which there is no time are left out. So is what was timed by the host's clock, where
-    events did not see all the work.
+    The fastest of many may have been lucky. One that is not the first candidate, the rule's choice, is timed once more
+    with it, and counts as it comes out then; those for which there is no time are left out. So is what was timed by the
+    host's clock, where events did not see all the work.
     """
     confirmed: set[Any] = set()
 
     while True:
         known = store.grouped(store.read(device))
-        timed = [[one for one in known.get(work.place, ()) if one.clock == "events"] for work in works]
-        pairs = [(work, best) for work, records in zip(works, timed, strict=True) if (best := store.fastest(records))]
-        certain = [best for work, best in pairs if best.reference or (work.place, _text(best.options)) in confirmed]
+        certain, doubtful = [], []
 
-        if len(certain) == len(pairs) or time.monotonic() > deadline:
+        for work in works:
+            best = store.fastest([one for one in known.get(work.place, ()) if one.clock == "events"])
+            rule = work.candidates[0]
+
+            if best is None:
+                continue
+
+            if _text(best.options) == _text(rule) or (work.place, _text(best.options)) in confirmed:
+                certain.append(best)
+            else:
+                doubtful.append(dataclasses.replace(work, candidates=[rule, best.options]))
+
+        if not doubtful or time.monotonic() > deadline:
             return certain
 
-        doubtful = [
-            dataclasses.replace(work, candidates=[work.candidates[0], best.options])
-            for work, best in pairs
-            if best not in certain
-        ]
-        confirmed |= {(work.place, _text(work.candidates[1])) for work in doubtful}
-        run(doubtful, device=device, again=True, timer=timer)
+        # One by one, so that what is timed is known when the time is over.
+        for work in doubtful:
+            if time.monotonic() <= deadline:
+                run([work], device=device, again=True, timer=timer)
+                confirmed.add((work.place, _text(work.candidates[1])))
 
 
 def missing(works: Sequence[Work], device: str, *, again: bool = False) -> list[list[Options]]:

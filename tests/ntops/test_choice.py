@@ -141,17 +141,33 @@ def test_the_nearest_counts(on_gpu):
                 dataclasses.replace(SMALL, num_stages=number + 3),
             ),
         )
-    chosen = [choice.choose("mm", products.Problem(size, 1500, 2000, torch.bfloat16, False), 0) for size in (700, 4000)]
+    chosen = [choice.choose("mm", products.Problem(size, size, 2000, torch.bfloat16, False), 0) for size in (700, 4000)]
     assert [one.num_stages for one in chosen] == [3, 4]
 
 
 def test_where_the_rules_choice_was_the_best_the_rule_is_asked(on_gpu):
     """It may choose otherwise for other sizes of the class; what was measured for another class is farther away."""
-    store.append(GPU, dataclasses.replace(record(options=SMALL), reference=True))
+    store.append(GPU, record(options=PROBLEM.rule(H200)))
     store.append(GPU, record(dataclasses.replace(PROBLEM, n=8192), SMALL))
-    near = dataclasses.replace(PROBLEM, m=2100, n=4000)
-    assert choice.choose("mm", near, 0) == near.rule(H200) != SMALL
+    assert choice.choose("mm", dataclasses.replace(PROBLEM, m=2100, n=4000), 0) == PROBLEM.rule(H200) != SMALL
     assert choice.choose("mm", dataclasses.replace(PROBLEM, n=8192), 0) == SMALL
+
+
+def test_where_the_rule_chooses_otherwise_nothing_is_known(on_gpu):
+    """What was faster than its choice for 4096 rows tells nothing of its other choice for 1500."""
+    store.append(GPU, record())
+    other = dataclasses.replace(PROBLEM, m=1500)
+    assert other.rule(H200) != PROBLEM.rule(H200)
+    assert store.size_class(other.sizes())[1] == 2048
+    assert choice.choose("mm", other, 0) == other.rule(H200)
+
+
+def test_rows_that_end_within_a_tile_are_unlike_those_that_do_not(on_gpu):
+    whole, ragged = (rows.Problem(columns, torch.float32, torch.float32, 2) for columns in (4096, 3000))
+    assert whole.rule(H200) == ragged.rule(H200)
+    store.append(GPU, record(whole, rows.Options(1, 2048, 16), "softmax"))
+    assert choice.choose("softmax", whole, 0) == rows.Options(1, 2048, 16)
+    assert choice.choose("softmax", ragged, 0) == ragged.rule(H200)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention, choice, configuration, elementwise, products, repetition, rows
+from ntops.host import attention, choice, configuration, elementwise, products, repetition, rotations, rows
 from ntops.host.promotion import accumulate_dtype
 
 SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
@@ -38,6 +38,33 @@ def test_rows_list_all(dtype, tensors):
     rest = (dtype, accumulate_dtype(dtype), tensors)
     known = set(rows.config.alternatives(1, *rest))
     assert {rows.config(columns, *rest) for columns in SIZES} == known
+
+
+@pytest.mark.parametrize(
+    ("columns", "dtype", "tensors", "tile", "num_warps"),
+    [
+        (16384, HALF, 2, 4096, 16),
+        (20480, HALF, 2, 4096, 16),
+        (32768, HALF, 4, 8192, 32),
+        (65536, HALF, 3, 8192, 32),
+        (32768, torch.float32, 2, 4096, 32),
+        (65536, torch.float32, 2, 8192, 32),
+        (16384, torch.float32, 3, 4096, 32),
+        (32768, torch.float32, 3, 8192, 32),
+        (65536, torch.float32, 4, 4096, 32),
+    ],
+)
+def test_rows_that_are_walked(columns, dtype, tensors, tile, num_warps):
+    """In tiles that divide them, where they are not too long for that to matter."""
+    assert rows.config(columns, dtype, torch.float32, tensors) == rows.Options(1, tile, num_warps)
+
+
+@pytest.mark.parametrize(("interleaved", "heads", "pairs"), [(False, 128, 64), (True, 170, 48), (False, 8, 1024)])
+def test_rows_of_heads_are_walked_before_they_spill(interleaved, heads, pairs):
+    chosen, looped, whole = rotations.config(heads, pairs, torch.float32, interleaved)
+    blocks = dict(chosen.blocks)
+    assert (2 * blocks["block_heads"] * blocks["block_pairs"], looped, whole) == (8192, True, False)
+    assert rotations.config(heads // 4, pairs, torch.float32, interleaved)[1:] == (False, interleaved)
 
 
 @pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 3), (2, 0, 4), (3, 1, 4)])

@@ -79,13 +79,23 @@ def test_noise_does_not_replace_the_reference():
 
 
 def test_what_is_shipped_was_the_fastest_twice():
-    """Option 5 was lucky, option 3 is as fast as it seemed."""
+    """Option 5 was lucky, option 3 is still faster."""
     works = [work(), work(sizes={"n": 10**6})]
     run(*works, timer=Timer(**{"5": 0.5, "3": 0.8}))
     timer = Timer(**{"3": 0.9})
     shipped = engine.table(works, device=GPU, timer=timer)
     assert [(one.options, one.share) for one in shipped] == [({"option": 3}, pytest.approx(0.9))] * 2
     assert timer.asked == [2, 2, 2, 2]
+
+
+def test_a_budget_ends_between_the_works_that_are_confirmed(monkeypatch):
+    works = [work(sizes={"n": size}) for size in (10, 100, 1000)]
+    run(*works, timer=Timer(**{"5": 0.5}))
+    timer = Timer(**{"5": 0.5})
+    monkeypatch.setattr(engine, "time", types.SimpleNamespace(monotonic=lambda: len(timer.asked)))
+    shipped = engine.table(works, device=GPU, deadline=1, timer=timer)
+    assert [one.sizes for one in shipped] == [{"n": 10}, {"n": 100}]
+    assert timer.asked == [2, 2]
 
 
 def test_what_could_not_be_confirmed_is_not_shipped():
