@@ -177,10 +177,15 @@ def _clamp_by_nan(case: Case) -> bool:
     return any(x is not None and math.isnan(x) for x in numbers)
 
 
+def _clamp_by_nan_alone(case: Case) -> bool:
+    limits = [x for x in (*case.args[1:], case.kwargs.get("min"), case.kwargs.get("max")) if x is not None]
+    return len(limits) == 1 and _clamp_by_nan(case)
+
+
 def _nan_is_no_bound() -> bool:
     """Of torch 2.11's CPU; 2.13 gives NaN."""
-    zero = torch.zeros(1)
-    return not (zero.clamp(min=math.nan).isnan() & zero.clamp(max=math.nan).isnan()).all()
+    zeros = torch.zeros(40, device="cpu")
+    return not (zeros.clamp(min=math.nan).isnan() & zeros.clamp(max=math.nan).isnan()).all()
 
 
 def _exponent_beyond_float32(call: Call) -> bool:
@@ -220,7 +225,8 @@ def _bfloat16_root(case: Case) -> bool:
 
 def _uneven_rows(case: Case) -> bool:
     """Rows that are not halved evenly, with an element far larger than the mean of their magnitudes: of 16,000 random
-    rows torch 2.13 left the bound in 1,117 of 7,388 with one 16 times as large, and in none of the others."""
+    rows torch 2.13 left the bound in 1,117 of 7,388 with one 16 times as large, and in none of the others; 8 leaves a
+    margin."""
     input, shape = case.args[:2]
     if not isinstance(input, TensorSpec) or not isinstance(shape, tuple):
         return False
@@ -293,10 +299,11 @@ def _nan_scores(case: Case) -> bool:
 
 
 def _infinite_half_scores(case: Case) -> bool:
+    if _specs(case)[0].dtype not in dtype_names.HALF:
+        return False
     mask = case.kwargs.get("attn_mask")
     added = [materialize(mask)] if isinstance(mask, TensorSpec) and mask.dtype != "bool" else []
-    found = (*(x.isinf() for x in _scored(case)), *(x == math.inf for x in added))
-    return _specs(case)[0].dtype in dtype_names.HALF and any(bool(x.any()) for x in found)
+    return any(bool(x.any()) for x in (*(x.isinf() for x in _scored(case)), *(x == math.inf for x in added)))
 
 
 def _infinite_values(case: Case) -> bool:
@@ -306,7 +313,8 @@ def _infinite_values(case: Case) -> bool:
 
 
 def _query_like_channels_last(case: Case) -> bool:
-    """Of 960 layouts with and without an expanded dim torch 2.13 went wrong in these 32 and in no other."""
+    """Of 960 layouts of small queries, with and without an expanded dim, torch 2.13 went wrong in these 32 and in no
+    other."""
     query = materialize(_specs(case)[0])
     return query.ndim == 4 and query.stride(-1) == 1 != torch.empty_like(query).stride(-1)
 
@@ -547,7 +555,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ops=("clamp",),
         checks=("values",),
         devices=("cpu",),
-        applies=_clamp_by_nan,
+        applies=_clamp_by_nan_alone,
         case=Case(op="clamp", args=(_tensor("float32", 40), NonFinite("nan"))),
         present=_nan_is_no_bound,
     ),

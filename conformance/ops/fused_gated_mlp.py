@@ -194,7 +194,7 @@ def expected(call: Call) -> Expected:
         # Where a factor may be 0 or of either sign, its product with an infinity may be anything.
         judged &= ~(np.isinf(activated) & (np.abs(up.value) <= errors[1]))
         judged &= ~(np.isinf(up.value) & (np.abs(activated) <= off))
-        # Beyond float64, in which the oracle is, unless the least that the factors may be has such a product too.
+        # A product beyond float64 is judged only where it overflows for the least that the factors may be, too.
         least = np.maximum(np.abs(activated) - off, 0) * np.maximum(np.abs(up.value) - errors[1], 0)
         judged &= ~(np.isinf(value) & np.isfinite(activated) & np.isfinite(up.value) & np.isfinite(least))
     value, bound, judged = (array.reshape(shape) for array in (value, bound, judged))

@@ -265,11 +265,11 @@ def _by_element(table: torch.Tensor, shape: torch.Size, interleaved: bool, head_
 
 
 def _in_range(value: np.ndarray, first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Where a product of these is no overflow, of the compute dtype nor of float64, off as it may be; nor is the second
-    factor, which may be of another dtype."""
-    infinite = ~(np.isfinite(first) & np.isfinite(second))
+    """Where a product of these is no overflow, of the compute dtype nor of float64, also when it is off by all that the
+    norm and the rotation may be; nor is the second factor, which may be of another dtype."""
+    finite = np.isfinite(first) & np.isfinite(second)
     reach = value * (1 + (bounds.NORM + bounds.ROPE) * bounds.FORMATS[bounds.compute_dtype(dtype)].unit)
-    return oracle.in_range(reach, dtype) & oracle.in_range(second, dtype) & (np.isfinite(reach) | infinite)
+    return oracle.in_range(reach, dtype) & oracle.in_range(second, dtype) & ~(np.isinf(reach) & finite)
 
 
 def _precise(eps: mpmath.mpf, partner: np.ndarray, sign: np.ndarray) -> Any:

@@ -66,9 +66,9 @@ def expected(call: Call) -> Expected:
             value, low = norms.exactly(partial(_row, mpmath.mpf(eps)), value, judged[:, 0], x, w, b)
         size = np.abs(x) + total / terms
         bound = bounds.layer_norm(value, size, 1 / np.sqrt(scale), w, b, dtype)
-        # Before the bias it is no overflow either, off as it may be.
+        # Before the bias it is no overflow either, also when it is off by its bound.
         reach = np.abs(scaled) + bounds.layer_norm(scaled, size, 1 / np.sqrt(scale), w, np.zeros_like(w), dtype)
-        judged = judged & oracle.in_range(reach, dtype) & (np.isfinite(reach) | ~(np.isfinite(w) & np.isfinite(x)))
+        judged = judged & oracle.in_range(reach, dtype) & ~(np.isinf(reach) & np.isfinite(w) & np.isfinite(x))
         # Without eps, equal elements are nothing over nothing, or what their mean was rounded by over itself.
         none = (np.abs(centered) <= bounds.difference(size, dtype)).all(axis=1, keepdims=True)
         judged = judged & ~(none & norms.lacks_bits(eps, dtype))

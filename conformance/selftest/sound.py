@@ -104,7 +104,7 @@ def _pow(input: Any, exponent: Any) -> tuple[torch.dtype, Value]:
 
 
 def _clamp(input: torch.Tensor, min: Any = None, max: Any = None) -> tuple[torch.dtype, Value]:
-    """NaN by a number that is NaN, which not every torch gives."""
+    """NaN where a bound is NaN; torch 2.11's CPU ignores it."""
     undefined = any(isinstance(bound, float) and math.isnan(bound) for bound in (min, max))
     return torch.float64, torch.full(input.shape, math.nan, dtype=torch.float64) if undefined else None
 

@@ -39,7 +39,7 @@ def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation, monkeypat
     ],
 )
 def test_torch_really_deviates(name):
-    # Those of products and of attention depend on the processor.
+    # Those of products, and of infinite scores in attention, depend on the processor.
     case = next(d.case for d in deviations.DEVIATIONS if d.name == name)
     assert not judged(case).passed
 

@@ -200,6 +200,18 @@ def test_an_infinite_weight_of_what_may_be_zero_is_not_judged():
     assert expected("layer_norm", x, (3,), floats(INF, 1.0, 1.0)).judged.tolist() == [[False, True, True]]
 
 
+@pytest.mark.parametrize("special", [NAN, INF, -INF])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_what_one_element_does_to_its_row_is_judged(op, special):
+    x = floats(special, 1.0, 2.0, 3.0)[None]
+    found = expected(op, x, (4,))
+    assert found.judged.all()
+    if op == "layer_norm" or special != special:
+        assert found.value.isnan().all()
+    else:
+        assert found.value.isnan().tolist() == [[True, False, False, False]]
+
+
 def test_what_may_overflow_before_the_bias_is_not_judged():
     """Normalized elements are 1 and -1, off by a few roundings."""
     x, weight = floats(1.0, -1.0)[None], floats(torch.finfo(torch.float32).max, 1e38)
