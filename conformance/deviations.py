@@ -1,46 +1,26 @@
-"""Where torch disagrees: its CPU with its CUDA answers, and torch itself with the oracle. Two tables.
+"""Where torch disagrees with the oracle: a table.
 
-CUDA's semantics hold everywhere, so a reference computed on the CPU is read through ``REFUSALS``, what CUDA alone
-refuses (what it takes alone is in ``conformance.stand_ins``). ``DEVIATIONS`` excuse torch itself where it is the
-implementation judged, and nobody else; no bound is widened for them. The sign of a zero from relu (+0 on CUDA, -0 on
-the CPU) needs neither: it is not judged.
+It excuses torch itself where it is the implementation judged, and nobody else; no bound is widened for it. Which calls
+torch's CPU takes or refuses otherwise than CUDA is in ``conformance.refusals`` and ``conformance.stand_ins``. The sign
+of a zero from relu (+0 on CUDA, -0 on the CPU) needs no entry: it is not judged.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from conformance import bounds, cases, oracle, stand_ins
+from conformance import bounds, cases, oracle, refusals, stand_ins
 from conformance.cases import Case, DType, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call
 from strategies import dtypes as dtype_names
 from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import materialize
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A kind of call that torch refuses on CUDA and takes on the CPU, or refuses there with another exception."""
-
-    name: str
-    ops: tuple[str, ...]
-    error: type[Exception]
-    """What CUDA raises."""
-    applies: Callable[[Call], bool]
-    case: Case
-    """A case that shows it."""
-
-
-def cuda_refuses(op: str, call: Call) -> type[Exception] | None:
-    """What torch on CUDA raises for a call of ``op`` that torch may take on the CPU; None where it takes it too."""
-    return next((r.error for r in REFUSALS if op in r.ops and r.applies(call)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +53,8 @@ def named_deviation(case: Case, check: str, device: torch.device | str) -> str |
         if found and found.check == check:
             return found.name
         if check == "errors":
-            return next((r.name for r in REFUSALS if case.op in r.ops and r.applies(call)), None)
+            refusal = refusals.find(case.op, call)
+            return refusal.name if refusal else None
     for deviation in DEVIATIONS:
         asked = case.op in deviation.ops and check in deviation.checks and kind in deviation.devices
         if asked and deviation.applies(case) and deviation.present():
@@ -146,53 +127,22 @@ def _tensor(dtype: str, *shape: int, values: str = "normal", **more: Any) -> Ten
     return TensorSpec(shape=shape, dtype=dtype, values=values, **more)
 
 
-def _bool_alpha_for_another_out(call: Call) -> bool:
-    out = call.kwargs.get("out")
-    return isinstance(call.kwargs.get("alpha"), bool) and isinstance(out, torch.Tensor) and out.dtype != torch.bool
-
-
-def _floating_out(call: Call) -> bool:
-    """A number as the first operand is refused with an ``out`` of any dtype."""
-    out = call.kwargs.get("out")
-    return isinstance(call.args[0], torch.Tensor) and isinstance(out, torch.Tensor) and out.is_floating_point()
-
-
-def _integer_product(call: Call) -> bool:
-    """Empty operands excepted (but in vectors): those torch answers before it looks for a kernel of the dtype."""
-    operands = [x for x in call.args if isinstance(x, torch.Tensor)]
-    whole = len({x.dtype for x in operands}) == 1 and not operands[0].dtype.is_floating_point
-    return whole and len(operands) == len(call.args) and all(x.numel() or x.ndim == 1 for x in operands[-2:])
-
-
-def _expanded_out(call: Call) -> bool:
-    out = call.kwargs.get("out")
-    return isinstance(out, torch.Tensor) and any(
-        size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)
-    )
+def _limits(case: Case) -> list[object]:
+    return [x for x in (*case.args[1:], case.kwargs.get("min"), case.kwargs.get("max")) if x is not None]
 
 
 def _clamp_by_nan(case: Case) -> bool:
-    limits = (*case.args[1:], case.kwargs.get("min"), case.kwargs.get("max"))
-    numbers = [_number(x) for x in limits if x is not None]
-    return any(x is not None and math.isnan(x) for x in numbers)
+    return any(x is not None and math.isnan(x) for x in map(_number, _limits(case)))
 
 
 def _clamp_by_nan_alone(case: Case) -> bool:
-    limits = [x for x in (*case.args[1:], case.kwargs.get("min"), case.kwargs.get("max")) if x is not None]
-    return len(limits) == 1 and _clamp_by_nan(case)
+    return len(_limits(case)) == 1 and _clamp_by_nan(case)
 
 
 def _nan_is_no_bound() -> bool:
     """Of torch 2.11's CPU; 2.13 gives NaN."""
     zeros = torch.zeros(40, device="cpu")
     return not (zeros.clamp(min=math.nan).isnan() & zeros.clamp(max=math.nan).isnan()).all()
-
-
-def _exponent_beyond_float32(call: Call) -> bool:
-    if len(call.args) != 2 or not isinstance(call.args[0], torch.Tensor) or not isinstance(call.args[1], float):
-        return False
-    finite = math.isfinite(call.args[1]) and abs(call.args[1]) > torch.finfo(torch.float32).max
-    return finite and torch.result_type(*call.args) == torch.float32
 
 
 def _gelu_of_large(case: Case) -> bool:
@@ -237,41 +187,8 @@ def _uneven_rows(case: Case) -> bool:
     return bool((rows.amax(1) > 8 * rows.mean(1)).any())
 
 
-def _other_parameters(call: Call, integers: bool = False) -> bool:
-    input, *rest = call.args
-    parameters = [x for x in (*rest, *call.kwargs.values()) if isinstance(x, torch.Tensor)]
-    return (
-        isinstance(input, torch.Tensor)
-        and input.dtype.is_floating_point is not integers
-        and any(x.dtype != input.dtype for x in parameters)
-        and not stand_ins.norm_of_no_rows(call)
-    )
-
-
-def _random(call: Call) -> bool:
-    """Whether elements of what is given to dropout are drawn, and into a tensor of their own: torch's other path."""
-    return _drawn(*call.args, **call.kwargs)
-
-
-def _drawn(input: object, p: object = 0.5, training: bool = True, inplace: bool = False) -> bool:
-    if not isinstance(input, torch.Tensor) or not isinstance(p, bool | int | float):
-        return False
-    return training and not inplace and 0 < p < 1 and input.numel() > 0
-
-
-def _integer_dropout(call: Call) -> bool:
-    return _random(call) and not call.args[0].dtype.is_floating_point
-
-
-def _half_dropout(case: Case) -> bool:
-    return _specs(case)[0].dtype in dtype_names.HALF
-
-
 def _half_dropout_in_place(case: Case) -> bool:
-    return _half_dropout(case) and True in (case.kwargs.get("inplace"), *case.args[3:])
-
-
-PRODUCTS = ("mm", "bmm", "addmm", "matmul")
+    return _half_input(case) and True in (case.kwargs.get("inplace"), *case.args[3:])
 
 
 def _alpha_leaves_range(case: Case) -> bool:
@@ -345,76 +262,7 @@ def _scale_not_positive(case: Case) -> bool:
     return (_number(case.kwargs.get("scale", 1)) or 0) <= 0 and (causal or _specs(case)[0].dtype in dtype_names.HALF)
 
 
-# --- the tables --------------------------------------------------------------------------------------------------
-
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        "products of integers",
-        ops=PRODUCTS,
-        error=NotImplementedError,
-        applies=_integer_product,
-        case=Case(op="mm", args=(_tensor("int32", 3, 5), _tensor("int32", 5, 2))),
-    ),
-    Refusal(
-        "layer_norm with parameters of another dtype",
-        ops=("layer_norm",),
-        error=RuntimeError,
-        applies=_other_parameters,
-        case=Case(op="layer_norm", args=(_tensor("float16", 3, 5), (5,), _tensor("float32", 5), _tensor("float32", 5))),
-    ),
-    Refusal(
-        "layer_norm of integers with parameters of another dtype",
-        ops=("layer_norm",),
-        error=NotImplementedError,
-        applies=functools.partial(_other_parameters, integers=True),
-        case=Case(op="layer_norm", args=(_tensor("int32", 3, 5), (5,), _tensor("float32", 5))),
-    ),
-    Refusal(
-        "dropout of integers",
-        ops=("dropout",),
-        error=NotImplementedError,
-        applies=_integer_dropout,
-        case=Case(op="dropout", args=(_tensor("int32", 3, 5),)),
-    ),
-    Refusal(
-        "bmm into an out with several elements at one address",
-        ops=("bmm",),
-        error=RuntimeError,
-        applies=_expanded_out,
-        case=Case(
-            op="bmm",
-            args=(_tensor("float32", 2, 3, 5), _tensor("float32", 2, 5, 4)),
-            kwargs={"out": _tensor("float32", 2, 3, 4, layout=Layout(expanded=(2,)))},
-        ),
-    ),
-    Refusal(
-        "an exponent beyond float32",
-        ops=("pow",),
-        error=RuntimeError,
-        applies=_exponent_beyond_float32,
-        case=Case(op="pow", args=(_tensor("float32", 3), 1e39)),
-    ),
-    Refusal(
-        "a floating-point out of bitwise functions",
-        ops=("bitwise_and", "bitwise_or"),
-        error=NotImplementedError,
-        applies=_floating_out,
-        case=Case(
-            op="bitwise_and", args=(_tensor("int32", 3), _tensor("int32", 3)), kwargs={"out": _tensor("float16", 3)}
-        ),
-    ),
-    Refusal(
-        "a bool alpha where out= is not bool",
-        ops=("add",),
-        error=RuntimeError,
-        applies=_bool_alpha_for_another_out,
-        case=Case(
-            op="add",
-            args=(_tensor("bool", 3), _tensor("bool", 3)),
-            kwargs={"alpha": True, "out": _tensor("int32", 3)},
-        ),
-    ),
-)
+# --- the table ---------------------------------------------------------------------------------------------------
 
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
@@ -439,7 +287,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "bfloat16 subnormals in CPU products",
         "the bfloat16 dot product instructions of CPUs take subnormal operands and sums as zero",
-        ops=(*PRODUCTS, "scaled_dot_product_attention"),
+        ops=(*refusals.PRODUCTS, "scaled_dot_product_attention"),
         checks=("values",),
         devices=("cpu",),
         applies=_bfloat16_subnormals,
@@ -455,7 +303,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "bfloat16 products with a tail of K on the CPU",
         "where the CPU has AMX and K is no multiple of 32, torch reads beyond each row of the first operand and "
         "multiplies what is there with 0, so that a NaN or infinity shows",
-        ops=PRODUCTS,
+        ops=refusals.PRODUCTS,
         checks=("values", "deterministic", "guard_bands"),
         devices=("cpu",),
         applies=_bfloat16_tail,
@@ -483,7 +331,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ops=("dropout",),
         checks=("values", "distribution"),
         devices=("cpu",),
-        applies=_half_dropout,
+        applies=_half_input,
         case=Case(op="dropout", args=(_tensor("float16", 999), 0.1875)),
     ),
     Deviation(

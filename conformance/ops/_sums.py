@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -147,6 +147,6 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         outs=OUTS,
         batch=elementwise.batch,
         expected=partial(expected, function, sign),
-        cuda_refuses=partial(deviations.cuda_refuses, name),
+        cuda_refuses=partial(refusals.cuda_refuses, name),
         benchmarks=elementwise.benchmarks(name, 2, strided=True),
     )

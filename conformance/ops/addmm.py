@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle, stand_ins
+from conformance import bounds, oracle, refusals, stand_ins
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
@@ -114,5 +114,5 @@ SPEC = OpSpec(
     expected=expected,
     # Of a prompt of 4096 tokens, of one token of each of 16 sequences, and a call whose time is the host's.
     benchmarks=(linear(4096, 4096, 4096), linear(4096, 4096, 14336), linear(16, 4096, 4096), linear(64, 64, 64)),
-    cuda_refuses=partial(deviations.cuda_refuses, "addmm"),
+    cuda_refuses=partial(refusals.cuda_refuses, "addmm"),
 )

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
@@ -64,5 +64,5 @@ SPEC = OpSpec(
     expected=expected,
     # Square ones; the scores of attention: 4 sequences of 2048 tokens, 32 heads of 128; and a call of the host's time.
     benchmarks=(benchmark(16, 1024, 1024, 1024), benchmark(128, 2048, 128, 2048), benchmark(4, 32, 32, 32)),
-    cuda_refuses=partial(deviations.cuda_refuses, "bmm"),
+    cuda_refuses=partial(refusals.cuda_refuses, "bmm"),
 )

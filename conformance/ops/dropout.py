@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Argument, Case, NonFinite
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call, Expected, OpSpec
@@ -99,5 +99,5 @@ SPEC = OpSpec(
     # A comparison and a product; the generator is not counted.
     benchmarks=elementwise.benchmarks("dropout", 1, element_flops=2),
     # No batch: what is dropped of a part that is computed alone is drawn anew.
-    cuda_refuses=partial(deviations.cuda_refuses, "dropout"),
+    cuda_refuses=partial(refusals.cuda_refuses, "dropout"),
 )

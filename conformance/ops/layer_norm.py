@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _norms as norms
@@ -103,5 +103,5 @@ SPEC = OpSpec(
     expected=expected,
     # Per element: the mean, a difference, its square and their sum, the scale, weight and bias.
     benchmarks=norms.benchmarks("layer_norm", ("weight", "bias"), 7),
-    cuda_refuses=partial(deviations.cuda_refuses, "layer_norm"),
+    cuda_refuses=partial(refusals.cuda_refuses, "layer_norm"),
 )

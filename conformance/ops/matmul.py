@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
@@ -108,5 +108,5 @@ SPEC = OpSpec(
             "matmul", (4, 32, 1024, 128), 1024, (4, 32, 1024, 1024), (4, 32, 1024, 128), dtype="bfloat16"
         ),
     ),
-    cuda_refuses=partial(deviations.cuda_refuses, "matmul"),
+    cuda_refuses=partial(refusals.cuda_refuses, "matmul"),
 )

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _products as products
@@ -65,5 +65,5 @@ SPEC = OpSpec(
         *(benchmark(size, size, size, dtype) for size, dtype in _sizes.BENCHMARK_SQUARES),
         *(benchmark(tokens, *weight) for weight in _sizes.BENCHMARK_WEIGHTS for tokens in _sizes.BENCHMARK_TOKENS),
     ),
-    cuda_refuses=partial(deviations.cuda_refuses, "mm"),
+    cuda_refuses=partial(refusals.cuda_refuses, "mm"),
 )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, deviations, oracle
+from conformance import bounds, oracle, refusals
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -165,5 +165,5 @@ SPEC = OpSpec(
         *elementwise.benchmarks("pow", 1, element_flops=3, more=(2.5,)),
         *elementwise.benchmarks("pow", 1, more=(2,)),
     ),
-    cuda_refuses=partial(deviations.cuda_refuses, "pow"),
+    cuda_refuses=partial(refusals.cuda_refuses, "pow"),
 )

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 from hypothesis import strategies as st
 
-from conformance import deviations, features
+from conformance import features, refusals
 from conformance.cases import Argument, Case, Variant, View
 from conformance.features import Features
 from conformance.ops import _attention as attention
@@ -320,7 +320,7 @@ SPEC = OpSpec(
         # A call whose time is the host's.
         benchmark(1, 8, 8, 16, 16, 64),
     ),
-    cuda_refuses=partial(deviations.cuda_refuses, OP),
+    cuda_refuses=partial(refusals.cuda_refuses, OP),
     left_out=left_out,
     strides=False,
     writes=writes,

@@ -118,22 +118,21 @@ def choose(kernel: str, problem: Problem, index: int) -> Any:
 
     # Asked first, whatever was measured: it notes which configurations there are. A fixed one is one of the rule's.
     rule = problem.rule(device(index))
-    return rule if configuration.is_fixed() else _measured(kernel, problem, index) or rule
+    return rule if configuration.is_fixed() else _measured(kernel, problem, index, rule)
 
 
 # What was measured is looked for once for each geometry, though it changes only where something is measured.
 @functools.lru_cache(4096)
-def _measured(kernel, problem, index):
-    """The configuration to have instead of the rule's; ``None``: the rule's."""
+def _measured(kernel, problem, index, rule):
+    """What was faster than the rule's choice, or that."""
     name = gpu(index)
-    rule = problem.rule(device(index))
 
     for sizes, options in nearest(kernel, problem, name) if name else ():
         other = dataclasses.replace(problem, **sizes)
         replaced = other.rule(device(index))
 
         if options == replaced:
-            return None
+            return rule
 
         # Where the rule chooses otherwise, nothing is known of what is faster than its choice.
         alike = rule == replaced and problem.resembles(other, options)
@@ -141,7 +140,7 @@ def _measured(kernel, problem, index):
         if alike and problem.allows(options) and problem.resources(options).fit(device(index)):
             return options
 
-    return None
+    return rule
 
 
 def nearest(kernel: str, problem: Problem, name: str) -> Iterator[tuple[dict[str, int], Any]]:

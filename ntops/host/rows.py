@@ -75,9 +75,8 @@ class Problem(choice.Problem):
 
     def resembles(self, other, options):
         # Whole tiles are not masked, and walked in a loop that is unrolled.
-        return all(problem.columns % options.block_columns == 0 for problem in (self, other)) or all(
-            problem.columns % options.block_columns for problem in (self, other)
-        )
+        whole, others = (problem.columns % options.block_columns == 0 for problem in (self, other))
+        return whole == others
 
     def resources(self, options):
         # A thread holds its elements of the input in the dtype in which is computed, and of what it is multiplied and

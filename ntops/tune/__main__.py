@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"written: {options.out}, {len(records)} of {len(results)} problems")
 
         if len(records) < len(results):
-            print("the others' fastest configurations were not timed once more: give a longer --budget")
+            print("the others were timed by the host's clock, or their fastest not once more in the --budget")
 
     return 0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_tools import by_torch, call, judged, normal
 
-from conformance import deviations, stand_ins
+from conformance import deviations, refusals, stand_ins
 from conformance.cases import Case, NonFinite
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
@@ -44,7 +44,7 @@ def test_torch_really_deviates(name):
     assert not judged(case).passed
 
 
-@pytest.mark.parametrize("refusal", deviations.REFUSALS, ids=lambda r: r.name)
+@pytest.mark.parametrize("refusal", refusals.REFUSALS, ids=lambda r: r.name)
 def test_what_cuda_alone_refuses_the_cpu_takes_or_refuses_otherwise(refusal):
     assert registry()[refusal.ops[0]].cuda_refuses(call(refusal.case)) is refusal.error
     raised = None

@@ -218,6 +218,29 @@ def test_a_cache_that_cannot_be_used_breaks_no_call(damage, cache, on_gpu, recwa
 # --- by hand -----------------------------------------------------------------------------------------------------
 
 
+def test_a_table_is_written_whole_or_not(tmp_path, monkeypatch, capsys):
+    """Of a run whose measurements are made up."""
+    table, record = tmp_path / "table.json", store.Record("softmax", {}, {"columns": 20}, {"num_warps": 4}, 1e-6, 1.0)
+    compiled = types.SimpleNamespace(usable=None)
+    monkeypatch.setattr(engine, "device_name", lambda: GPU)
+    monkeypatch.setattr(compiling, "compile_all", lambda *args, **options: compiled)
+    monkeypatch.setattr(engine, "run", lambda works, **options: [])
+    monkeypatch.setattr(engine, "table", lambda works, **options: [record])
+    command = ["--op", "softmax", "--shape", "3x20", "--out", str(table)]
+    assert cli.main(command) == 0
+    assert f"written: {table}, 1 of 0 problems" in capsys.readouterr().out
+    before = table.read_text()
+    assert store.load_table(before) == [record]
+
+    def interrupted(works, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "table", interrupted)
+    assert cli.main(command) == 130
+    assert table.read_text() == before
+    assert f"interrupted, {table} is as it was" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about the interpreter")
 def test_the_command_measures_with_the_interpreter_says_so_and_ships_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "ROUNDS", (2, 2))
