@@ -1,9 +1,7 @@
 """Where kernels run, decided once at import: compiled on CUDA, or under Triton's interpreter on CPU tensors."""
 
-import contextlib
 import os
 import sys
-import threading
 
 from ntops import interpreter
 
@@ -38,23 +36,3 @@ if INTERPRETED:
 else:
     # Processes that make kernels at the same time share the folder of their sources.
     interpreter.prepare_ninetoothed()
-
-
-def read_compiler() -> None:
-    """Begin to hash Triton's files, in a thread.
-
-    Triton names compiled kernels by that hash, of 440 MB, and the first launch of a process waits for it (0.8 s on a
-    core of CI's machine, 0.3 s where the files are in memory). Most programs make a CUDA context and their tensors
-    before, which leaves the time; a launch that comes earlier hashes for itself, as it would have.
-    """
-    from triton.runtime import cache
-
-    # Triton keeps what it found. A version that has none hashes otherwise.
-    if not INTERPRETED and (key := getattr(cache, "triton_key", None)):
-        threading.Thread(target=_quietly, args=(key,), name="ntops-triton-key", daemon=True).start()
-
-
-def _quietly(function):
-    # What is wrong with Triton's files is for the launch to say.
-    with contextlib.suppress(Exception):
-        function()
