@@ -2,18 +2,17 @@
 
 Triton names a compiled kernel by its source and by a hash of the compiler, 440 MB that each process reads again before
 its first launch, also where every kernel is in its cache (0.37 s on the host of an H200, of 0.4 s that the first call
-took; 0.9 s on a core of CI's machine). So what Triton found stays in that same cache, for the names, sizes and times of
-change of the files, by which ccache too knows a compiler (``compiler_check = mtime``).
+took; 0.9 s on a core of CI's machine). So what Triton found stays in that same cache.
 """
 
 import contextlib
 import functools
-import hashlib
-import os
 import pathlib
 
 import triton
 from triton.runtime import cache
+
+from ntops.host import files
 
 _NAME = "triton_key.txt"
 _HASHED = ("_C", "backends", "compiler", "language", "runtime")
@@ -27,36 +26,25 @@ def keep() -> None:
         cache.triton_key = functools.cache(lambda: _kept(hashed))
 
 
+def _folders():
+    root = pathlib.Path(triton.__file__).parent
+    return [root / name for name in _HASHED]
+
+
 def _kept(hashed):
     try:
-        manager = cache.get_cache_manager(_digest(_files(pathlib.Path(triton.__file__).parent)))
+        manager = cache.get_cache_manager(files.state(_folders()))
         file = manager.get_file(_NAME)
         # With its own digest, since a file that lost its end would name the kernels of two compilers alike.
         digest, _, found = pathlib.Path(file).read_text().partition(" ") if file else ("", "", "")
     except OSError:
         return hashed()
 
-    if digest != _digest(found):
+    if digest != files.digest(found):
         found = hashed()
 
         # A cache that cannot be written is still one to read kernels from.
         with contextlib.suppress(OSError):
-            manager.put(f"{_digest(found)} {found}", _NAME)
+            manager.put(f"{files.digest(found)} {found}", _NAME)
 
     return found
-
-
-def _files(root):
-    found = []
-
-    for name in _HASHED:
-        # An installation that can be edited has links to folders.
-        for folder, _, files in os.walk(root / name, followlinks=True):
-            paths = [os.path.join(folder, file) for file in files if file.endswith(".py") or ".so" in file]
-            found += [(path, (status := os.stat(path)).st_size, status.st_mtime_ns) for path in paths]
-
-    return repr((triton.__version__, sorted(found)))
-
-
-def _digest(text):
-    return hashlib.sha256(text.encode()).hexdigest()

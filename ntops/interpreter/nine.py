@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 
 _CACHE_VARIABLE = "NTOPS_CACHE_DIR"
 
@@ -78,18 +79,24 @@ def _import_generation(folder):
 
 
 def _cache_source(source):
+    return write_source(hashlib.sha256(source.encode("utf-8")).hexdigest(), lambda: source)
+
+
+def write_source(name: str, source: Callable[[], str]) -> pathlib.Path:
+    """The file of this name in NineToothed's folder. If there is none, what ``source`` returns is written, whole."""
     from ninetoothed import generation
 
     folder = pathlib.Path(generation.CACHE_DIR)
-    path = folder / f"{hashlib.sha256(source.encode('utf-8')).hexdigest()}.py"
+    path = folder / f"{name}.py"
 
     if not path.exists():
+        text = source()
         folder.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=folder, prefix=path.stem, suffix=".tmp")
 
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(source)
+                file.write(text)
 
             os.replace(temporary, path)
         except BaseException:

@@ -4,14 +4,18 @@ import ast
 import dataclasses
 import functools
 import pathlib
+import sys
 import threading
 
 import ninetoothed
+import triton
 from ninetoothed import generation, naming
 from ninetoothed.jit import import_from_path
 
+import ntops
 from ntops._runtime import INTERPRETED
-from ntops.host import repetition
+from ntops.host import files, repetition
+from ntops.interpreter.nine import write_source
 
 _defaults = {"num_warps": None, "num_stages": None, "max_num_configs": None}
 _kernels = {}
@@ -108,12 +112,32 @@ def make(premake, arguments, config, specialization):
     with _lock:
         if key not in _kernels:
             name = f"ntops_{premake.__module__.rpartition('.')[2]}"
-            generated = _generated(name, *key[:-1])
-            source = _specialize(generated, name, dict(arguments.get("scalars") or ()), specialization)
-            path = str(generation.cache_source(source))
+            path = str(_source(name, key, dict(arguments.get("scalars") or ())))
             _kernels[key] = getattr(import_from_path(path, path), f"launch_{name}")
 
         return _kernels[key]
+
+
+def _source(name, key, scalar_types):
+    """The file of a kernel's source, which an earlier process may have made."""
+    premake, *arguments, max_num_configs, specialization = key
+
+    def make_source():
+        return _specialize(_generated(name, *key[:-1]), name, scalar_types, specialization)
+
+    # Of another's premake nobody knows from which files it comes; what NineToothed is to search is drawn anew.
+    if not premake.__module__.startswith("ntops.kernels.") or max_num_configs is not None:
+        return generation.cache_source(make_source())
+
+    described = premake.__module__, premake.__qualname__, arguments, specialization, _code()
+    return write_source(files.digest(repr(described)), make_source)
+
+
+@functools.cache
+def _code():
+    """What sources are made from and with."""
+    folders = (pathlib.Path(module.__file__).parent for module in (ntops, ninetoothed))
+    return files.state(folders), sys.version, triton.__version__
 
 
 @functools.cache

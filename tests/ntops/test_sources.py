@@ -1,0 +1,115 @@
+"""NineToothed's sources are made once, not once for each process."""
+
+import os
+import subprocess
+import sys
+
+import ninetoothed
+import pytest
+import torch
+from ninetoothed import generation
+
+import ntops
+from ntops.host import repetition
+from ntops.torch import utils
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+CALLS = """
+import sys, torch, ninetoothed
+import ntops.torch
+made = []
+own = ninetoothed.make
+ninetoothed.make = lambda *args, **named: made.append(named["kernel_name"]) or own(*args, **named)
+x = torch.arange(48.0, device=sys.argv[1]).view(2, 4, 2, 3).repeat(1, 1, 1, 2)
+tables = [torch.ones(4, 3, device=sys.argv[1])] * 2
+results = (ntops.torch.add(x, 1), ntops.torch.gelu(x),
+           ntops.torch.layer_norm(x, (6,)), ntops.torch.mm(x[0, 0], x[0, 0].T),
+           ntops.torch.rotary_position_embedding(x, *tables))
+print(len(made), [result.double().sum().item() for result in results])
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """The names of the kernels whose sources NineToothed makes, in a process that has made none."""
+    found = []
+    own = ninetoothed.make
+    monkeypatch.setattr(
+        ninetoothed, "make", lambda *args, **named: found.append(named["kernel_name"]) or own(*args, **named)
+    )
+    monkeypatch.setattr(generation, "CACHE_DIR", tmp_path)
+    _forget(monkeypatch)
+    yield found
+    repetition.forget()
+
+
+def _forget(monkeypatch):
+    monkeypatch.setattr(utils, "_kernels", {})
+    utils._generated.cache_clear()
+    repetition.forget()
+
+
+def _add():
+    return ntops.torch.add(torch.ones(3, device=DEVICE), 1).tolist()
+
+
+def test_a_second_process_makes_none(tmp_path):
+    environment = os.environ | {"NTOPS_CACHE_DIR": str(tmp_path)}
+    run = [sys.executable, "-c", CALLS, DEVICE]
+    first, second = (
+        subprocess.run(run, capture_output=True, text=True, check=True, env=environment).stdout.split(maxsplit=1)
+        for _ in range(2)
+    )
+    assert int(first[0]) >= 5
+    assert second == ["0", first[1]]
+
+
+def test_made_once(made, monkeypatch):
+    assert _add() == [2, 2, 2]
+    _forget(monkeypatch)
+    assert _add() == [2, 2, 2]
+    assert made == ["ntops_add"]
+
+
+def test_other_code_is_another_source(made, monkeypatch, tmp_path):
+    _add()
+    _forget(monkeypatch)
+    monkeypatch.setattr(utils, "_code", lambda: "edited")
+    assert _add() == [2, 2, 2]
+    assert made == ["ntops_add"] * 2
+
+
+def test_a_file_that_is_edited_is_other_code(tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "one.py").write_text("a = 1\n")
+    monkeypatch.setattr(ntops, "__file__", str(tmp_path / "__init__.py"))
+    before = utils._code.__wrapped__()
+    assert utils._code.__wrapped__() == before
+    (tmp_path / "kernels" / "one.py").write_text("a = 12\n")
+    assert utils._code.__wrapped__() != before
+
+
+def test_the_source_of_anothers_premake_is_not_kept(made, monkeypatch):
+    from ntops.kernels import abs as ours
+
+    def premake(**arguments):
+        return ours.premake(**arguments)
+
+    config, specialization = utils.Config((("block_size", 16),)), utils.Specialization()
+    for _ in range(2):
+        utils.make(premake, {"ndim": 1}, config, specialization)
+        _forget(monkeypatch)
+
+    assert made == ["ntops_test_sources"] * 2
+
+
+def test_what_is_searched_is_not_kept(made, monkeypatch):
+    from ntops.kernels import abs as ours
+
+    key = (ours.premake, (("ndim", 1),), (), 4, 1, 5, utils.Specialization())
+    for _ in range(2):
+        utils._source("ntops_abs", key, {})
+        _forget(monkeypatch)
+
+    assert made == ["ntops_abs"] * 2
