@@ -115,7 +115,8 @@ def _all(base, new, name, judge, kind: str) -> list[Change]:
 
 def limit(row: Row, relative: float = RELATIVE) -> float:
     """The ratio of times up to which two runs of the same commit may differ."""
-    return 1 + (max(HOST, relative) if row.clock == "host" else relative + ABSOLUTE / max(row.median, 1e-9))
+    of_host = row.clock in ("host", "first call")
+    return 1 + (max(HOST, relative) if of_host else relative + ABSOLUTE / max(row.median, 1e-9))
 
 
 def _row(base: Row, new: Row, *, relative: float = RELATIVE, peer: str = "torch") -> Change:

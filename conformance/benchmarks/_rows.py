@@ -10,6 +10,7 @@ import torch
 
 import strategies.tensors
 from conformance import cases
+from conformance import spec as specs
 from conformance.cases import Case
 from conformance.spec import Benchmark, OpSpec
 from strategies import dtypes as dtype_names
@@ -55,6 +56,17 @@ def _arguments(case: Case) -> list[tuple[str, Any]]:
 def identity(row: Benchmark) -> str:
     """By what a row is found again in another run."""
     return f"{row.case.op}[{cases.dtype_of(row.case)} {label(row.case)}]"
+
+
+def selected(ops: Sequence[str], dtypes: Sequence[str]) -> dict[str, tuple[OpSpec, Benchmark]]:
+    """The rows of these ops and dtypes by :func:`identity`, those of one op together; none named is all."""
+    known = specs.registry()
+    return {
+        identity(row): (known[op], row)
+        for op in sorted(set(ops) or known)
+        for row in known[op].benchmarks
+        if not dtypes or cases.dtype_of(row.case) in dtypes
+    }
 
 
 def is_small(row: Benchmark) -> bool:

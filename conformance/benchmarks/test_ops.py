@@ -21,40 +21,19 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import conformance.implementations
 from conformance import cases, runner
-from conformance import spec as specs
 from conformance.benchmarks import _rows
+from conformance.benchmarks._replay import Replay
 from conformance.benchmarks.conftest import COMPILED
 from conformance.implementations import TORCH, TORCH_SPACES, Implementation, ImplementationError, load
 from conformance.spec import Benchmark, OpSpec
 from ntops import timing
-
-
-class Replay:
-    """A clock that goes forward by what was measured: pytest-benchmark keeps the figures of another clock."""
-
-    def __init__(self) -> None:
-        self.now, self.pending = 0.0, iter(())
-
-    def __call__(self) -> float:
-        return self.now
-
-    def step(self) -> None:
-        self.now += next(self.pending)
-
 
 CLOCK = Replay()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    known = specs.registry()
-    found = {
-        _rows.identity(row): (spec, row)
-        for name, spec in sorted(known.items())
-        if name in (option("--op") or known)
-        for row in spec.benchmarks
-        if cases.dtype_of(row.case) in (option("--dtype") or [cases.dtype_of(row.case)])
-    }
+    found = _rows.selected(option("--op"), option("--dtype"))
     metafunc.parametrize(("spec", "row"), found.values(), ids=found)
 
 
@@ -222,8 +201,7 @@ def test_ops(
         if device.type == "cuda" and _rows.is_small(row):
             times = timing.host(found, inputs)
 
-    CLOCK.pending = iter(times[ours].seconds)
-    benchmark.pedantic(CLOCK.step, rounds=len(times[ours].seconds))
+    CLOCK.keep(benchmark, times[ours].seconds)
     least = floor(row, ceilings)
     peers = {name: _peer(times[ours], times[name], device_times[name]) for name in found if name != ours}
     info = {

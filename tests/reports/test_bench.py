@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from conformance import spec as specs
 from conformance.benchmarks import _rows
+from conformance.benchmarks.test_first_call import PROCESSES, apart
 from reports import read
 
 ROOT = Path(__file__).parents[2]
-SUITE = ROOT / "conformance" / "benchmarks" / "test_ops.py"
+SUITES = ROOT / "conformance" / "benchmarks"
 
 LIBRARY = """
 import torch
@@ -32,12 +34,12 @@ def relu(input, inplace=False):
 """
 
 
-def bench(folder, *arguments):
+def bench(folder, *arguments, suite="test_ops.py"):
     command = [
         sys.executable,
         "-m",
         "pytest",
-        str(SUITE),
+        str(SUITES / suite),
         "--device",
         "cpu",
         "-q",
@@ -100,3 +102,61 @@ def test_an_unknown_peer_or_op_is_refused(tmp_path):
     done = bench(tmp_path, "--op", "abs", "--peer", "no_such_library", "--benchmark-only")
     assert done.returncode != 0
     assert "no_such_library" in done.stdout
+
+
+FIRST = """
+import os, pathlib, time
+import torch
+
+kept = pathlib.Path.home() / "kept"
+
+def abs(input, *, out=None):
+    if not kept.exists():
+        time.sleep(2)
+        kept.touch()
+    time.sleep(0.1)
+    return torch.abs(input)
+
+def neg(input, *, out=None):
+    return input
+
+def relu(input, inplace=False):
+    os.abort()
+"""
+
+
+def first_call(folder, *arguments):
+    (folder / "slow.py").write_text(FIRST)
+    few = ("--op", "abs", *arguments, "--benchmark-only", "--benchmark-quiet", "--implementation", "slow")
+    return bench(folder, *few, suite="test_first_call.py")
+
+
+def test_the_first_call_is_that_of_a_process_of_its_own(tmp_path):
+    done = first_call(tmp_path, "--op", "gelu", "--benchmark-json", "b.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (device,) = read.read_file(tmp_path / "b.json")
+    (row,) = device.rows
+    assert (row.op, row.clock, len(row.seconds)) == ("abs", "first call", PROCESSES)
+    assert all(0.1 <= seconds < 2 for seconds in row.seconds)
+    (ever,) = re.findall(r"^(\d+) ms with nothing on disk$", row.note)
+    assert int(ever) >= 2000
+    assert f"abs {row.label}: {row.note}" in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout  # It has no gelu.
+
+
+def test_what_the_first_call_of_a_process_does_wrong_is_said(tmp_path):
+    done = first_call(tmp_path, "--op", "neg", "--op", "relu")
+    assert "1 passed" in done.stdout
+    assert "2 failed" in done.stdout
+    assert "it did not compute this" in done.stdout
+    assert "relu[bfloat16 1024] in a process of its own: exit code -6" in done.stdout
+
+
+def test_a_process_apart_finds_nothing_that_was_kept(monkeypatch, tmp_path):
+    for name in ("TRITON_CACHE_DIR", "NTOPS_CACHE_DIR", "XDG_CACHE_HOME", "FLAGGEMS_CACHE_DIR"):
+        monkeypatch.setenv(name, "/somewhere")
+
+    environment = apart(tmp_path)
+    assert environment["HOME"] == str(tmp_path)
+    assert [value for name, value in environment.items() if "CACHE" in name] == [str(tmp_path / "inductor")]
+    assert environment["PATH"] == os.environ["PATH"]

@@ -1,0 +1,86 @@
+"""How long the first call of an op takes in a new process: ``nox -s bench -- first_call``.
+
+The smallest row of each op, in processes of their own, one at a time: once with nothing on disk, which is in the row's
+note, and then, which is its figure, ``PROCESSES`` times with what the first one left. ``first_call.py`` is the process.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from conformance import cases
+from conformance.benchmarks import _rows, first_call
+from conformance.benchmarks._replay import Replay
+from conformance.spec import Benchmark
+from ntops import timing
+
+PROCESSES = 5
+CLOCK = Replay()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    option = metafunc.config.getoption
+    found: dict[str, Benchmark] = {}
+    for spec, row in _rows.selected(option("--op"), option("--dtype")).values():
+        found[spec.name] = min(found.get(spec.name, row), row, key=lambda one: (one.bytes, one.flops))
+    metafunc.parametrize("row", found.values(), ids=found)
+
+
+def apart(folder: Path) -> dict[str, str]:
+    """The environment of a process that keeps and finds below ``folder`` what compilers and libraries leave on disk."""
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("CACHE_DIR", "CACHE_HOME"))}
+    # Packages that were installed for this user only are found by the home, too.
+    user = {"PYTHONUSERBASE": site.getuserbase()}
+    return user | kept | {"HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+
+
+def in_new_process(row: Benchmark, about: dict[str, Any], folder: Path) -> float:
+    """Seconds of the first call."""
+    name = _rows.identity(row)
+    command = [sys.executable, "-m", first_call.__name__, name, about["implementation"], about["device"]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=apart(folder))
+    if done.returncode == first_call.NOT_PROVIDED:
+        pytest.skip(f"not provided by {about['implementation']}: {row.case.op}")
+    if done.returncode:
+        pytest.fail(
+            f"{name} in a process of its own: exit code {done.returncode}\n{done.stderr[-3000:]}", pytrace=False
+        )
+    return float(done.stdout.split()[-1])
+
+
+@pytest.mark.benchmark(timer=CLOCK, group="first call")
+def test_first_call(
+    row: Benchmark, about: dict[str, Any], rows: list[dict[str, Any]], benchmark: BenchmarkFixture, tmp_path: Path
+) -> None:
+    """Wall-clock time until the device is idle again, of the implementation alone; peers are run as implementations."""
+    if about["device"] == "cpu" and not _rows.fits_interpreter(row):
+        pytest.skip("takes too long under the interpreter")
+    first = in_new_process(row, about, tmp_path)
+    if not benchmark.enabled:
+        benchmark.pedantic(in_new_process, (row, about, tmp_path))
+        return
+    seconds = [in_new_process(row, about, tmp_path) for _ in range(PROCESSES)]
+    CLOCK.keep(benchmark, seconds)
+    info = {
+        **about,
+        "op": row.case.op,
+        "dtype": cases.dtype_of(row.case),
+        "label": f"{_rows.label(row.case)}, in a new process",
+        "clock": "first call",
+        "median": statistics.median(seconds),
+        "interval": timing.median_interval(seconds),
+        "note": f"{first * 1e3:.0f} ms with nothing on disk",
+        "share": None,
+        "peers": {},
+    }
+    benchmark.extra_info |= info
+    rows.append(info)
