@@ -12,8 +12,8 @@ from conformance import features, refusals
 from conformance.cases import Argument, Case, Variant, View
 from conformance.features import Features
 from conformance.ops import _attention as attention
+from conformance.ops import _attention_oracle, _sizes
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, OpSpec
 from strategies import attention as calls
 from strategies import dtypes as dtype_names
@@ -307,7 +307,7 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=DTYPES,
     batch=batch,
-    expected=attention.expected,
+    expected=_attention_oracle.expected,
     checks=("memory", "values", "metadata", "inputs_unchanged", "written", "deterministic", "errors"),
     # Prompts of models with 32 heads of 128 and of 64, a long one, and one token of each of some sequences.
     benchmarks=(
