@@ -56,7 +56,8 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Every operator against torch and torch.compile; "-- harness" or "-- interpreter": how fast these are.
+    """Every operator against torch and torch.compile; "-- first_call": what the first calls of new processes take;
+    "-- harness" or "-- interpreter": how fast these are.
 
     The JSON goes to .benchmarks/, or where --benchmark-json says."""
     install(session, "conformance")
@@ -64,8 +65,9 @@ def bench(session: nox.Session) -> None:
     suites = {path.stem.removeprefix("test_"): str(path) for path in folder.glob("test_*.py")}
     chosen = [suites[argument] for argument in session.posargs if argument in suites]
     others = [argument for argument in session.posargs if argument not in suites]
-    # The suite of operators prints a table of its own.
-    quiet = [] if chosen and suites["ops"] not in chosen else ["--benchmark-quiet"]
+    # The suites of operators print a table of their own.
+    own = {suites["ops"], suites["first_call"]}
+    quiet = [] if chosen and own.isdisjoint(chosen) else ["--benchmark-quiet"]
     save = ["--benchmark-autosave", "--benchmark-save-data"]
     python(session, "-m", "pytest", *(chosen or [suites["ops"]]), "--benchmark-only", *quiet, *save, *others)
 

@@ -24,6 +24,10 @@ from conformance.spec import Benchmark
 from ntops import timing
 
 PROCESSES = 5
+LONGEST = 600
+"""Seconds that a process may take."""
+ELSEWHERE = ("CACHE_DIR", "CACHE_HOME", "TRITON_HOME", "CUDA_CACHE_PATH")
+"""The ends of the names of variables that say where things are kept."""
 CLOCK = Replay()
 
 
@@ -37,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def apart(folder: Path) -> dict[str, str]:
     """The environment of a process that keeps and finds below ``folder`` what compilers and libraries leave on disk."""
-    kept = {name: value for name, value in os.environ.items() if not name.endswith(("CACHE_DIR", "CACHE_HOME"))}
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(ELSEWHERE)}
     # Packages that were installed for this user only are found by the home, too.
     user = {"PYTHONUSERBASE": site.getuserbase()}
     return user | kept | {"HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
@@ -47,7 +51,10 @@ def in_new_process(row: Benchmark, about: dict[str, Any], folder: Path) -> float
     """Seconds of the first call."""
     name = _rows.identity(row)
     command = [sys.executable, "-m", first_call.__name__, name, about["implementation"], about["device"]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=apart(folder))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=apart(folder), timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{name} in a process of its own: no end after {LONGEST} s", pytrace=False)
     if done.returncode == first_call.NOT_PROVIDED:
         pytest.skip(f"not provided by {about['implementation']}: {row.case.op}")
     if done.returncode:

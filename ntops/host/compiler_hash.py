@@ -36,7 +36,7 @@ def _kept(hashed):
         manager = cache.get_cache_manager(files.state(_folders()))
         file = manager.get_file(_NAME)
         # With its own digest, since a file that lost its end would name the kernels of two compilers alike.
-        digest, _, found = pathlib.Path(file).read_text().partition(" ") if file else ("", "", "")
+        digest, _, found = pathlib.Path(file).read_text(errors="replace").partition(" ") if file else ("", "", "")
     except OSError:
         return hashed()
 

@@ -1,23 +1,49 @@
-"""Which files they are, without reading them."""
+"""Which files they are, and whether they changed."""
 
 import hashlib
 import os
+import pathlib
 from collections.abc import Iterable, Iterator
 
 
 def state(folders: Iterable[str | os.PathLike]) -> str:
-    """A digest of the names, sizes and times of change of :func:`importable` files: by these make knows a file, and
-    ccache a compiler."""
+    """A digest of the names, sizes and times of change of :func:`importable` files, which are not read: by these make
+    knows a file, and ccache a compiler.
+
+    :raises OSError: A folder is none, or cannot be read.
+    """
     found = [(path, (status := os.stat(path)).st_size, status.st_mtime_ns) for path in importable(folders)]
     return digest(repr(sorted(found)))
 
 
+def contents(folders: Iterable[str | os.PathLike]) -> str:
+    """A digest of the text of :func:`importable` files, wherever the folders are and whenever it was written.
+
+    :raises OSError: A folder is none, or cannot be read.
+    """
+    found = [
+        (os.path.relpath(path, folder), hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest())
+        for folder in folders
+        for path in importable([folder])
+    ]
+    return digest(repr(sorted(found)))
+
+
 def importable(folders: Iterable[str | os.PathLike]) -> Iterator[str]:
-    """The Python files and shared objects in these folders and in those inside them."""
+    """The Python files and shared objects in these folders and in those inside them.
+
+    :raises OSError: A folder is none, or cannot be read.
+    """
     for root in folders:
         # An installation that can be edited has links to folders.
-        for folder, _, names in os.walk(root, followlinks=True):
-            yield from (os.path.join(folder, name) for name in names if name.endswith(".py") or ".so" in name)
+        for folder, _, names in os.walk(root, onerror=_raise, followlinks=True):
+            paths = (os.path.join(folder, name) for name in names if name.endswith((".py", ".so")))
+            # An editor's lock is a link to nothing.
+            yield from filter(os.path.isfile, paths)
+
+
+def _raise(error):
+    raise error
 
 
 def digest(text: str) -> str:

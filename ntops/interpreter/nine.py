@@ -5,7 +5,6 @@ import importlib.util
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
 
 _CACHE_VARIABLE = "NTOPS_CACHE_DIR"
 
@@ -79,28 +78,29 @@ def _import_generation(folder):
 
 
 def _cache_source(source):
-    return write_source(hashlib.sha256(source.encode("utf-8")).hexdigest(), lambda: source)
+    path = source_path(hashlib.sha256(source.encode("utf-8")).hexdigest())
+    write_source(path, source)
+    return path
 
 
-def write_source(name: str, source: Callable[[], str]) -> pathlib.Path:
-    """The file of this name in NineToothed's folder. If there is none, what ``source`` returns is written, whole."""
+def source_path(name: str) -> pathlib.Path:
+    """Where the source of this name is in NineToothed's folder."""
     from ninetoothed import generation
 
-    folder = pathlib.Path(generation.CACHE_DIR)
-    path = folder / f"{name}.py"
+    return pathlib.Path(generation.CACHE_DIR) / f"{name}.py"
 
+
+def write_source(path: pathlib.Path, source: str) -> None:
+    """Write a source, as a whole, unless its file is there."""
     if not path.exists():
-        text = source()
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=path.stem, suffix=".tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
 
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+                file.write(source)
 
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
-
-    return path

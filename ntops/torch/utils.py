@@ -1,6 +1,7 @@
 """Kernels: made once for each configuration, specialised as little as speed allows, and the library's defaults."""
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -8,6 +9,7 @@ import sys
 import threading
 
 import ninetoothed
+import sympy
 import triton
 from ninetoothed import generation, naming
 from ninetoothed.jit import import_from_path
@@ -15,7 +17,7 @@ from ninetoothed.jit import import_from_path
 import ntops
 from ntops._runtime import INTERPRETED
 from ntops.host import files, repetition
-from ntops.interpreter.nine import write_source
+from ntops.interpreter.nine import source_path, write_source
 
 _defaults = {"num_warps": None, "num_stages": None, "max_num_configs": None}
 _kernels = {}
@@ -112,32 +114,58 @@ def make(premake, arguments, config, specialization):
     with _lock:
         if key not in _kernels:
             name = f"ntops_{premake.__module__.rpartition('.')[2]}"
-            path = str(_source(name, key, dict(arguments.get("scalars") or ())))
+            path = str(_source(name, key))
             _kernels[key] = getattr(import_from_path(path, path), f"launch_{name}")
 
         return _kernels[key]
 
 
-def _source(name, key, scalar_types):
-    """The file of a kernel's source, which an earlier process may have made."""
-    premake, *arguments, max_num_configs, specialization = key
+def _source(name, key):
+    """The file of a kernel's source: that of an earlier process, where it was made from the same code."""
+    premake, arguments, _, _, _, max_num_configs, specialization = key
+    path = None
 
-    def make_source():
-        return _specialize(_generated(name, *key[:-1]), name, scalar_types, specialization)
+    # Of another's premake nobody knows which files it comes from; among what NineToothed searches depends on the GPU.
+    if premake.__module__.startswith("ntops.kernels.") and max_num_configs is None and _is_unchanged():
+        described = premake.__module__, premake.__qualname__, key[1:], _CODE
+        path = source_path(files.digest(repr(described)))
 
-    # Of another's premake nobody knows from which files it comes; what NineToothed is to search is drawn anew.
-    if not premake.__module__.startswith("ntops.kernels.") or max_num_configs is not None:
-        return generation.cache_source(make_source())
+        if path.exists():
+            return path
 
-    described = premake.__module__, premake.__qualname__, arguments, specialization, _code()
-    return write_source(files.digest(repr(described)), make_source)
+    scalar_types = dict(dict(arguments).get("scalars") or ())
+    source = _specialize(_generated(name, *key[:-1]), name, scalar_types, specialization)
+
+    # NineToothed reads the file of an application, which may have been edited meanwhile.
+    if path is None or not _is_unchanged():
+        return generation.cache_source(source)
+
+    write_source(path, source)
+    return path
 
 
-@functools.cache
+def _folders():
+    return [pathlib.Path(module.__file__).parent for module in (ntops, ninetoothed)]
+
+
+def _is_unchanged():
+    """Whether files are still those that this process imported."""
+    with contextlib.suppress(OSError):
+        return files.state(_folders()) == _STATE
+
+    return False
+
+
 def _code():
-    """What sources are made from and with."""
-    folders = (pathlib.Path(module.__file__).parent for module in (ntops, ninetoothed))
-    return files.state(folders), sys.version, triton.__version__
+    """What sources are made from and with, and the state of its files; nothing where they are in no folder."""
+    with contextlib.suppress(OSError):
+        versions = sys.version, triton.__version__, sympy.__version__
+        return (files.contents(_folders()), *versions), files.state(_folders())
+
+    return None, None
+
+
+_CODE, _STATE = _code()
 
 
 @functools.cache

@@ -50,11 +50,11 @@ def test_kept(folder):
     assert _kept() == (FOUND, 0)
 
 
-@pytest.mark.parametrize("damage", [lambda text: "", lambda text: text[:-1], lambda text: "x" + text])
+@pytest.mark.parametrize("damage", [lambda text: b"", lambda text: text[:-1], lambda text: text[:-1] + b"\xff"])
 def test_a_damaged_file_is_written_again(folder, damage):
     _kept()
     (file,) = folder.rglob(compiler_hash._NAME)
-    file.write_text(damage(file.read_text()))
+    file.write_bytes(damage(file.read_bytes()))
     assert _kept() == (FOUND, 1)
     assert _kept() == (FOUND, 0)
 

@@ -1,37 +1,73 @@
 """A file that was changed, moved or replaced is another one."""
 
 import os
+import shutil
 
 import pytest
 
 from ntops.host import files
 
+NAMES = ("code.py", "inner/code.py", "lib.so")
 
-@pytest.mark.parametrize("name", ["code.py", "inner/code.py", "lib.so", "lib.so.1"])
-def test_state(tmp_path, name):
-    path = tmp_path / name
 
-    for file in ("code.py", "inner/code.py", "lib.so", "lib.so.1", "other.txt"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text("one")
+@pytest.fixture
+def folder(tmp_path):
+    for name in (*NAMES, "other.txt"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text("one")
 
-    found = [files.state([tmp_path])]
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state(folder, name):
+    path = folder / name
+    found = [files.state([folder])]
     os.utime(path, (1, 1))
-    found.append(files.state([tmp_path]))
+    found.append(files.state([folder]))
     path.write_text("other")
     os.utime(path, (1, 1))
-    found.append(files.state([tmp_path]))
+    found.append(files.state([folder]))
     path.rename(path.with_stem("renamed"))
-    found.append(files.state([tmp_path]))
+    found.append(files.state([folder]))
     assert len(set(found)) == 4
-    (tmp_path / "other.txt").write_text("another")
-    assert files.state([tmp_path]) == found[-1]
+    (folder / "other.txt").write_text("another")
+    assert files.state([folder]) == found[-1]
 
 
-def test_what_is_linked_counts(tmp_path):
-    (tmp_path / "here").mkdir()
+@pytest.mark.parametrize("name", NAMES)
+def test_contents(folder, name, tmp_path):
+    path = folder / name
+    found = [files.contents([folder])]
+    os.utime(path, (1, 1))
+    assert files.contents([folder]) == found[0]
+    assert files.contents([shutil.copytree(folder, tmp_path / "there")]) == found[0]
+    path.write_text("two")
+    found.append(files.contents([folder]))
+    path.rename(path.with_stem("renamed"))
+    found.append(files.contents([folder]))
+    assert len(set(found)) == 3
+    (folder / "other.txt").write_text("another")
+    assert files.contents([folder]) == found[-1]
+
+
+@pytest.mark.parametrize("of", [files.state, files.contents])
+def test_what_is_linked_counts(folder, tmp_path, of):
     (tmp_path / "there").mkdir()
-    (tmp_path / "here" / "linked").symlink_to(tmp_path / "there", target_is_directory=True)
-    before = files.state([tmp_path / "here"])
+    (folder / "linked").symlink_to(tmp_path / "there", target_is_directory=True)
+    before = of([folder])
     (tmp_path / "there" / "code.py").write_text("one")
-    assert files.state([tmp_path / "here"]) != before
+    assert of([folder]) != before
+
+
+@pytest.mark.parametrize("of", [files.state, files.contents])
+def test_a_link_to_nothing_is_no_file(folder, of):
+    before = of([folder])
+    (folder / ".#code.py").symlink_to("me@host.1234:1")
+    assert of([folder]) == before
+
+
+@pytest.mark.parametrize("of", [files.state, files.contents])
+def test_what_is_no_folder_is_an_error(folder, of):
+    with pytest.raises(OSError, match=r"code\.py"):
+        of([folder / "code.py"])

@@ -72,22 +72,68 @@ def test_made_once(made, monkeypatch):
     assert made == ["ntops_add"]
 
 
-def test_other_code_is_another_source(made, monkeypatch, tmp_path):
-    _add()
-    _forget(monkeypatch)
-    monkeypatch.setattr(utils, "_code", lambda: "edited")
-    assert _add() == [2, 2, 2]
+def _forms():
+    """Arguments of a kernel, and the same with one thing of it different."""
+    arguments = {"arguments": (("ndim", 1),), "blocks": (("block_size", 16),), "num_warps": 4, "num_stages": 1}
+    arguments |= {"max_num_configs": None, "specialization": utils.Specialization()}
+    others = {
+        "arguments": (("ndim", 2),),
+        "blocks": (("block_size", 32),),
+        "num_warps": 8,
+        "num_stages": 2,
+        "specialization": utils.Specialization(unit_strides=(("output", 0), ("input", 0))),
+    }
+    premake = ntops.kernels.abs.premake
+    return [(premake, *(arguments | {name: other}).values()) for name, other in others.items()] + [
+        (premake, *(arguments | {"specialization": utils.Specialization(aligned=True)}).values()),
+        (premake, *(arguments | {"specialization": utils.Specialization(wide=True)}).values()),
+        (ntops.kernels.neg.premake, *arguments.values()),
+        (premake, *arguments.values()),
+    ]
+
+
+def test_other_arguments_are_another_source(made):
+    keys = _forms()
+    paths = [utils._source("ntops_unary", key) for key in keys]
+    assert len(set(paths)) == len(keys)
+    assert [utils._source("ntops_unary", key) for key in keys] == paths
+
+
+@pytest.mark.parametrize("module", [ntops, ninetoothed])
+def test_a_file_that_was_edited_is_other_code(tmp_path, monkeypatch, module):
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "one.py").write_text("a = 1\n")
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "__init__.py"))
+    before = utils._code()
+    assert utils._code() == before
+    assert not utils._is_unchanged()
+    (tmp_path / "kernels" / "one.py").write_text("a = 12\n")
+    assert [now == old for now, old in zip(utils._code(), before, strict=True)] == [False, False]
+
+
+@pytest.mark.parametrize("seen", [[False, False], [True, False]])
+def test_what_was_edited_since_it_was_imported_is_not_kept(made, monkeypatch, seen):
+    states = iter(seen * 2)
+    monkeypatch.setattr(utils, "_is_unchanged", lambda: next(states))
+
+    for _ in range(2):
+        assert _add() == [2, 2, 2]
+        _forget(monkeypatch)
+        states = iter(seen)
+
     assert made == ["ntops_add"] * 2
 
 
-def test_a_file_that_is_edited_is_other_code(tmp_path, monkeypatch):
-    (tmp_path / "kernels").mkdir()
-    (tmp_path / "kernels" / "one.py").write_text("a = 1\n")
-    monkeypatch.setattr(ntops, "__file__", str(tmp_path / "__init__.py"))
-    before = utils._code.__wrapped__()
-    assert utils._code.__wrapped__() == before
-    (tmp_path / "kernels" / "one.py").write_text("a = 12\n")
-    assert utils._code.__wrapped__() != before
+def test_code_in_no_folder_is_not_kept(made, monkeypatch, tmp_path):
+    (tmp_path / "ntops.zip").touch()
+    monkeypatch.setattr(ntops, "__file__", str(tmp_path / "ntops.zip" / "ntops" / "__init__.py"))
+    assert utils._code() == (None, None)
+
+    for _ in range(2):
+        assert _add() == [2, 2, 2]
+        _forget(monkeypatch)
+
+    assert made == ["ntops_add"] * 2
 
 
 def test_the_source_of_anothers_premake_is_not_kept(made, monkeypatch):
@@ -109,7 +155,7 @@ def test_what_is_searched_is_not_kept(made, monkeypatch):
 
     key = (ours.premake, (("ndim", 1),), (), 4, 1, 5, utils.Specialization())
     for _ in range(2):
-        utils._source("ntops_abs", key, {})
+        utils._source("ntops_abs", key)
         _forget(monkeypatch)
 
     assert made == ["ntops_abs"] * 2

@@ -56,6 +56,15 @@ def test_a_row_whose_events_no_longer_see_the_work_is_a_regression(tmp_path):
     assert verdicts(tmp_path, made.bench(ROWS), made.bench(ROWS, clock="wall"))["add"] is Verdict.WORSE
 
 
+@pytest.mark.parametrize(("slower", "verdict"), [(1.08, Verdict.SAME), (1.3, Verdict.WORSE)])
+def test_first_calls_vary_as_host_time_does(tmp_path, slower, verdict):
+    documents = [made.bench({("add", "1"): seconds}, clock="first call", peers={}) for seconds in (0.05, 0.05 * slower)]
+    for document in documents:
+        for row in document["benchmarks"]:
+            row["stats"]["data"] = row["stats"]["data"][:5]
+    assert verdicts(tmp_path, *documents) == {"add": verdict}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
     [
