@@ -66,7 +66,15 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="caus
     name: str
 
 
-Argument = None | bool | int | float | str | tuple[int, ...] | TensorSpec | NonFinite | DType | Same | View | Variant
+class Ints(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="list"):
+    """A list of ints, where a JSON array is a tuple."""
+
+    items: tuple[int, ...]
+
+
+Argument = (
+    None | bool | int | float | str | tuple[int, ...] | TensorSpec | NonFinite | DType | Same | View | Variant | Ints
+)
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -209,6 +217,8 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], 
                 return getattr(torch, name)
             case Variant(name):
                 return _causal_variant(name)
+            case Ints(items):
+                return list(items)
         return argument
 
     args = tuple(value(argument) for argument in case.args)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from conformance.cases import Argument, Case, DType, NonFinite, Same, Variant, View
+from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View
 from strategies import layouts
 from strategies.specs import TensorSpec
 
@@ -36,8 +36,8 @@ VALUES = {
 }  # fmt: skip
 """The class of each recipe of values."""
 SPECIALS = {
-    "nan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "max": "extreme", "min": "extreme", "tiny": "tiny",
-    "-tiny": "tiny",
+    "nan": "nan", "-nan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "tiny": "tiny", "-tiny": "tiny",
+    "max": "extreme", "min": "extreme",
 }  # fmt: skip
 """The class of each special value that is planted."""
 
@@ -85,8 +85,8 @@ def kind(argument: Argument) -> str:
             return "negative int"
         case DType(name) | Variant(name):
             return name
-        case tuple():
-            return f"{len(argument)} dims"
+        case tuple(sizes) | Ints(sizes):
+            return f"{len(sizes)} dims"
         case str():
             return argument
     return type(argument).__name__

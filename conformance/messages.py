@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from conformance.cases import Argument, Case, DType, NonFinite, Same, Variant, View, operands
+from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, operands
 from conformance.checks import FAILED, UNCLAIMED
 from conformance.implementations import DEFAULT
 from conformance.runner import Verdict
@@ -46,6 +46,8 @@ def call(case: Case) -> str:
                 return f"torch.{name}"
             case Variant(name):
                 return f"CausalVariant.{name}"
+            case Ints(items):
+                return repr(list(items))
             case NonFinite(value):
                 return f"float({value!r})"
         return repr(argument)

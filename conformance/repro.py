@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from conformance import bounds, distribution, guards, messages, standalone
-from conformance.cases import Argument, Case, DType, NonFinite, Same, Variant, View, case_id, seed
+from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import Outcome, builtin_class
 from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
@@ -128,6 +128,8 @@ def _call(case: Case) -> str:
                 return f"torch.{name}"
             case Variant(name):
                 return f"importlib.import_module('torch.nn.attention.bias').CausalVariant.{name}"
+            case Ints(items):
+                return repr(list(items))
             case NonFinite(value):
                 return f"float({value!r})"
             case float() if not math.isfinite(argument):

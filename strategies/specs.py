@@ -68,7 +68,7 @@ class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     ``run`` - 1 that follow, as far as there are such."""
 
     index: int
-    value: str  # "nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny"
+    value: str  # "nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny", "-nan"
     run: int = 1
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and
 
 Bits = np.ndarray  # unsigned, of the element's width
 SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
+SIGNED_NAN = "-nan"
+"""NaN with its sign and, where the format has several, its last bit set; only planted where it is named."""
 
 _ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit integers
 
@@ -59,9 +61,11 @@ def encode(values: np.ndarray, form: Format) -> Bits:
 
 def special_bits(value: str, dtype: str) -> int:
     """The bits of a special value. Raises ValueError where the name is unknown or the dtype has no such value."""
-    form = format_of(dtype)
-    if value not in SPECIALS:
-        raise ValueError(f"unknown special value {value!r}; known: {', '.join(SPECIALS)}")
+    form, known = format_of(dtype), (*SPECIALS, SIGNED_NAN)
+    if value not in known:
+        raise ValueError(f"unknown special value {value!r}; known: {', '.join(known)}")
+    if value == SIGNED_NAN and form.kind == "float":
+        return form.sign_bit | form.nan_bits | 1
     if value not in specials_of(dtype):
         raise ValueError(f"{dtype} has no special value {value!r}; it has: {', '.join(specials_of(dtype))}")
     if form.kind != "float":
@@ -74,7 +78,7 @@ def special_bits(value: str, dtype: str) -> int:
 
 
 def specials_of(dtype: str) -> tuple[str, ...]:
-    """The special values that a dtype has."""
+    """The special values that a dtype has, to draw from."""
     form = format_of(dtype)
     if form.kind != "float":
         return ("max", "min")
@@ -299,7 +303,8 @@ TABLES = ("halves", "neighbours")
 NAMED = (*MASKS, *TABLES, "powers")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
-"""``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data."""
+"""``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
+numbers that a saved case is about."""
 _LONGEST_LIST = 64
 # Recipes that take two words for the tensor, none per element.
 _WHOLE_TENSOR = ("constant", "one_hot", "prefix", *TABLES)
@@ -329,22 +334,32 @@ def check_recipe(recipe: str, dtype: str) -> None:
 def _listed(recipe: str, dtype: str) -> list[int]:
     """The numbers of a list. Raises ValueError where it is none, or the dtype does not hold them."""
     form, parts = format_of(dtype), recipe.removeprefix(LISTED).split(",")
-    if form.kind not in ("int", "uint"):
-        raise ValueError(f"values {recipe!r} make no sense for {dtype}: only integers are listed")
+    if form.kind == "bool":
+        raise ValueError(f"values {recipe!r} make no sense for {dtype}: only numbers are listed")
     if len(parts) > _LONGEST_LIST or not all(part.removeprefix("-").isdecimal() and len(part) < 20 for part in parts):
         raise ValueError(f"values {recipe[:80]!r} are no list of at most {_LONGEST_LIST} whole numbers")
-    low, high = (-form.sign_bit, form.sign_bit - 1) if form.kind == "int" else (0, 2**form.bits - 1)
     numbers = [int(part) for part in parts]
-    if not all(low <= number <= high for number in numbers):
+    if not all(_holds(form, number) for number in numbers):
         raise ValueError(f"values {recipe!r} do not fit {dtype}")
     return numbers
+
+
+def _holds(form: Format, number: int) -> bool:
+    if form.kind == "float":
+        # Up to 2^53 float64 is exact, and up to its bias each format has the exponents.
+        bits = abs(number).bit_length()
+        return bits <= min(53, form.bias) and not number % 2 ** max(bits - form.mantissa - 1, 0)
+    low, high = (-form.sign_bit, form.sign_bit - 1) if form.kind == "int" else (0, 2**form.bits - 1)
+    return low <= number <= high
 
 
 def fill(out: Bits, recipe: str, dtype: str, shape: tuple[int, ...], seed: int, operand: int) -> None:
     """Write the elements of a tensor of ``shape``, row-major, as bits into the flat array ``out``."""
     form = format_of(dtype)
     if recipe.startswith(LISTED):
-        out[:] = np.resize(np.array(_listed(recipe, dtype), np.int64).astype(form.carrier), out.size)
+        numbers = np.array(_listed(recipe, dtype), np.int64)
+        bits = encode(numbers.astype(np.float64), form) if form.kind == "float" else numbers.astype(form.carrier)
+        out[:] = np.resize(bits, out.size)
         return
     make = _RECIPES[recipe][1]
     philox = np.random.Philox(key=np.array([seed, operand], dtype=np.uint64))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 from conformance import bounds, features, oracle
-from conformance.cases import Argument, Case, operands, seed
+from conformance.cases import Argument, Case, Ints, operands, seed
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
@@ -85,12 +85,18 @@ def integers(draw: st.DrawFn, op: str) -> Case:
 
 def batch(case: Case) -> Batch | None:
     """Any dim that is not normalized."""
-    input, shape = case.args[:2]
+    input, shape = case.args[0], _normalized(case)
     assert isinstance(input, TensorSpec)
-    assert isinstance(shape, tuple)
     rows = input.shape[: len(input.shape) - len(shape)]
     chosen = elementwise.chosen(seed(case), [dim for dim, size in enumerate(rows) if size > 1])
     return None if chosen is None else Batch(rows[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
+
+
+def _normalized(case: Case) -> tuple[int, ...]:
+    match case.args[1]:
+        case tuple(shape) | Ints(shape):
+            return shape
+    raise AssertionError(f"normalized_shape of a call that is not refused is {case.args[1]!r}")
 
 
 def parameters(draw: st.DrawFn, shape: tuple[int, ...], names: Sequence[str], dtype: str) -> dict[str, Argument]:
@@ -101,9 +107,7 @@ def parameters(draw: st.DrawFn, shape: tuple[int, ...], names: Sequence[str], dt
 def features_of(case: Case) -> Features:
     """The parameters have the shape that is normalized."""
     found = features.of({"input": case.args[0], "eps": case.kwargs.get("eps")})
-    normalized = case.args[1]
-    assert isinstance(normalized, tuple)
-    found["normalized"] = (f"{len(normalized)} dims",)
+    found["normalized"] = (f"{len(_normalized(case))} dims",)
     for name in ("weight", "bias"):
         if isinstance(spec := case.kwargs.get(name), TensorSpec):
             found |= {name: ("tensor",)} | features.tensor(name, spec, ("rank", "size", "row"))

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import torch
 
-from conformance import cases, corpus
-from conformance.cases import Case, CaseError, DType, NonFinite, Same, Variant, View
+from conformance import cases, corpus, features, messages
+from conformance.cases import Case, CaseError, DType, Ints, NonFinite, Same, Variant, View
 from strategies.specs import Layout, Special, TensorSpec
 
 X = TensorSpec((3, 4), "float16", seed=3, layout=Layout(order=(1, 0)), specials=(Special(2, "nan"),))
@@ -27,6 +27,7 @@ CASE = Case(op="add", args=(X, Same(0)), kwargs={"alpha": 2.0})
         Case(op="div", args=(2**70, X), kwargs={"rounding_mode": "floor"}, note='says "why"\n'),
         Case(op="eq", args=(X, None), digests=("0",)),
         Case(op="eq", args=(X, (1, -2))),
+        Case(op="eq", args=(X, Ints((1, -2)))),
         Case(op="eq", args=(X, View(0, 1, 1, 3)), kwargs={"a": Variant("LOWER_RIGHT")}),
     ],
 )
@@ -92,6 +93,16 @@ def test_views_and_variants_are_bound():
     assert args[1].data_ptr() == x[:, 1:3].data_ptr()
     assert (args[1].shape, args[1].stride()) == ((3, 2), x.stride())
     assert kwargs["a"] is torch.nn.attention.bias.CausalVariant.LOWER_RIGHT
+
+
+def test_a_list_is_no_tuple():
+    args, kwargs, _ = cases.materialize(Case(op="layer_norm", args=(X, Ints((3, 4))), kwargs={"a": (3, 4)}))
+    assert args[1] == [3, 4]
+    assert kwargs["a"] == (3, 4)
+    listed, given = (Case(op="layer_norm", args=(X, shape)) for shape in (Ints((3, 4)), (3, 4)))
+    assert cases.case_id(listed) != cases.case_id(given)
+    assert "[3, 4]," in messages.call(listed)
+    assert features.kind(listed.args[1]) == features.kind(given.args[1]) == "2 dims"
 
 
 def edited(**changes):

@@ -276,6 +276,36 @@ def test_tables_say_each_number_twice(examples, name):
     assert set(examples(values.recipes(name, values.TABLES), 50)) == set(values.TABLES)
 
 
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_nan_of_the_other_sign_is_planted_where_it_is_named(name):
+    form = dtypes.format_of(name)
+    bits = values.special_bits(values.SIGNED_NAN, name)
+    assert math.isnan(decode(np.array([bits]), name)[0].item())
+    assert bits & form.sign_bit
+    assert bits != form.sign_bit | form.nan_bits or form.nan_bits & 1
+    assert values.SIGNED_NAN not in values.specials_of(name)
+
+
+def test_integers_have_no_nan():
+    with pytest.raises(ValueError, match="int8 has no special value '-nan'; it has: max, min"):
+        values.special_bits(values.SIGNED_NAN, "int8")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        ("float32", [16777216, -33554436, 3]),
+        ("float64", [2**53 - 1, -1]),
+        ("bfloat16", [256, 258]),
+        ("float16", [2048, 2050]),
+        ("float8_e4m3fn", [16, 18, 0]),
+    ],
+)
+def test_listed_elements_of_floats(dtype, numbers):
+    recipe = values.LISTED + ",".join(map(str, numbers))
+    assert materialize(TensorSpec((len(numbers),), dtype, recipe)).double().tolist() == numbers
+
+
 def test_listed_elements():
     assert materialize(TensorSpec((2, 4), "int32", "listed:3,0,-5")).tolist() == [[3, 0, -5, 3], [0, -5, 3, 0]]
     assert materialize(TensorSpec((0,), "uint8", "listed:255")).tolist() == []
