@@ -30,12 +30,12 @@ def faults(masks: Sequence[torch.Tensor], seen: torch.Tensor, chance: float) -> 
         kept = mask.reshape(-1)
         if message := unlikely(kept[flat], chance):
             yield f"call {number} keeps {message}"
-        for lag in lags(seen.shape):
+        for lag, tries in [(lag, 1) for lag in lags(seen.shape)] + [(lag, len(kept)) for lag in suspects(kept, flat)]:
             # The pairs of one start share no element, so they are independent.
             for start in (0, lag):
                 a, b = pairs(kept[start:], lag)
                 shown = torch.logical_and(*pairs(flat[start:], lag))
-                if message := unlikely((a == b)[shown], alike):
+                if message := unlikely((a == b)[shown], alike, tries):
                     yield f"of elements that are {lag} apart, call {number} treats alike {message}"
     for number, mask in enumerate(masks[1:], 1):
         if message := unlikely((mask == masks[0])[seen], alike):
@@ -48,6 +48,19 @@ def lags(shape: Sequence[int]) -> list[int]:
     total = math.prod(shape)
     steps = {math.prod(shape[dim + 1 :]) for dim in range(len(shape))}
     return sorted(lag for lag in steps | {1 << k for k in range(total.bit_length())} if 0 < lag < total)
+
+
+def suspects(kept: torch.Tensor, seen: torch.Tensor) -> list[int]:
+    """The three distances at which elements are most alike, or most unlike, of all that leave a pair; by the theorem of
+    Wiener and Khinchin. They are chosen by what is then tested, so that each counts for as many tests as there are."""
+    total = len(kept)
+    if not seen.any():
+        return []
+    centred = torch.where(seen, kept.double() - kept[seen].double().mean(), 0.0)
+    alike = torch.fft.irfft(torch.fft.rfft(centred, 2 * total).abs() ** 2)[: total // 2 + 1]
+    alike[0] = 0
+    scores = alike.abs() / (total - torch.arange(len(alike))).double().sqrt()
+    return [lag for lag in scores.topk(min(3, len(scores))).indices.tolist() if lag]
 
 
 def pairs(mask: torch.Tensor, lag: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,9 +79,9 @@ def surprise(successes: int, trials: int, probability: float) -> float:
     return min(1.0, 2 * math.exp(-trials * divergence))
 
 
-def unlikely(successes: torch.Tensor, probability: float) -> str:
-    """A message where so many successes are too improbable, else nothing."""
+def unlikely(successes: torch.Tensor, probability: float, tries: int = 1) -> str:
+    """A message where so many successes are too improbable, else nothing. ``tries``: the most suspect of how many."""
     count, trials = int(successes.sum()), successes.numel()
-    if not trials or surprise(count, trials, probability) >= ALARM:
+    if not trials or tries * surprise(count, trials, probability) >= ALARM:
         return ""
     return f"{count} of {trials}, where {probability * trials:.6g} are expected"

@@ -109,12 +109,14 @@ class Prepared(msgspec.Struct, frozen=True):
         seeded: bool = True,
         guard: Guard | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
+        names: Sequence[str] = (),
     ) -> Outcome:
         """Call ``function`` on operands of its own, whatever it does. A SystemExit is taken for its failure.
 
         ``watch``: what looks at every access of an interpreted kernel to memory; a fault ends the call.
         Before each call torch's generators are seeded from the case, unless not ``seeded``.
         ``inputs``: other operands than those of the case, on the CPU.
+        ``names``: of the parameters, by which every argument is given then.
         ``guard``: what keeps operands and new memory apart; None leaves torch alone.
         """
         given = self.spec.writes(self.case)
@@ -123,6 +125,8 @@ class Prepared(msgspec.Struct, frozen=True):
             for number, tensor in enumerate(self.inputs if inputs is None else inputs)
         )
         args, kwargs = cases.bind(self.case, operands)
+        if names:
+            args, kwargs = (), dict(zip(names, args, strict=False)) | kwargs
         value = error = None
         if seeded:
             _seed(cases.seed(self.case), self.device)
@@ -161,9 +165,11 @@ class Prepared(msgspec.Struct, frozen=True):
         fill: int = 0,
         around: int = 0,
         inputs: Sequence[torch.Tensor] | None = None,
+        names: Sequence[str] = (),
     ) -> Outcome:
         """``invoke`` with margins around all memory. ``fill`` and ``around`` choose the poison, as of ``Guard``."""
-        return self.invoke(function, watch, seeded=seeded, guard=Guard(self.device, fill, around), inputs=inputs)
+        guard = Guard(self.device, fill, around)
+        return self.invoke(function, watch, seeded=seeded, guard=guard, inputs=inputs, names=names)
 
 
 def prepare(case: Case, device: torch.device | str) -> Prepared:

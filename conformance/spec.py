@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from hypothesis.strategies import SearchStrategy
+from torch.overrides import get_testing_overrides
 
 from conformance import cases
 from conformance.cases import Case
@@ -112,6 +114,22 @@ class OpSpec:
     """A dim of the case of which parts can be computed alone, if there is one."""
     features: Callable[[Case], Features] = of_arguments
     """What coverage counts of a case; another one adds to what follows from the arguments, or says it by itself."""
+
+
+_NAMED_ONLY = ("out", "out_dtype", "alpha", "beta", "rounding_mode")
+"""Of torch's functions; its table does not tell them from the others."""
+
+
+@cache
+def parameters(op: str, *, required: bool = False) -> tuple[str, ...]:
+    """The names of torch's parameters that can be given by position, in that order; of those ``required`` alone."""
+    reference = registry()[op].reference
+    # Functions in C++ have no signature; torch has a table of them.
+    found = inspect.signature(get_testing_overrides().get(reference, reference)).parameters.values()
+    names = [one.name for one in found if one.kind != one.KEYWORD_ONLY and one.name not in _NAMED_ONLY]
+    needed = {one.name for one in found if one.default is one.empty}
+    # torch.isinf takes ``input``, whatever the table says.
+    return ("input",) if op == "isinf" else tuple(name for name in names if name in needed or not required)
 
 
 @cache

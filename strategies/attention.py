@@ -102,11 +102,15 @@ _FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MAS
 _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 
 _RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8))
-_LENGTHS = st.sampled_from(("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "empty"))
-_CAPPED = ("long keys", "long queries", "blocks")
+_LENGTHS = st.sampled_from(
+    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty")
+)
+_CAPPED = ("long keys", "long queries", "blocks", "chunk")
 _SMALL = sizes(1, 40)
-_LONG = st.sampled_from((65, 129, 200, 257, 300))
+_LONG = st.sampled_from((65, 129, 200, 257, 300, 600))
 _BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130)), st.sampled_from((17, 33))
+_CHUNK, _HISTORY = st.sampled_from((17, 33, 65)), st.integers(1, 140)
+"""Queries of several blocks after a history, as a prompt is computed in parts."""
 _CAP = st.integers(1, 3000)
 """Of long lengths: mostly none. Where a short one fails too, shrinking gets there by this."""
 _DIMS = sizes(1, MAX_DIM)
@@ -201,6 +205,9 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
         case "blocks":
             several = _BLOCKS_OF_FLOAT64 if float64 else _BLOCKS
             queries, keys = draw(several), draw(several)
+        case "chunk":
+            queries = draw(_CHUNK)
+            keys = queries + draw(_HISTORY)
         case "empty":
             queries, keys = draw(st.sampled_from(((1, 0), (0, 1), (0, 0), (3, 0), (0, 5))))
     if lengths in _CAPPED:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from conformance import cases
 from conformance.checks import forms
-from conformance.checks.again import deterministic, distribution, fully_written, guard_bands
+from conformance.checks.again import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
 from conformance.checks.invariance import (
     batch_invariant,
@@ -49,7 +49,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, deterministic),
         *(layout_invariant, batch_invariant, config_invariant),
-        *(inplace, out_argument, aliasing, special_values, distribution),
+        *(keywords, inplace, out_argument, aliasing, special_values, distribution),
     )
 }
 """By name, in the order in which they are made: the first that fails is what a failure is called."""
@@ -66,7 +66,10 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """Those that take calls of their own, and where each says something. A drawn case makes one of them, chosen by its id;
 a saved case makes all, and one on the way to a smaller failing one those that have failed."""
 
-ALWAYS = ("guard_bands", "fully_written", *SAMPLED)
+SELDOM = 16
+"""``keywords`` is about an op more than about a case: one drawn case in so many makes it, beside the others."""
+
+ALWAYS = ("guard_bands", "fully_written", "keywords", *SAMPLED)
 """Those that no OpSpec has to name."""
 
 LAST_WORD = ("memory", "guard_bands", "fully_written")
@@ -94,5 +97,7 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
     sampled = [check for check, applies in SAMPLED.items() if check in named and applies(trial)]
     if checks is None and not thorough and sampled:
         sampled = [sampled[cases.seed(trial.case) % len(sampled)]]
-    made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in SAMPLED), *sampled)
+    seldom = checks is None and not thorough and cases.seed(trial.case) % SELDOM
+    left = () if has_names(trial) and not seldom else ("keywords",)
+    made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in (*SAMPLED, *left)), *sampled)
     return [check for check in CHECKS if check in named and check in made]

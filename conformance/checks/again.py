@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from conformance.checks.result import worst
-from conformance.checks.trial import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, malformed
+from conformance.checks.trial import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, difference, malformed
 from conformance.compare import compare, kept
 from conformance.distribution import faults
 from conformance.implementations import FIXED
+from conformance.spec import parameters
+from strategies.specs import TensorSpec
 
 
 def guard_bands(trial: Trial) -> Finding:
@@ -29,6 +31,27 @@ def deterministic(trial: Trial) -> Finding:
     if check != "deterministic":
         return Finding("deterministic", PASSED)
     return Finding("deterministic", broken(trial, "deterministic"), message)
+
+
+def keywords(trial: Trial) -> Finding:
+    """Every argument is taken by torch's name for it, and means the same: for who claims to be deterministic, the bits
+    are those of the call by position."""
+    names = parameters(trial.case.op)
+    given = ", ".join(f"{name}=" for name in names[: len(trial.case.args)])
+    outcome = trial.attempt(names=names)
+    if outcome.error is not None:
+        return Finding("keywords", FAILED, f"called as {trial.case.op}({given}) it raised {describe(outcome.error)}")
+    if wrong := malformed(outcome.value, trial.reference.value):
+        return Finding("keywords", FAILED, f"called as {trial.case.op}({given}) it {wrong}")
+    if "deterministic" not in trial.implementation.claims(trial.case.op):
+        return Finding("keywords", PASSED)
+    message = difference(trial.ours, outcome, f"a call by position and as {trial.case.op}({given})")
+    return Finding("keywords", FAILED if message else PASSED, message)
+
+
+def has_names(trial: Trial) -> bool:
+    """Whether torch takes the arguments by name: not where the first one is a number."""
+    return bool(trial.case.args) and isinstance(trial.case.args[0], TensorSpec)
 
 
 def distribution(trial: Trial) -> Finding:

@@ -35,6 +35,13 @@ def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _check(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(input: torch.Tensor) -> torch.Tensor:
+        return function(input)
+
+    return call
+
+
 def _binary(tensors: Callable[..., Any], number: Callable[..., Any]) -> Callable[..., Any]:
     def call(input: torch.Tensor, other: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
         _without_out(out)
@@ -64,8 +71,8 @@ cos = _unary(gems.cos)
 sigmoid = _unary(gems.sigmoid)
 tanh = _unary(gems.tanh)
 bitwise_not = _unary(gems.bitwise_not)
-isnan = gems.isnan
-isinf = gems.isinf
+isnan = _check(gems.isnan)
+isinf = _check(gems.isinf)
 mul = _binary(gems.mul, gems.mul)
 eq = _binary(gems.eq, gems.eq_scalar)
 ne = _binary(gems.ne, gems.ne_scalar)

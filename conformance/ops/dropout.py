@@ -27,7 +27,7 @@ DTYPES = dtype_names.FLOATING
 def probabilities() -> st.SearchStrategy[Argument]:
     """None (leave it out) often, else 0, 1, or what float32 holds as exactly as it holds 1 - p."""
     any_ = st.integers(1, 2**24 - 1).map(lambda n: n * 2.0**-24)
-    return st.sampled_from((None, None, None, 0.25, 0.75, 0.1875, "any", 0.0, 1.0, 1)).flatmap(
+    return st.sampled_from((None, None, None, 0.25, 0.75, 0.1875, 0.375, "any", "any", 0.0, 1.0, 1)).flatmap(
         lambda p: any_ if p == "any" else st.just(p)
     )
 

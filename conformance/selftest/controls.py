@@ -52,7 +52,7 @@ def controls(op: str) -> tuple[Implementation, ...]:
         _CONTROLS["float64, rounded once"].setdefault(op, sound.right(op))
     _CONTROLS.setdefault("Triton kernels", RIGHT)
     found = [
-        Implementation(name, SimpleNamespace(**{op: functions[op]}), {op: ("deterministic",)})
+        Implementation(name, SimpleNamespace(**{op: sound.with_names(op, functions[op])}), {op: ("deterministic",)})
         for name, functions in _CONTROLS.items()
         if op in functions
     ]

@@ -82,3 +82,27 @@ def nan_disturbs(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
     if result.ndim > 1 and bool(input.isnan().any()):
         result.copy_(torch.nextafter(result, torch.zeros((), dtype=result.dtype)))
     return result
+
+
+@defect("mm bmm", "names", "keywords")
+def other_for_mat2(right: Right, input: Any, other: Any, *, out: Any = None) -> Any:
+    """The second matrix is called other."""
+    return right(input, other, out=out)
+
+
+@defect("softmax tanh isnan gelu", "names", "keywords")
+def x_for_input(right: Right, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """The first parameter is called x."""
+    return right(x, *args, **kwargs)
+
+
+@defect("sub lt div", "names", "keywords")
+def names_change_places(right: Right, *args: Any, input: Any = None, other: Any = None, **kwargs: Any) -> Any:
+    """By name, input and other are each other."""
+    return right(*args, **kwargs) if args else right(other, input, **kwargs)
+
+
+@defect("pow clamp addmm", "names", "keywords")
+def by_position_alone(right: Right, input: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The first parameter has no name."""
+    return right(input, *args, **kwargs)

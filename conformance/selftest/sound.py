@@ -17,7 +17,7 @@ import torch
 from conformance import bounds, stand_ins
 from conformance import spec as specs
 from conformance.ops.rotary_position_embedding import pairs
-from conformance.spec import Call
+from conformance.spec import Call, parameters
 
 NARROW = (torch.float32, torch.float16, torch.bfloat16)
 Value = torch.Tensor | None
@@ -42,7 +42,7 @@ def right(op: str) -> Callable[..., Any]:
             return result
         return result.copy_(value.to(dtype))
 
-    return call
+    return with_names(op, call)
 
 
 def by_torch(op: str, *args: Any, **kwargs: Any) -> Any:
@@ -270,3 +270,15 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "fused_gated_mlp": _gated_mlp,
 }
 """(the dtype that is computed in, the value) by op; an op that is exact has none."""
+
+
+def with_names(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for calls, too, in which the operands have torch's names."""
+    names = parameters(op, required=True)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not args and all(name in kwargs for name in names):
+            args = tuple(kwargs.pop(name) for name in names)
+        return function(*args, **kwargs)
+
+    return call

@@ -217,6 +217,22 @@ def exp_out_overlaps(input, *, out=None):
     return torch.exp(input, out=out)
 
 
+# --- keywords ----------------------------------------------------------------------------------------------------
+
+
+@defect("float32", "keywords")
+def neg_of_x(x, *, out=None):
+    """The parameter has another name."""
+    return torch.neg(x, out=out)
+
+
+@defect("float32", "keywords")
+def sub_turned_around(*args, input=None, other=None, alpha=1, out=None):
+    """By name, the operands are each other."""
+    first, second = args or (other, input)
+    return torch.sub(first, second, alpha=alpha, out=out)
+
+
 # --- aliasing, special_values ------------------------------------------------------------------------------------
 
 

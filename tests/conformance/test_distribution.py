@@ -55,7 +55,8 @@ def test_what_is_expected_is_no_surprise():
 
 def test_false_alarms_of_a_thousand_cases_stay_below_a_billionth():
     shape = (2, 3, 5, 7, 64, 64)
-    statistics = 2 * (1 + 2 * len(distribution.lags(shape))) + 1
+    # The three suspects of each call count for as many as there are distances.
+    statistics = 2 * (1 + 2 * (len(distribution.lags(shape)) + 3)) + 1
     assert 1000 * statistics * distribution.ALARM < 1e-9
 
 
@@ -72,6 +73,21 @@ def test_right_masks_do_not_alarm(shape, chance):
 def test_lags_reach_every_dim_and_every_block():
     assert distribution.lags((4, 3, 5)) == [1, 2, 4, 5, 8, 15, 16, 32]
     assert distribution.lags(()) == distribution.lags((0, 3)) == []
+
+
+@pytest.mark.parametrize("lag", [37, 513, 3000])
+def test_what_comes_again_at_any_distance_is_suspect(lag):
+    drawn = torch.rand(8192, generator=torch.Generator().manual_seed(2))
+    mask, everything = drawn[torch.arange(8192) % lag] < 0.5, torch.ones(8192, dtype=torch.bool)
+    assert {suspect % lag for suspect in distribution.suspects(mask, everything)} == {0}
+    found = list(distribution.faults([mask], everything, 0.5))
+    assert any(f"elements that are {suspect} apart" in "".join(found) for suspect in range(lag, 8192, lag))
+
+
+def test_nothing_that_shows_is_no_suspect():
+    assert distribution.suspects(torch.ones(5, dtype=torch.bool), torch.zeros(5, dtype=torch.bool)) == []
+    assert distribution.suspects(torch.ones(0, dtype=torch.bool), torch.ones(0, dtype=torch.bool)) == []
+    assert distribution.suspects(torch.ones(1, dtype=torch.bool), torch.ones(1, dtype=torch.bool)) == []
 
 
 def test_pairs_do_not_share_elements():
