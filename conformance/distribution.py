@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-ALARM = 1e-14
-"""The probability at most with which one statistic of a right mask alarms. There are about fifty in a call, so that
+ALARM = 5e-15
+"""The probability at most with which one statistic of a right mask alarms. There are about a hundred in a call, so that
 a thousand cases alarm with less than 1e-9."""
 
 

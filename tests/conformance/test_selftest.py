@@ -40,7 +40,7 @@ BY_OP = {
     "quantize_fp8": ("toward_zero",),
     "relu": ("refuses_in_place",),
     "silu": ("rounds_in_place",),
-    "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail"),
+    "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail", "x_for_input"),
     "scaled_dot_product_attention": ("causal_off_by_one", "refused_as_value_error", "cache_not_written"),
 }
 """Defects that a few cases show, some of every check."""
