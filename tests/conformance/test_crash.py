@@ -85,7 +85,8 @@ def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path
     (message,) = report.failures
     (record,) = report.tally.sorted()
     assert (record.failed, record.failures[0].check) == (1, "crash")
-    assert record.passed > 8, "cases after the crash are judged"
+    # Half of the cases are large enough to crash: before the first that does, five pass once in 32 drawings.
+    assert record.passed > 4, "cases after the crash are judged"
     (path,), (script,) = Path("found").glob("*.json"), Path("found").glob("*.py")
     assert message.startswith(f"relu (float32): crash failed for deadly on cpu, case {path.stem}")
     assert f"    python -m conformance reproduce {path} --implementation deadly\n" in message
