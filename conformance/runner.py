@@ -126,7 +126,7 @@ class Prepared(msgspec.Struct, frozen=True):
         )
         args, kwargs = cases.bind(self.case, operands)
         if names:
-            args, kwargs = (), dict(zip(names, args, strict=False)) | kwargs
+            args, kwargs = (), dict(zip(names[: len(args)], args, strict=True)) | kwargs
         value = error = None
         if seeded:
             _seed(cases.seed(self.case), self.device)

@@ -68,7 +68,7 @@ def in_new_process(row: Benchmark, about: dict[str, Any], folder: Path) -> float
 def test_first_call(
     row: Benchmark, about: dict[str, Any], rows: list[dict[str, Any]], benchmark: BenchmarkFixture, tmp_path: Path
 ) -> None:
-    """Wall-clock time until the device is idle again, of the implementation alone; peers are run as implementations."""
+    """Wall-clock time until the device is idle again, of the implementation; no peers beside it."""
     if about["device"] == "cpu" and not _rows.fits_interpreter(row):
         pytest.skip("takes too long under the interpreter")
     first = in_new_process(row, about, tmp_path)

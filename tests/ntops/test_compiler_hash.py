@@ -10,7 +10,6 @@ from triton.runtime import cache
 from ntops.host import compiler_hash, files
 
 FOUND = "3.0.0-of-the-compiler"
-needs_hash = pytest.mark.skipif(not hasattr(cache, "triton_key"), reason="this Triton hashes in another way")
 
 
 def _run(code, interpreted):
@@ -27,7 +26,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "kernels"
 
 
-@needs_hash
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_only_the_first_process_reads_the_compiler(folder, interpreted):
     code = (
@@ -74,7 +72,6 @@ def test_a_cache_that_is_full_is_done_without(folder, monkeypatch):
     assert _kept() == (FOUND, 1)
 
 
-@needs_hash
 def test_every_file_that_triton_hashes_is_looked_at():
     code = (
         "import sys, triton.runtime.cache as cache; "
