@@ -109,6 +109,17 @@ def _bfloat16_tail(case: Case) -> bool:
     return first.dtype == "bfloat16" and first.shape[-1] % 32 != 0
 
 
+def _sums_in_parts(case: Case) -> bool:
+    """A product of a half type with a K that cuBLAS takes in parts, which torch's settings let it add in that type."""
+    first = _specs(case)[case.op == "addmm"]
+    matmul = torch.backends.cuda.matmul
+    allowed = {
+        "bfloat16": matmul.allow_bf16_reduced_precision_reduction,
+        "float16": matmul.allow_fp16_reduced_precision_reduction,
+    }
+    return allowed.get(first.dtype, False) and first.shape[-1] >= 512
+
+
 def _half_by_one(case: Case) -> bool:
     if len(case.args) != 2 or not _specs(case):
         return False
@@ -311,6 +322,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
             op="mm",
             args=(_tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), _tensor("bfloat16", 33, 129)),
         ),
+    ),
+    Deviation(
+        "long sums in half products on CUDA",
+        "cuBLAS rounds the sums of parts of K to the half type before it adds them, as torch lets it by default "
+        "(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, and fp16)",
+        ops=refusals.PRODUCTS,
+        checks=("values",),
+        devices=("cuda",),
+        applies=_sums_in_parts,
+        case=Case(op="mm", args=(_tensor("bfloat16", 3, 4200), _tensor("bfloat16", 4200, 5, seed=1))),
     ),
     Deviation(
         "alpha in CPU products",

@@ -46,24 +46,27 @@ def _folder(folder):
 
 
 def _default_folder():
-    home = pathlib.Path(os.path.expanduser("~")) / ".ninetoothed"
+    return _own_folder() or pathlib.Path(tempfile.gettempdir()) / f"ninetoothed-{os.getuid()}"
+
+
+def _own_folder():
+    """The folder that NineToothed makes while it is imported, or ``None`` where it cannot be had."""
+    folder = pathlib.Path(os.path.expanduser("~")) / ".ninetoothed"
 
     try:
-        home.mkdir(exist_ok=True)
-
-        if os.access(home, os.W_OK):
-            return home
+        folder.mkdir(exist_ok=True)
     except OSError:
-        pass  # No such home, or a read-only one: containers and CI users often have none.
+        return None  # No such home, or a read-only one: containers and CI users often have none.
 
-    return pathlib.Path(tempfile.gettempdir()) / f"ninetoothed-{os.getuid()}"
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def _import_generation(folder):
-    # NineToothed makes ~/.ninetoothed while it is imported and fails where there is no such home.
+    # NineToothed fails to be imported without its folder. What is in it stays there, also where sources go elsewhere:
+    # the processes in which it builds ahead of time import it without us, and write their C header there.
     actual_home = os.environ.get("HOME")
 
-    if not (pathlib.Path(os.path.expanduser("~")) / ".ninetoothed").is_dir():
+    if _own_folder() is None:
         os.environ["HOME"] = str(folder)
 
     try:

@@ -38,6 +38,22 @@ def test_every_premake_builds_up_to_the_c_compiler():
     assert found["built"] > 2 * len(ntops.torch.OPERATORS)
 
 
+def test_processes_that_build_have_the_same_c_header(tmp_path):
+    # ninetoothed.build compiles in processes that it spawns, which import NineToothed before they import ntops.
+    (tmp_path / "home").mkdir()
+    environment = {"HOME": str(tmp_path / "home"), "NTOPS_CACHE_DIR": str(tmp_path / "sources")}
+    environment = os.environ | environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    headers = {
+        subprocess.check_output(
+            [sys.executable, "-c", f"import {first}\nfrom ninetoothed import aot\nprint(aot._HEADER_PATH)"],
+            text=True,
+            env=environment,
+        )
+        for first in ("ntops.torch", "ninetoothed")
+    }
+    assert headers == {f"{tmp_path / 'home' / '.ninetoothed' / 'ninetoothed.h'}\n"}
+
+
 @pytest.mark.parametrize("op", ntops.torch.OPERATORS)
 def test_a_builder_can_write_the_defaults_of_a_premake_in_c(op):
     # ninetoothed.build compares each argument of a premake with a number, a bool or None.

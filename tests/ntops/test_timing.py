@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -30,8 +32,8 @@ def double(x):
     return x * 2
 
 
-def measured(function, **options):
-    functions = {"theirs": double, "ours": function}
+def measured(function, theirs=double, **options):
+    functions = {"theirs": theirs, "ours": function}
     return timing.interleaved(functions, sets(), refresh, check, seconds=0.01, rounds=(10, 20), **options)
 
 
@@ -146,24 +148,32 @@ def test_work_on_another_stream_is_counted_or_refused(late):
             matrix @ matrix
         return x * 2
 
-    honest = measured(shown)["ours"].median
     try:
-        cheating = measured(hidden)["ours"]
+        times = measured(hidden, theirs=shown)
     except AssertionError:  # It read the inputs before they were there.
         return
-    assert cheating.median > 0.9 * honest, cheating
+    assert times["ours"].median > 0.9 * times["theirs"].median, times
 
 
 @CUDA
 def test_the_time_of_a_device_bound_call_holds_no_launch():
     x = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    copy = timing.interleaved(
-        {"copy": torch.clone}, [((x,), {})], lambda args, kwargs: args[0].random_(), lambda *ignored: None, seconds=0.01
-    )["copy"]
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(20):
-        x.clone()
-    stop.record()
-    torch.cuda.synchronize()
-    assert copy.median == pytest.approx(start.elapsed_time(stop) / 20 / 1e3, rel=0.15)
+
+    def ratio():
+        """To the time between two ends of copies that the device has before it, one after the other."""
+        copy = timing.interleaved(
+            {"copy": torch.clone},
+            [((x,), {})],
+            lambda args, kwargs: args[0].random_(),
+            lambda *ignored: None,
+            seconds=0.01,
+        )["copy"]
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
+        for end in ends:
+            x.clone()
+            end.record()
+        torch.cuda.synchronize()
+        return copy.median * 1e3 / statistics.median(before.elapsed_time(end) for before, end in pairwise(ends))
+
+    # Other processes use the GPU, too, where tests run in parallel.
+    assert any(ratio() == pytest.approx(1, rel=0.15) for _ in range(10))
