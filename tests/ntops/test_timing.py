@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from itertools import pairwise
@@ -14,6 +15,8 @@ from ntops import timing
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="streams and events need a CUDA GPU")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRIES = 9
+"""Of what other processes disturb that use the GPU, where tests run in parallel; what counts is their median."""
 
 
 def sets(size=64, count=2):
@@ -148,11 +151,14 @@ def test_work_on_another_stream_is_counted_or_refused(late):
             matrix @ matrix
         return x * 2
 
-    try:
-        times = measured(hidden, theirs=shown)
-    except AssertionError:  # It read the inputs before they were there.
-        return
-    assert times["ours"].median > 0.9 * times["theirs"].median, times
+    def ratio():
+        try:
+            times = measured(hidden, theirs=shown)
+        except AssertionError:  # It read the inputs before they were there.
+            return math.inf
+        return times["ours"].median / times["theirs"].median
+
+    assert statistics.median(ratio() for _ in range(TRIES)) > 0.9
 
 
 @CUDA
@@ -175,5 +181,4 @@ def test_the_time_of_a_device_bound_call_holds_no_launch():
         torch.cuda.synchronize()
         return copy.median * 1e3 / statistics.median(before.elapsed_time(end) for before, end in pairwise(ends))
 
-    # Other processes use the GPU, too, where tests run in parallel.
-    assert any(ratio() == pytest.approx(1, rel=0.15) for _ in range(10))
+    assert statistics.median(ratio() for _ in range(TRIES)) == pytest.approx(1, rel=0.15)
