@@ -252,7 +252,8 @@ def read(paths: Iterable[Path]) -> tuple[list[Device], list[str]]:
         try:
             for device in read_file(path):
                 if known := devices.get(device.name):
-                    problems += [f"{path}: {problem}" for problem in join(known, device)]
+                    # By name, as sources are: a page says the same wherever its files are.
+                    problems += [f"{path.name}: {problem}" for problem in join(known, device)]
                 else:
                     devices[device.name] = device
         except InputError as error:
