@@ -117,7 +117,8 @@ def _sums_in_parts(case: Case) -> bool:
         "bfloat16": matmul.allow_bf16_reduced_precision_reduction,
         "float16": matmul.allow_fp16_reduced_precision_reduction,
     }
-    return allowed.get(first.dtype, False) and first.shape[-1] > 64  # The shortest part.
+    # On an H200, of K from 32 to 8192 the shortest that was summed so was 100; 64 and less were not.
+    return allowed.get(first.dtype, False) and first.shape[-1] > 64
 
 
 def _half_by_one(case: Case) -> bool:
@@ -326,8 +327,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "long sums in half products on CUDA",
         "cuBLAS rounds the sums of parts of K to the half type before it adds them, as torch lets it by default "
-        "(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, and fp16)",
-        ops=refusals.PRODUCTS,
+        "(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, and fp16); of bmm it was not seen",
+        ops=("addmm", "matmul", "mm"),
         checks=("values",),
         devices=("cuda",),
         applies=_sums_in_parts,
