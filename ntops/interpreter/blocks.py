@@ -3,7 +3,8 @@
 import numpy as np
 
 from ntops.interpreter._triton import tl
-from ntops.interpreter.handles import Handle, values
+from ntops.interpreter.dot import dot
+from ntops.interpreter.handles import Handle, encoded, values
 
 
 def _common_programs(*handles):
@@ -93,10 +94,9 @@ class Blocks:
         return Handle(counts.reshape(programs, bins).astype(np.int32), tl.int32, (bins,))
 
     def create_dot(self, a, b, accumulator, input_precision, max_num_imprecise_acc):
-        # numpy.matmul calls BLAS for each program's product, as for a single one.
-        product = np.matmul(_matrix(a), _matrix(b), dtype=accumulator.data.dtype)
+        total = dot(_matrix(a), _matrix(b), accumulator.full(_common_programs(a, b, accumulator)))
 
-        return Handle(product + accumulator.data, accumulator.dtype, accumulator.shape)
+        return Handle(encoded(total, accumulator.dtype), accumulator.dtype, accumulator.shape)
 
     # Talking to the host
 

@@ -153,7 +153,7 @@ def dot_kernel(c, a, b, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constex
     tl.store(c + i[:, None] * n + j[None, :], total, mask=(i[:, None] < m) & (j[None, :] < n))
 
 
-@family
+@family(like_stock=False)
 def products(rng):
     m, n, k = size(rng, 40), size(rng, 40), size(rng, 50)
     dtype = [torch.float16, torch.float32][rng.integers(2)]
