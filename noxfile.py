@@ -28,6 +28,24 @@ PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(WORKERS), "--dist",
 # Threads of small calls wait for one another longer than they compute, above all where workers use the cores already.
 THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // WORKERS)))}
 
+# Other x86 CPUs on this one: which code OpenBLAS, MKL, oneDNN, torch and NumPy choose. A machine ignores what it lacks.
+CPUS = {
+    "avx2": {
+        "OPENBLAS_CORETYPE": "Haswell",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+    },
+    "sse4": {
+        "OPENBLAS_CORETYPE": "Prescott",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "ATEN_CPU_CAPABILITY": "default",
+        "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX512_SPR",
+    },
+}
+
 
 def install(session: nox.Session, extra: str) -> None:
     """Install this checkout, editable, with one of its extras, at the pinned versions."""
@@ -45,6 +63,15 @@ def conformance(session: nox.Session) -> None:
     """The gate: judge every operator against torch, on the GPU if there is one, else interpreted."""
     install(session, "conformance")
     python(session, *PYTEST, "conformance", *session.posargs, env=THREADS)
+
+
+@nox.session
+def cpus(session: nox.Session) -> None:
+    """The gate as CPUs without AVX-512, and without AVX, give it: "-- --op mm" and so on, as conformance takes them."""
+    install(session, "conformance")
+    for name, setting in CPUS.items():
+        session.log(f"as {name}: {' '.join(f'{key}={value!r}' for key, value in setting.items())}")
+        python(session, *PYTEST, "conformance", "--device", "cpu", *session.posargs, env={**THREADS, **setting})
 
 
 @nox.session
