@@ -90,7 +90,9 @@ def _planned(options: argparse.Namespace, tools: Sequence[str]) -> Iterator[Batc
             yield Batch(tool, name, Plan(options.implementation, DEVICE, control=name))
         for op, paths in files.items():
             absolute = tuple(str(path.absolute()) for path in paths)
-            yield Batch(tool, op, Plan(options.implementation, DEVICE, absolute, options.max_elements))
+            limits = (options.max_elements, options.configurations)
+            plan = Plan(options.implementation, DEVICE, absolute, *limits, options.tf32)
+            yield Batch(tool, op, plan)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
         "Triton and Gluon on compute capability 9 or more, and needs no compute-sanitizer",
     )
     add("--cases", type=int, default=0, metavar="N", help="of each op so many at most, as various as can be; 0: all")
+    others = "with each case so many of the kernel's other configurations, until each has run (default: %(default)s)"
+    add("--configurations", type=int, default=4, metavar="N", help=others)
+    add("--tf32", action="store_true", help="products of float32 may use TF32")
     elements = "leave out cases whose operands have more elements together (default: %(default)s)"
     add("--max-elements", type=int, default=ELEMENTS, metavar="N", help=elements)
     add("--corpus", type=Path, metavar="DIR", help="the saved cases of this folder")

@@ -15,7 +15,11 @@ def progress(result: Result) -> str:
     outcome = result.outcome
     others = [
         f"{number} {what}"
-        for number, what in ((outcome.refused, "refused"), (outcome.not_provided, "not provided"))
+        for number, what in (
+            (outcome.configurations, "in other configurations"),
+            (outcome.refused, "refused"),
+            (outcome.not_provided, "not provided"),
+        )
         if number
     ]
     called = f"{outcome.called} called{''.join(f', {other}' for other in others)}"

@@ -208,6 +208,22 @@ def test_each_case_is_called_once_and_exceptions_are_counted(tmp_path, monkeypat
     assert sorted(sys.modules["some_library"].seen) == [3, 4, 5, 6]
 
 
+def test_every_configuration_is_called_some_with_each_case(tmp_path, monkeypatch):
+    (tmp_path / "tiled_library.py").write_text(
+        "import contextlib\n"
+        "seen, current = [], None\n\n\n"
+        "def relu(input):\n    seen.append((len(input), current))\n\n\n"
+        "@contextlib.contextmanager\n"
+        "def conformance_configurations(op, number):\n"
+        "    global current\n    current = number\n    yield ['small', 'middle', 'large']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    files = batches.chosen(saved(tmp_path / "cases", (3,), (4,), (5,)), None, 0, 10)["relu"]
+    outcome = driven(tmp_path, Plan("tiled_library", "cpu", tuple(map(str, files)), configurations=2))
+    assert outcome == Outcome(called=3, configurations=3)
+    assert sys.modules["tiled_library"].seen == [(3, None), (3, 0), (3, 1), (4, None), (4, 2), (5, None)]
+
+
 def test_no_such_implementation_is_said(tmp_path):
     assert "no_such_library" in driven(tmp_path, Plan("no_such_library", "cpu")).failed
 
