@@ -148,6 +148,13 @@ def selftest(session: nox.Session) -> None:
 
 
 @nox.session
+def sanitize(session: nox.Session) -> None:
+    """Every operator's kernels under compute-sanitizer's memcheck, racecheck, initcheck and synccheck; needs a GPU."""
+    install(session, "conformance")
+    python(session, "-m", "conformance.sanitize", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Style, format and types."""
     install(session, "dev")
