@@ -62,10 +62,12 @@ def fastest(
         if _assumed is not None:
             return candidates[_assumed % len(candidates)]
 
-        if len(candidates) > 1 and torch.cuda.is_current_stream_capturing():
-            return chosen
+        with on_device(output.device):
+            if output.is_cuda and torch.cuda.is_current_stream_capturing():
+                return chosen
 
-        _known[key] = _measured(candidates, launch, output) if len(candidates) > 1 else candidates[0]
+            _known[key] = _measured(candidates, launch, output) if len(candidates) > 1 else candidates[0]
+
         return _known[key]
 
 
@@ -96,7 +98,7 @@ def _measured(candidates, launch, output):
     # Only who measures waits for this import.
     from ntops import timing
 
-    with repetition.unrecorded(), on_device(output.device):
+    with repetition.unrecorded():
         try:
             scratch = _like(output)
             working = [options for options in candidates if _runs(launch, options, scratch)]
