@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -54,7 +54,7 @@ KNOWN_CONFIGURATIONS: Mapping[str, Callable[..., AbstractContextManager[Sequence
 
 
 @contextlib.contextmanager
-def _settings_of_ntops(op: str, number: int | None = None) -> Iterator[Sequence[str]]:
+def _settings_of_ntops(op: str, number: int | None = None) -> Generator[Sequence[str]]:
     import ntops.torch
     from ntops._runtime import INTERPRETED
     from ntops.host import measuring

@@ -69,8 +69,9 @@ def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
     output = repetition.empty(shape, contiguous_strides(shape), x.dtype, device)
 
     if output.numel():
-        rows, terms = shape[:-1].numel(), x.shape[-1]
-        _launch(output.view(rows, shape[-1]), x.reshape(rows, terms), gate_weight, up_weight, activation)
+        columns, terms = gate_weight.shape
+        rows = output.numel() // columns
+        _launch(output.view(rows, columns), x.reshape(rows, terms), gate_weight, up_weight, activation)
 
     return output
 
