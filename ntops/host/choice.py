@@ -1,7 +1,8 @@
 """Which configuration a call runs with: one that is forced, the nearest one measured on this GPU, or the family's rule.
 
 A family of kernels says in a ``Problem`` what its configuration depends on, and beside it the rule, the space that is
-worth measuring, and what a configuration takes of a multiprocessor. ``ntops.tune`` measures; nothing is measured here.
+worth measuring, and what a configuration takes of a multiprocessor. ``ntops.tune`` measures; of calls, those alone that
+a user wants measured (``max_num_configs``).
 """
 
 import contextlib
