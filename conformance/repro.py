@@ -29,7 +29,7 @@ MAX_BYTES = 2**26
 """Storage of all inputs together that a script can hold; a shrunk case has a few bytes."""
 MAX_PLACES = 4096
 """Elements of a result that a script judges: all, or the worst and others spread evenly."""
-ACROSS_CALLS = ("keywords", "batch_invariant", "config_invariant", "inplace", "aliasing", "special_values")
+ACROSS_CALLS = ("keywords", "batch_invariant", "config_invariant", "settings", "inplace", "aliasing", "special_values")
 """Checks that may fail although each call by itself, as it is made without the harness, is right."""
 
 

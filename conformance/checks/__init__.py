@@ -12,9 +12,11 @@ from conformance.checks.invariance import (
     batch_invariant,
     config_invariant,
     has_configurations,
+    has_settings,
     in_batches,
     laid_out,
     layout_invariant,
+    settings,
 )
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, written
 from conformance.checks.trial import (
@@ -48,7 +50,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, deterministic),
-        *(layout_invariant, batch_invariant, config_invariant),
+        *(layout_invariant, batch_invariant, config_invariant, settings),
         *(keywords, inplace, out_argument, aliasing, special_values, distribution),
     )
 }
@@ -58,6 +60,7 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "layout_invariant": laid_out,
     "batch_invariant": in_batches,
     "config_invariant": has_configurations,
+    "settings": has_settings,
     "inplace": forms.has_inplace,
     "out_argument": forms.has_out,
     "aliasing": forms.not_in_place,

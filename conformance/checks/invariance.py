@@ -1,4 +1,5 @@
-"""Checks that change how a call is made, but not what it means: layouts and batch size, and the kernel's configuration.
+"""Checks that change how a call is made, but not what it means: layouts and batch size, the kernel's configuration, and
+what a user has set.
 
 The first two are claims of the implementation: claimed and broken is a failure, unclaimed they are measured.
 """
@@ -13,12 +14,14 @@ import torch
 from conformance import cases
 from conformance.cases import Case, Same, View
 from conformance.checks.again import broken
-from conformance.checks.result import inputs_unchanged, judged, metadata
+from conformance.checks.result import inputs_unchanged, judged, metadata, written
 from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.implementations import FIXED
 
 SHARE = 3
 """One case in so many is tried in another configuration: that makes a kernel that no other call needs."""
+SHARE_SET = 6
+"""One in so many is tried under a setting."""
 
 
 def layout_invariant(trial: Trial) -> Finding:
@@ -56,12 +59,7 @@ def config_invariant(trial: Trial) -> Finding:
     """The kernel's other configurations give results within the bound."""
     number = _configuration(trial)
     (again,) = trial.configured(number, {})
-    if again.error is not None:
-        message = f"raised {describe(again.error)}"
-    elif not (message := again.trespass or malformed(again.value, trial.reference.value)):
-        other = dataclasses.replace(trial, ours=again)
-        found = (metadata(other), judged(trial, again), inputs_unchanged(other))
-        message = next((f"{finding.check}: {finding.message}" for finding in found if finding.status == FAILED), "")
+    message = f"raised {describe(again.error)}" if again.error is not None else _wrong(trial, again)
     where = f"in the configuration {trial.configurations[number]}: "
     return Finding("config_invariant", FAILED if message else PASSED, message and where + message)
 
@@ -69,6 +67,51 @@ def config_invariant(trial: Trial) -> Finding:
 def has_configurations(trial: Trial) -> bool:
     """Whether the kernel has another configuration, in which this case is one to try it."""
     return len(trial.configurations) > 1 and cases.seed(trial.case) // 17 % SHARE == 0
+
+
+def settings(trial: Trial) -> Finding:
+    """Under a setting results are within the bound; or the call is refused: an error names the setting, and operands
+    are as they were."""
+    names = _settings(trial)
+    number = cases.seed(trial.case) // 29 % len(names)
+    name = names[number].partition("=")[0]
+    try:
+        with trial.implementation.settings(trial.case.op, number):
+            again = trial.attempt()
+    # Somebody else's code: an exception is a finding.
+    except Exception as error:  # noqa: BLE001
+        again = Outcome((), error=error)
+    if again.error is None:
+        message = _wrong(trial, again)
+    elif name not in str(again.error):
+        message = f"raised {describe(again.error)}, which does not say that it is for {name}"
+    elif not (message := again.trespass) and again.operands:
+        # What is refused writes nothing.
+        spec = dataclasses.replace(trial.spec, writes=lambda case: ())
+        finding = inputs_unchanged(dataclasses.replace(trial, ours=again, spec=spec))
+        message = f"refused, but {finding.message}" if finding.status == FAILED else ""
+    return Finding("settings", FAILED if message else PASSED, message and f"with {names[number]}: {message}")
+
+
+def has_settings(trial: Trial) -> bool:
+    """Whether the implementation has settings, under one of which this case is one to try."""
+    return cases.seed(trial.case) // 23 % SHARE_SET == 0 and bool(_settings(trial))
+
+
+def _settings(trial: Trial) -> Sequence[str]:
+    with trial.implementation.settings(trial.case.op) as names:
+        return names
+
+
+def _wrong(trial: Trial, again: Outcome) -> str:
+    """What is wrong with the outcome of the same call, made in another way; it raised nothing."""
+    if message := again.trespass or malformed(again.value, trial.reference.value):
+        return message
+    other = dataclasses.replace(trial, ours=again)
+    found = [metadata(other), judged(trial, again), inputs_unchanged(other)]
+    if "written" in trial.spec.checks:
+        found.append(written(other))
+    return next((f"{finding.check}: {finding.message}" for finding in found if finding.status == FAILED), "")
 
 
 def _configuration(trial: Trial) -> int:

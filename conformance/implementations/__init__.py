@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -53,6 +53,43 @@ KNOWN_CONFIGURATIONS: Mapping[str, Callable[..., AbstractContextManager[Sequence
 """For implementations that do not have ``conformance_configurations`` themselves."""
 
 
+@contextlib.contextmanager
+def _settings_of_ntops(op: str, number: int | None = None) -> Generator[Sequence[str]]:
+    import ntops.torch
+    from ntops._runtime import INTERPRETED
+    from ntops.host import measuring
+
+    settings = _SETTINGS_INTERPRETED if INTERPRETED else _SETTINGS
+    names = [f"{name}={value}" + f", the fastest being number {one}" * bool(one) for name, value, one in settings]
+    if number is None:
+        yield names
+        return
+    name, value, one = settings[number]
+    set_default = getattr(ntops.torch, f"set_default_{name}")
+    before = getattr(ntops.torch, f"get_default_{name}")()
+    set_default(value)
+    try:
+        with measuring.assumed(one) if one else contextlib.nullcontext():
+            yield names
+    finally:
+        set_default(before)
+
+
+_CANDIDATES = tuple(("max_num_configs", 16, one) for one in range(1, 16))
+"""What may be the fastest of the configurations that are measured; number 0 is the library's choice."""
+_SETTINGS = (
+    *(("num_warps", value, 0) for value in (1, 2, 4, 8, 16)),
+    *(("num_stages", value, 0) for value in (1, 2, 3, 4, 5)),
+    *(("max_num_configs", value, 0) for value in (1, 2, 3, 16)),
+    *_CANDIDATES,
+)
+_SETTINGS_INTERPRETED = (("num_warps", 16, 0), ("num_stages", 5, 0), *_CANDIDATES)
+"""Where nothing is measured, and warps and stages change little of what a kernel does."""
+
+KNOWN_SETTINGS: Mapping[str, Callable[..., AbstractContextManager[Sequence[str]]]] = {"ntops.torch": _settings_of_ntops}
+"""For implementations that do not have ``conformance_settings`` themselves."""
+
+
 class ImplementationError(ValueError):
     """A name under which nothing that can be judged is found. The message is for people."""
 
@@ -90,12 +127,22 @@ class Implementation:
         offered = getattr(self.provider, "conformance_configurations", known)
         return contextlib.nullcontext(()) if offered is None else offered(op, number)
 
+    def settings(self, op: str, number: int | None = None) -> AbstractContextManager[Sequence[str]]:
+        """A context of calls of the op, under the setting of a number; None: under none.
+
+        It gives the names of the settings, "name=value" and more, that a user of the implementation may have.
+        """
+        known = KNOWN_SETTINGS.get(self.name)
+        offered = getattr(self.provider, "conformance_settings", known)
+        return contextlib.nullcontext(()) if offered is None else offered(op, number)
+
 
 def load(name: str) -> Implementation:
     """The implementation called ``name``: ``torch``, a module, or ``module:object``.
 
     Its attribute ``conformance_claims``, if it has one, maps op names (or "*") to names among ``CLAIMS``, some of them
-    ``FIXED``; ``conformance_configurations`` is as ``Implementation.configurations``.
+    ``FIXED``; ``conformance_configurations`` is as ``Implementation.configurations``, ``conformance_settings`` as
+    ``Implementation.settings``.
     Raises ImplementationError: nothing importable by this name, or claims that are not of that form.
     """
     if name == TORCH:

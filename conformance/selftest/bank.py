@@ -41,6 +41,8 @@ class Defect:
     """What is wrong, in a few words."""
     configurations: Callable[..., Any] | None = None
     """``conformance_configurations``, of a mistake that some of a kernel's configurations have."""
+    settings: Callable[..., Any] | None = None
+    """``conformance_settings``, of a mistake that calls have under some setting."""
 
     @property
     def implementation(self) -> Implementation:
@@ -49,6 +51,8 @@ class Defect:
         provider = SimpleNamespace(**{self.op: self.function}, conformance_claims=claims)
         if self.configurations is not None:
             provider.conformance_configurations = self.configurations
+        if self.settings is not None:
+            provider.conformance_settings = self.settings
         return Implementation(f"{NAME}:{self.name}", provider, claims)
 
 
@@ -63,6 +67,7 @@ def plant(
     wrong: Wrong,
     about: str = "",
     configurations: Callable[..., Any] | None = None,
+    settings: Callable[..., Any] | None = None,
 ) -> None:
     """Enter one defect. Raises ValueError where the name is taken."""
     from conformance.selftest import sound
@@ -71,7 +76,7 @@ def plant(
     if full in _DEFECTS:
         raise ValueError(f"there are two defects {full!r}")
     about = about or " ".join((wrong.__doc__ or name.replace("_", " ")).split())
-    _DEFECTS[full] = Defect(full, op, kind, check, partial(wrong, sound.right(op)), about, configurations)
+    _DEFECTS[full] = Defect(full, op, kind, check, partial(wrong, sound.right(op)), about, configurations, settings)
 
 
 def defect(
@@ -80,12 +85,13 @@ def defect(
     check: str = "values",
     name: str = "",
     configurations: Callable[..., Any] | None = None,
+    settings: Callable[..., Any] | None = None,
 ) -> Callable[[Any], Any]:
     """Enter the decorated function as a defect of each of ``ops``, under its own name or ``name``."""
 
     def enter(wrong: Any) -> Any:
         for op in ops.split() if isinstance(ops, str) else ops:
-            plant(op, name or wrong.__name__, kind, check, wrong, configurations=configurations)
+            plant(op, name or wrong.__name__, kind, check, wrong, configurations=configurations, settings=settings)
         return wrong
 
     return enter

@@ -1,4 +1,4 @@
-"""What ought not to matter and does: strides, what else is in the batch, which blocks a kernel has."""
+"""What ought not to matter and does: strides, what else is in the batch, which blocks a kernel has, what is set."""
 
 from __future__ import annotations
 
@@ -54,3 +54,47 @@ def other_blocks_lose_the_tail(right: Callable[..., Any], *args: Any, **kwargs: 
     result = right(*args, **kwargs)
     other = bool(_BLOCKS and _BLOCKS[-1]) and result.ndim and not of.written(args, kwargs)
     return result.index_fill_(-1, torch.tensor(result.shape[-1] - 1), 0) if other and result.shape[-1] else result
+
+
+_SET: list[int | None] = []
+
+
+@contextlib.contextmanager
+def _settings(op: str, number: int | None = None) -> Generator[list[str]]:
+    """Settings of which the last two matter."""
+    _SET.append(number)
+    try:
+        yield ["num_warps=1", "num_stages=5", "max_num_configs=2"]
+    finally:
+        _SET.pop()
+
+
+def _is_set(number: int) -> bool:
+    return bool(_SET) and _SET[-1] == number
+
+
+@defect(("softmax", "layer_norm", "rms_norm", "add", "mm"), "invariance", "settings", settings=_settings)
+def measured_tiles_lose_the_tail(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The tile that is the fastest of two does not cover the last column."""
+    result = right(*args, **kwargs)
+    other = _is_set(2) and result.ndim and not of.written(args, kwargs)
+    return result.index_fill_(-1, torch.tensor(result.shape[-1] - 1), 0) if other and result.shape[-1] else result
+
+
+@defect(("bmm", "relu"), "invariance", "settings", settings=_settings)
+def stages_without_memory(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """With stages for which there is no memory the call raises something that does not say so."""
+    if _is_set(1):
+        raise KeyError("shared memory")
+    return right(*args, **kwargs)
+
+
+@defect(("scaled_dot_product_attention", "rotary_position_embedding"), "invariance", "settings", settings=_settings)
+def refused_after_it_was_written(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """With stages for which there is no memory the call is refused after it has written to memory of the caller."""
+    result = right(*args, **kwargs)
+    if _is_set(1):
+        if args[0].numel():
+            args[0].neg_()
+        raise RuntimeError("num_stages is 5, for which there is no memory")
+    return result

@@ -1,6 +1,7 @@
 """Attention: its configuration and the launch of its kernels."""
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -315,7 +316,7 @@ def _distinct(tensor):
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0):
+def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0, chosen=None):
     """Run attention.
 
     :param output: (B, Hq, L, Ev), not empty; where it is written.
@@ -328,7 +329,10 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     :param scale: Of the scores.
     :param slots: Where the sequences of a cache differ in length, an integer tensor (B,): sequence b has
         ``slots[b] + new_rows`` keys.
+    :param chosen: The configuration; ``None``: it is chosen here.
     """
+    operands = {"query": query, "key": key, "value": value, "mask": mask, "lower_right": lower_right, "scale": scale}
+    operands |= {"slots": slots, "new_rows": new_rows}
     batch, query_heads, queries, head_dim = query.shape
     heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
     group = query_heads // heads
@@ -361,12 +365,15 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     # Who sets the compiler's options means those of Triton's form.
     is_plain = mask is None and slots is None and sign > 0 and not (get_default_num_warps() or get_default_num_stages())
     gluon = settled("gluon", is_plain and aligned and attention_hopper.takes(tensors, strides))
-    problem = Problem(
-        *(group * queries, batch * heads, keys, head_dim, value_dim, dtype),
-        *(is_ieee, causal, mask_bytes, aligned, gluon),
-    )
     index = query.device.index or 0
-    chosen = choice.choose("scaled_dot_product_attention", problem, index)
+
+    if chosen is None:
+        problem = Problem(
+            *(group * queries, batch * heads, keys, head_dim, value_dim, dtype),
+            *(is_ieee, causal, mask_bytes, aligned, gluon),
+        )
+        run = functools.partial(launch, **operands)
+        chosen = choice.choose("scaled_dot_product_attention", problem, index, run, output)
 
     if chosen.warp_groups > 1:
         multiprocessors = choice.device(index).multiprocessors

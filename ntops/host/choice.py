@@ -1,7 +1,8 @@
 """Which configuration a call runs with: one that is forced, the nearest one measured on this GPU, or the family's rule.
 
 A family of kernels says in a ``Problem`` what its configuration depends on, and beside it the rule, the space that is
-worth measuring, and what a configuration takes of a multiprocessor. ``ntops.tune`` measures; nothing is measured here.
+worth measuring, and what a configuration takes of a multiprocessor. ``ntops.tune`` measures; of calls, those alone that
+a user wants measured (``max_num_configs``).
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import configuration, launch, repetition, store
+from ntops.host import configuration, launch, measuring, repetition, store
 
 REGISTERS = 255
 """What a thread can have at most, and ``REGISTER_FILE`` all threads of a program, on NVIDIA's GPUs; AMD's have more."""
@@ -103,12 +104,20 @@ def _plain(value):
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
-def choose(kernel: str, problem: Problem, index: int) -> Any:
+def choose(
+    kernel: str,
+    problem: Problem,
+    index: int,
+    run: Callable[..., None] | None = None,
+    output: torch.Tensor | None = None,
+) -> Any:
     """The configuration of a call.
 
     :param kernel: The name of the module of ``ntops.kernels``.
     :param problem: What is to be computed.
     :param index: Of the device.
+    :param run: What measures the call's configurations where the user asks for it; see :func:`measuring.fastest`.
+    :param output: What the call writes, with ``run``.
     """
     if _asking:
         raise _Asked(kernel, problem)
@@ -118,7 +127,15 @@ def choose(kernel: str, problem: Problem, index: int) -> Any:
 
     # Asked first, whatever was measured: it notes which configurations there are. A fixed one is one of the rule's.
     rule = problem.rule(device(index))
-    return rule if configuration.is_fixed() else _measured(kernel, problem, index, rule)
+    if configuration.is_fixed():
+        return rule
+
+    chosen = _measured(kernel, problem, index, rule)
+
+    if run is None or output is None:
+        return chosen
+
+    return measuring.fastest((kernel, problem), chosen, lambda: problem.candidates(device(index)), run, output)
 
 
 # What was measured is looked for once for each geometry, though it changes only where something is measured.

@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from ntops.host import iteration, output, repetition
+from ntops.host import iteration, measuring, output, repetition
 from ntops.host.arguments import check_operands, check_tensor, common_device
 from ntops.host.configuration import heuristic
 from ntops.host.launch import on_device
@@ -113,7 +113,7 @@ def _result(shape, strides, tensors, dtype, device, out, exact_out):
     return out if out.dtype is dtype else torch.empty(shape, dtype=dtype, device=device)
 
 
-def launch(premake, shape, operands, compute_dtype=None, **arguments):
+def launch(premake, shape, operands, compute_dtype=None, *, chosen=None, **arguments):
     """Launch an elementwise kernel, over as few dims as the strides allow.
 
     :param premake: The kernel's ``premake``.
@@ -121,8 +121,10 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
     :param operands: The arguments of the application by name and in its order, the output first: tensors of one
         device, and Python numbers.
     :param compute_dtype: The dtype in which the kernel computes, for kernels that are told; it comes last.
+    :param chosen: The configuration; ``None``: it is chosen here.
     :param arguments: Further arguments of ``premake``.
     """
+    whole, further = shape, arguments
     views = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
 
     if all(view.shape == shape and view.is_contiguous() for view in views.values()):
@@ -147,9 +149,18 @@ def launch(premake, shape, operands, compute_dtype=None, **arguments):
     # What is a single element takes no room in a tile.
     itemsize = max((view.itemsize for view in views.values() if any(view.stride())), default=first.itemsize)
     light = compute_dtype is None and len(views) == 2 and all(view.itemsize == itemsize for view in views.values())
-    chosen = config(first.ndim, other, first.shape[last], first.shape[other] if across else 0, itemsize, light)
-    chosen = _narrowed(chosen, views)
-    kernel = make(premake, {"ndim": first.ndim} | arguments, chosen, specialization)
+
+    if chosen is None:
+        kind = first.ndim, other, first.shape[last], first.shape[other] if across else 0, itemsize, light
+
+        def run(scratch, chosen):
+            launch(premake, whole, operands | {"output": scratch}, compute_dtype, chosen=chosen, **further)
+
+        chosen = measuring.fastest(
+            (premake, kind), config(*kind), lambda: config.alternatives(*kind), run, operands["output"]
+        )
+
+    kernel = make(premake, {"ndim": first.ndim} | arguments, _narrowed(chosen, views), specialization)
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 
     with on_device(first.device):

@@ -1,10 +1,11 @@
 """FP8: the forms of scales, configurations and the launch of quantization and products."""
 
 import dataclasses
+import functools
 
 import torch
 
-from ntops.host import fused_products_hopper, repetition
+from ntops.host import fused_products_hopper, measuring, repetition
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides
@@ -288,14 +289,13 @@ def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hoppe
 
 def gemm(a, b, a_scale, b_scale, out_dtype):
     """``a @ b`` of fp8 matrices that are checked; scales are what :func:`check_scale` returned."""
-    device = a.device
-    shape = (m, n) = (a.shape[0], b.shape[1])
-    output = repetition.empty(shape, contiguous_strides(shape), out_dtype, device)
+    shape = (a.shape[0], b.shape[1])
+    output = repetition.empty(shape, contiguous_strides(shape), out_dtype, a.device)
 
     if not output.numel():
         return output
 
-    k, index = a.shape[1], device.index or 0
+    k = a.shape[1]
 
     if not k:
         return output.zero_()
@@ -306,21 +306,34 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
     if k % 16 == 0:
         left, right = fused_products_hopper.aligned(left), fused_products_hopper.aligned(right)
 
+    _multiply(output, left, right, a_scale, b_scale)
+    return output
+
+
+def _multiply(output, left, right, a_scale, b_scale, chosen=None):
+    """Launch the product of (M, K) and (N, K) matrices; where ``chosen`` is ``None``, the configuration is chosen
+    here."""
+    (m, n), k, index = output.shape, left.shape[1], output.device.index or 0
     native, blocked = has_fp8(), bool(a_scale[2] or b_scale[2])
-    hopper = settled("hopper", fused_products_hopper.takes(k, n, 1, out_dtype.itemsize))
-    limits = shared_memory(index), multiprocessors(index)
-    chosen = config(m, n, k % 16 == 0, native, blocked, *limits, hopper, out_dtype.itemsize)
+    hopper = settled("hopper", fused_products_hopper.takes(k, n, 1, output.itemsize))
+
+    if chosen is None:
+        limits = shared_memory(index), multiprocessors(index)
+        kind = m, n, k % 16 == 0, native, blocked, *limits, hopper, output.itemsize
+        run = functools.partial(_multiply, left=left, right=right, a_scale=a_scale, b_scale=b_scale)
+        key = kernels.gemm, kind, k
+        chosen = measuring.fastest(key, config(*kind), lambda: config.alternatives(*kind), run, output)
 
     if isinstance(chosen, fused_products_hopper.Options):
         fused_products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)
-        return output
+        return
 
     options = {
         "num_warps": get_default_num_warps() or chosen.num_warps,
         "num_stages": get_default_num_stages() or chosen.num_stages,
     }
 
-    with on_device(device):
+    with on_device(output.device):
         repetition.launch(
             kernels.gemm,
             (-(-m // chosen.block_m) * -(-n // chosen.block_n),),
@@ -337,8 +350,8 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
             right.stride(0),
             *a_scale[1:],
             *b_scale[1:],
-            a.dtype is torch.float8_e4m3fn,
-            b.dtype is torch.float8_e4m3fn,
+            left.dtype is torch.float8_e4m3fn,
+            right.dtype is torch.float8_e4m3fn,
             native,
             blocked,
             k % BLOCK == 0,
@@ -346,5 +359,3 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
             chosen.block_m,
             chosen.block_n,
         )
-
-    return output

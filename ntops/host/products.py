@@ -1,6 +1,7 @@
 """Matrix products: shapes, ``out=``, configurations and the launch."""
 
 import dataclasses
+import functools
 
 import torch
 
@@ -370,18 +371,21 @@ def resources(options, dtype):
     return choice.Resources(tiles * stages, 32 + sums + addresses, threads)
 
 
-def _launch(premake, result, input, mat2, added, scales):
+def _launch(premake, result, input, mat2, added, scales, chosen=None):
+    """Launch a product; where ``chosen`` is ``None``, the configuration is chosen here."""
     ieee = torch.get_float32_matmul_precision() == "highest"
     index = result.device.index or 0
     batch, _ = _collapsed_batch(result, input, mat2)
     described = settled("described", mm_hopper.takes(result, input, ieee, len(batch), index))
 
-    # A product of batches that broadcast is that of bmm, or of mm.
-    name = premake.__module__.rpartition(".")[2]
-    name = name if name != "matmul" else "bmm" if batch else "mm"
-    sizes = *result.shape[-2:], input.shape[-1]
-    problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
-    chosen = choice.choose(name, problem, index)
+    if chosen is None:
+        # A product of batches that broadcast is that of bmm, or of mm.
+        name = premake.__module__.rpartition(".")[2]
+        name = name if name != "matmul" else "bmm" if batch else "mm"
+        sizes = *result.shape[-2:], input.shape[-1]
+        problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
+        run = functools.partial(_launch, premake, input=input, mat2=mat2, added=added, scales=scales)
+        chosen = choice.choose(name, problem, index, run, result)
 
     if input.dtype is torch.float32 and not ieee and choice.device(index).hopper:
         if chosen.form == HOPPER or min(result.shape[-2:]) >= _COPIED:

@@ -6,12 +6,14 @@ A call like it does that and nothing else. A call that does anything more on the
 recorded, since what it launches refers to memory that is neither an argument nor allocated here.
 """
 
+import contextlib
 import enum
 import functools
 import itertools
 import threading
 
 import torch
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from ntops._runtime import INTERPRETED
@@ -150,6 +152,8 @@ def constant(value, device):
 def launch(kernel, grid, options, *args):
     """Launch a kernel of Triton, and record it where the call is recorded.
 
+    Stages for which there is no shared memory are left out: Triton says so before it launches.
+
     :param grid: Three numbers of programs, or fewer.
     :param options: What Triton's launch takes by keyword; no parameter of the kernel.
     :raises TypeError: ``args`` are not one for each parameter.
@@ -158,7 +162,15 @@ def launch(kernel, grid, options, *args):
     if isinstance(kernel, JITFunction) and len(args) != len(kernel.arg_names):
         raise TypeError(f"{len(args)} arguments for the {len(kernel.arg_names)} parameters of {kernel.__name__}")
 
-    compiled = kernel[grid](*args, **options)
+    while True:
+        try:
+            compiled = kernel[grid](*args, **options)
+            break
+        except OutOfResources:
+            if options.get("num_stages", 1) == 1:
+                raise
+
+            options = options | {"num_stages": options["num_stages"] - 1}
 
     if _local.recording is not None:
         # An autotuned kernel may be another one next time.
@@ -170,6 +182,17 @@ def prevent():
     """Say that the call depends on what memory holds, so that it must not be recorded."""
     if _local.recording is not None:
         _local.recording.launches.append((None, (1, 1, 1), ()))
+
+
+@contextlib.contextmanager
+def unrecorded():
+    """A context whose allocations and launches are no part of the call that is recorded."""
+    outer, _local.recording = _local.recording, None
+
+    try:
+        yield
+    finally:
+        _local.recording = outer
 
 
 def _describe(values, context):

@@ -1,24 +1,25 @@
 """Rotation of heads, also of normalized rows: what tables fit, how pairs are laid out, and the launch."""
 
+import functools
 import operator
 
 import torch
 
-from ntops.host import repetition
+from ntops.host import measuring, repetition
 from ntops.host.configuration import heuristic
 from ntops.host.iteration import contiguous_strides, specialize
-from ntops.host.launch import multiprocessors, next_power_of_2, on_device
+from ntops.host.launch import multiprocessors, next_power_of_2, on_device, shared_memory
 from ntops.host.norms import walkable
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.host.rows import LONGEST_TILE, WALKED_TILE
 from ntops.kernels import fused_rmsnorm_rope, normed_rotation, rotary_position_embedding
-from ntops.torch.utils import Config, make
+from ntops.torch.utils import Config, get_default_num_stages, get_default_num_warps, make
 
 # A tile of 4096 elements, of which a thread has 32.
 _TILE = 2048
 
 _STAGES = 3
-"""Rows that each program of ``normed_rotation`` has there or on the way."""
+"""Rows that each program of ``normed_rotation`` has there or on the way, where the user sets no number of stages."""
 _APART = (("output", "rotated"), ("x0", "x1"), ("w0", "w1"))
 
 
@@ -108,6 +109,21 @@ def _warps(heads, pairs, compute_dtype):
     return columns // 1024 if fits and 1024 <= columns <= LONGEST_TILE else 0
 
 
+def _stages(columns, pairs, x):
+    """The rows that each program of ``normed_rotation`` has there or on the way: as many as are set and fit.
+
+    :param columns: Of a row, with those that are padding.
+    """
+    wanted = get_default_num_stages()
+
+    if wanted is None:
+        return _STAGES
+
+    # A row, its tables of up to 4 bytes, and what the sum is reduced through.
+    room = shared_memory(x.device.index or 0) - 1024
+    return max(min(wanted, room // (columns * x.element_size() + 8 * pairs)), 1)
+
+
 def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
     """``fused_rmsnorm_rope`` of arguments that have been checked, with so many ``pairs`` a head."""
     batch, length, hidden = x.shape
@@ -126,10 +142,10 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
     num_warps = _warps(shape[2], pairs, compute_dtype)
 
     if num_warps:
-        rows = batch * length
+        rows, num_warps = batch * length, get_default_num_warps() or num_warps
         # As many programs as run at a time, of some 110 registers a thread. On an H200 4 x 4096 rows of 4096 bf16 take
         # 73.7 us by three on a multiprocessor, 74.9 by four (a copy 65.8), and rows of 8192 143.6 by two (127.3).
-        resident = (12 if num_warps <= 4 else 16) // num_warps
+        resident = max((12 if num_warps <= 4 else 16) // num_warps, 1)
         programs = resident * multiprocessors(x.device.index or 0)
 
         with on_device(x.device):
@@ -149,7 +165,7 @@ def norm_and_rotate(x, weight, cos, sin, eps, pairs, interleaved):
                 pairs,
                 interleaved,
                 TRITON_DTYPES[compute_dtype],
-                _STAGES,
+                _stages(2 * next_power_of_2(shape[2]) * pairs, pairs, x),
             )
 
         return output
@@ -189,9 +205,9 @@ def tiles(heads, pairs):
     return Config((("block_rows", block_rows), ("block_heads", block_heads), ("block_pairs", block_pairs)), 4)
 
 
-def rotate(output, input, sin, cos, interleaved):
+def rotate(output, input, sin, cos, interleaved, chosen=None):
     """Launch ``rotary_position_embedding`` on arguments that have been checked, with a row of the tables for each
-    position; ``output`` may be ``input``."""
+    position; ``output`` may be ``input``. Where ``chosen`` is ``None``, the configuration is chosen here."""
     batch, length, heads, columns = input.shape
     pairs = columns // 2
     operands = {"output": output, "input": input}
@@ -207,7 +223,13 @@ def rotate(output, input, sin, cos, interleaved):
 
     compute_dtype = accumulate_dtype(input.dtype)
     arguments = {"interleaved": interleaved}
-    kernel = make(rotary_position_embedding.premake, arguments, tiles(heads, pairs), specialize(views))
+
+    if chosen is None:
+        key = rotary_position_embedding.premake, heads, pairs, input.dtype, interleaved
+        run = functools.partial(rotate, input=input, sin=sin, cos=cos, interleaved=interleaved)
+        chosen = measuring.fastest(key, tiles(heads, pairs), lambda: tiles.alternatives(heads, pairs), run, output)
+
+    kernel = make(rotary_position_embedding.premake, arguments, chosen, specialize(views))
 
     with on_device(input.device):
         kernel(*views.values(), TRITON_DTYPES[compute_dtype])

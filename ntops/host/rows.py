@@ -144,20 +144,29 @@ def _walked(columns, registers, halves, narrow_up_to):
     return Options(1, tile // registers, 32)
 
 
-def launch(premake, operands, dim=-1, numbers=None, walk=None):
+def launch(premake, operands, dim=-1, numbers=None, walk=None, chosen=None):
     """Launch a kernel that reduces ``dim``.
 
     :param premake: The kernel's ``premake``.
     :param operands: The tensors by name, the output first, all of one shape of at least one dim and not empty.
     :param numbers: The Python numbers of the kernel by name, in the order of the application.
     :param walk: The kernel of :mod:`ntops.kernels.walked_rows` for what it takes of long rows.
+    :param chosen: The configuration; ``None``: it is chosen here.
     """
     output = next(iter(operands.values()))
     dim %= output.ndim
     columns = output.shape[dim]
     compute_dtype = accumulate_dtype(output.dtype)
-    problem = Problem(columns, output.dtype, compute_dtype, len(operands))
-    chosen = choice.choose(premake.__module__.rpartition(".")[2], problem, output.device.index or 0)
+
+    if chosen is None:
+        problem = Problem(columns, output.dtype, compute_dtype, len(operands))
+
+        def run(scratch, chosen):
+            launch(premake, operands | {"output": scratch}, dim, numbers, walk, chosen)
+
+        name = premake.__module__.rpartition(".")[2]
+        chosen = choice.choose(name, problem, output.device.index or 0, run, output)
+
     walked = columns > chosen.block_columns
     views, specialization = _rows_of(operands, dim)
 

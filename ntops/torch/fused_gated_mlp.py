@@ -1,8 +1,9 @@
 import dataclasses
+import functools
 
 import torch
 
-from ntops.host import fused_products_hopper, mm_hopper, repetition
+from ntops.host import fused_products_hopper, measuring, mm_hopper, repetition
 from ntops.host.configuration import heuristic, settled
 from ntops.host.iteration import contiguous_strides, specialize
 from ntops.host.launch import multiprocessors, on_device, shared_memory
@@ -68,7 +69,9 @@ def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
     output = repetition.empty(shape, contiguous_strides(shape), x.dtype, device)
 
     if output.numel():
-        _launch(output, x, gate_weight, up_weight, activation)
+        columns, terms = gate_weight.shape
+        rows = output.numel() // columns
+        _launch(output.view(rows, columns), x.reshape(rows, terms), gate_weight, up_weight, activation)
 
     return output
 
@@ -105,14 +108,17 @@ def _config(m, n, k, dtype, ieee, limit, multiprocessors, hopper):
     return Config(blocks, chosen.num_warps, chosen.num_stages)
 
 
-def _launch(output, x, gate_weight, up_weight, activation):
+def _launch(output, x, gate_weight, up_weight, activation, chosen=None):
+    """Launch the product of matrices; where ``chosen`` is ``None``, the configuration is chosen here."""
     dtype, index = x.dtype, output.device.index or 0
     ieee = torch.get_float32_matmul_precision() == "highest"
-    rows, columns, terms = x.shape[:-1].numel(), output.shape[-1], x.shape[-1]
+    (rows, columns), terms = output.shape, x.shape[-1]
     hopper = settled("hopper", dtype.itemsize == 2 and fused_products_hopper.takes(terms, columns, 2, 2))
-    limits = shared_memory(index), multiprocessors(index)
-    chosen = _config(rows, columns, terms, dtype, ieee, *limits, hopper)
-    output, x = output.view(rows, columns), x.reshape(rows, terms)
+
+    if chosen is None:
+        kind = rows, columns, terms, dtype, ieee, shared_memory(index), multiprocessors(index), hopper
+        run = functools.partial(_launch, x=x, gate_weight=gate_weight, up_weight=up_weight, activation=activation)
+        chosen = measuring.fastest((premake, kind), _config(*kind), lambda: _config.alternatives(*kind), run, output)
 
     if isinstance(chosen, Options):
         with on_device(output.device):

@@ -15,7 +15,6 @@ from ninetoothed import generation, naming
 from ninetoothed.jit import import_from_path
 
 import ntops
-from ntops._runtime import INTERPRETED
 from ntops.host import files, repetition
 from ntops.interpreter.nine import source_path, write_source
 
@@ -25,20 +24,31 @@ _lock = threading.RLock()
 
 
 def set_default_num_warps(num_warps):
-    """Set the number of warps of every kernel called from now on; ``None``: the library's choice for each."""
+    """Set the number of warps of kernels called from now on, a power of two up to 32; ``None``: the library's choice.
+
+    The forms of products and attention for Hopper, whose warps have tasks of their own, are not taken then.
+    """
+    if type(num_warps) is int and num_warps > 0 and (num_warps > 32 or num_warps & (num_warps - 1)):
+        raise ValueError(f"num_warps must be a power of two up to 32 or None, not {num_warps}")
+
     _set_default("num_warps", num_warps)
 
 
 def set_default_num_stages(num_stages):
-    """Set the number of pipeline stages of every kernel called from now on; ``None``: the library's choice."""
+    """Set the number of pipeline stages of kernels called from now on; ``None``: the library's choice.
+
+    A kernel that has not the shared memory for so many has as many as fit. The forms of products and attention for
+    Hopper, whose stages are part of their tiles, are not taken then.
+    """
     _set_default("num_stages", num_stages)
 
 
 def set_default_max_num_configs(max_num_configs):
-    """Let NineToothed measure up to this many block sizes at the first call for each new shape.
+    """Measure up to this many configurations at the first call for each new shape, and take the fastest from then on.
 
-    ``None`` or 1: the library's own choice of block sizes, and nothing is measured. Kernels under the interpreter
-    are never measured.
+    They are the library's choice and others that are right for the call. ``None`` or 1: the library's choice, and
+    nothing is measured; so under the interpreter and while a CUDA graph is captured. The fastest one is measured into
+    memory of its own, as large as the output: a call writes what it is given once.
     """
     _set_default("max_num_configs", max_num_configs)
 
@@ -101,10 +111,7 @@ def make(premake, arguments, config, specialization):
     """
     num_warps = _defaults["num_warps"] or config.num_warps
     num_stages = _defaults["num_stages"] or config.num_stages
-    max_num_configs = None if INTERPRETED else _defaults["max_num_configs"]
-    # A single configuration is the library's choice; NineToothed would take a blind one and lose the block sizes.
-    blocks = config.blocks if max_num_configs in (None, 1) else ()
-    key = (premake, tuple(arguments.items()), blocks, num_warps, num_stages, max_num_configs, specialization)
+    key = (premake, tuple(arguments.items()), config.blocks, num_warps, num_stages, specialization)
     kernel = _kernels.get(key)
 
     if kernel is not None:
@@ -122,11 +129,11 @@ def make(premake, arguments, config, specialization):
 
 def _source(name, key):
     """The file of a kernel's source: that of an earlier process, where it was made from the same code."""
-    premake, arguments, _, _, _, max_num_configs, specialization = key
+    premake, arguments, *_, specialization = key
     path = None
 
-    # Of another's premake nobody knows which files it comes from; among what NineToothed searches depends on the GPU.
-    if premake.__module__.startswith("ntops.kernels.") and max_num_configs is None and _is_unchanged():
+    # Of another's premake nobody knows which files it comes from.
+    if premake.__module__.startswith("ntops.kernels.") and _is_unchanged():
         described = premake.__module__, premake.__qualname__, key[1:], _CODE
         path = source_path(files.digest(repr(described)))
 
@@ -169,7 +176,7 @@ _CODE, _STATE = _code()
 
 
 @functools.cache
-def _generated(name, premake, arguments, blocks, num_warps, num_stages, max_num_configs):
+def _generated(name, premake, arguments, blocks, num_warps, num_stages):
     """NineToothed's source, which is that of every specialization."""
     arguments = {key: dict(value) if key == "scalars" else value for key, value in arguments}
     handle = ninetoothed.make(
@@ -177,7 +184,6 @@ def _generated(name, premake, arguments, blocks, num_warps, num_stages, max_num_
         kernel_name=name,
         num_warps=num_warps,
         num_stages=num_stages,
-        max_num_configs=max_num_configs,
     )
 
     return pathlib.Path(handle._source).read_text()

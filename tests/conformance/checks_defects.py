@@ -188,6 +188,38 @@ def relu_whole_blocks(input, inplace=False):
     return result
 
 
+# --- settings ----------------------------------------------------------------------------------------------------
+
+_SET: list[int | None] = []
+
+
+@contextlib.contextmanager
+def warps(op, number=None):
+    """Two settings."""
+    _SET.append(number)
+    try:
+        yield ["num_warps=1", "num_warps=16"]
+    finally:
+        _SET.pop()
+
+
+@defect("float32", "settings", conformance_settings=warps)
+def relu_half_the_warps(input, inplace=False):
+    """With a single warp every second element is left at zero."""
+    result = torch.nn.functional.relu(input, inplace)
+    if _SET[-1:] == [0] and not inplace and result.is_contiguous():
+        result.view(-1)[1::2] = 0
+    return result
+
+
+@defect("float32", "settings", conformance_settings=warps)
+def relu_fails_with_many_warps(input, inplace=False):
+    """An error that says nothing."""
+    if _SET[-1:] == [1]:
+        raise RuntimeError("invalid argument")
+    return torch.nn.functional.relu(input, inplace)
+
+
 # --- inplace, out_argument ---------------------------------------------------------------------------------------
 
 

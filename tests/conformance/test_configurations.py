@@ -1,4 +1,4 @@
-"""Claims of a fixed configuration, and configurations that an implementation offers."""
+"""Claims of a fixed configuration, and configurations and settings that an implementation offers."""
 
 from __future__ import annotations
 
@@ -90,6 +90,54 @@ def test_what_a_configuration_does_is_a_finding():
     verdict = judge(CASE, product(lambda number, result: number == 1 and result.fill_(9).any()), checks=None)
     assert verdict.failure.check == "config_invariant"
     assert "in the configuration blocks of 16: values: 8 of 8 elements are wrong" in verdict.failure.message
+
+
+def set_to(call) -> str | None:
+    """What ``settings`` says of an implementation whose ``call(is_set, input)`` answers ``mm``; ``None``: it passes."""
+    current: list[int | None] = [None]
+
+    @contextlib.contextmanager
+    def settings(op, number=None):
+        assert op == "mm"
+        current.append(number)
+        yield ["num_stages=5"]
+        current.pop()
+
+    def mm(input, mat2, *, out=None):
+        if current[-1] is not None:
+            call(input)
+        return torch.mm(input, mat2, out=out)
+
+    case = tried(lambda seed: seed // 23 % invariance.SHARE_SET == 0)
+    provider = SimpleNamespace(mm=mm, conformance_settings=settings)
+    verdict = judge(case, Implementation("tested", provider, {}), checks=["settings"])
+    assert [finding.check for finding in verdict.findings] == ["settings"]
+    return verdict.failure and verdict.failure.message
+
+
+def test_a_call_under_a_setting_is_right_or_refused_by_name():
+    def refuses(text):
+        raise ValueError(text)
+
+    assert set_to(lambda input: None) is None
+    assert set_to(lambda input: refuses("num_stages is too large")) is None
+    message = set_to(lambda input: refuses("too large"))
+    assert message.startswith("with num_stages=5: raised ValueError: too large, which does not say")
+    message = set_to(lambda input: refuses(f"num_stages is too large for {input.zero_().shape}"))
+    assert message.startswith("with num_stages=5: refused, but operand 0 (an input) was changed")
+    assert "values: 8 of 8 elements are wrong" in set_to(lambda input: input.fill_(100))
+
+
+def test_ours_has_the_three_settings_and_leaves_them_as_they_were():
+    ours = load("ntops.torch")
+    getters = [getattr(ours.provider, f"get_default_{name}") for name in ("num_warps", "num_stages", "max_num_configs")]
+
+    with ours.settings("mm") as names:
+        assert {name.partition("=")[0] for name in names} == {"num_warps", "num_stages", "max_num_configs"}
+    for number in range(len(names)):
+        with ours.settings("mm", number):
+            assert [get() for get in getters].count(None) == 2
+    assert [get() for get in getters] == [None] * 3
 
 
 def test_every_product_and_attention_has_a_batch():

@@ -75,7 +75,7 @@ def test_made_once(made, monkeypatch):
 def _forms():
     """Arguments of a kernel, and the same with one thing of it different."""
     arguments = {"arguments": (("ndim", 1),), "blocks": (("block_size", 16),), "num_warps": 4, "num_stages": 1}
-    arguments |= {"max_num_configs": None, "specialization": utils.Specialization()}
+    arguments |= {"specialization": utils.Specialization()}
     others = {
         "arguments": (("ndim", 2),),
         "blocks": (("block_size", 32),),
@@ -148,14 +148,3 @@ def test_the_source_of_anothers_premake_is_not_kept(made, monkeypatch):
         _forget(monkeypatch)
 
     assert made == ["ntops_test_sources"] * 2
-
-
-def test_what_is_searched_is_not_kept(made, monkeypatch):
-    from ntops.kernels import abs as ours
-
-    key = (ours.premake, (("ndim", 1),), (), 4, 1, 5, utils.Specialization())
-    for _ in range(2):
-        utils._source("ntops_abs", key)
-        _forget(monkeypatch)
-
-    assert made == ["ntops_abs"] * 2
