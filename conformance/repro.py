@@ -71,6 +71,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "operands": [_operand(tensor) for tensor in prepared.inputs],
         "writes": [] if copies and prepared.refusal else sorted(prepared.spec.writes(case)),
         "written": {number: _storage(reference[number]) for number in prepared.spec.writes(case)} if copies else {},
+        "moved": None if prepared.refusal else list(prepared.reference.moved),
         "refusal": builtin_class(prepared.refusal).__name__ if prepared.refusal else None,
         "tuple": isinstance(prepared.reference.value, tuple),
         "results": results,

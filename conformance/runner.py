@@ -128,6 +128,7 @@ class Prepared(msgspec.Struct, frozen=True):
         if names:
             args, kwargs = (), dict(zip(names[: len(args)], args, strict=True)) | kwargs
         value = error = None
+        versions = [operand._version for operand in operands]
         if seeded:
             _seed(cases.seed(self.case), self.device)
         try:
@@ -148,9 +149,10 @@ class Prepared(msgspec.Struct, frozen=True):
         # What is judged is somebody else's code: anything that it raises is a finding, never a crash of the run.
         except BaseException as raised:  # noqa: BLE001
             value, error = None, raised
+        moved = tuple(operand._version != was for operand, was in zip(operands, versions, strict=True))
         if guard is None:
-            return Outcome(operands, value, error)
-        return Outcome(operands, value, error, guard.fresh, guard.trespass())
+            return Outcome(operands, value, error, moved=moved)
+        return Outcome(operands, value, error, guard.fresh, guard.trespass(), moved)
 
     def derived(self, case: Case) -> Prepared:
         """The same for another call that follows from this case. Raises what ``prepare`` raises."""

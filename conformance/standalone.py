@@ -133,6 +133,12 @@ def changed(operands, before, case):
             yield f"inputs_unchanged: operand {number} was changed where it should not be"
 
 
+def moved(operands, versions, case):
+    for number, (operand, version) in enumerate(zip(operands, versions, strict=True)):
+        if (operand._version != version) != case["moved"][number] and operand.numel():
+            yield f"versions: the version counter of operand {number} does not move as by torch's function"
+
+
 def bits(tensor):
     flat = tensor.detach().cpu().reshape(-1, 1).clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
@@ -156,6 +162,7 @@ def attempt(case, call, function, seeded=True):
     """One call on fresh inputs: its operands, its results or its exception, and what changed beside them."""
     operands = fresh(case)
     before = [storage_bytes(operand).clone() for operand in operands]
+    versions = [operand._version for operand in operands]
     if seeded:
         torch.manual_seed(case["seed"])
     try:
@@ -163,7 +170,10 @@ def attempt(case, call, function, seeded=True):
     # Whatever the implementation raises is what is looked at.
     except (Exception, SystemExit) as raised:  # noqa: BLE001
         value, error = None, raised
-    return operands, value, error, list(changed(operands, before, case))
+    beside = list(changed(operands, before, case))
+    if error is None and case["moved"] is not None:
+        beside += moved(operands, versions, case)
+    return operands, value, error, beside
 
 
 def memory_problems(case, call, function, guarded):

@@ -18,7 +18,7 @@ from conformance.checks.invariance import (
     layout_invariant,
     settings,
 )
-from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, written
+from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
 from conformance.checks.trial import (
     DEVIATION,
     FAILED,
@@ -49,7 +49,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     check.__name__: check
     for check in (
         *(memory, guard_bands, fully_written),
-        *(errors, metadata, values, inputs_unchanged, written, deterministic),
+        *(errors, metadata, values, inputs_unchanged, written, versions, deterministic),
         *(layout_invariant, batch_invariant, config_invariant, settings),
         *(keywords, inplace, out_argument, aliasing, special_values, distribution),
     )
@@ -72,7 +72,7 @@ a saved case makes all, and one on the way to a smaller failing one those that h
 SELDOM = 16
 """``keywords`` is about an op more than about a case: one drawn case in so many makes it, beside the others."""
 
-ALWAYS = ("guard_bands", "fully_written", "keywords", *SAMPLED)
+ALWAYS = ("guard_bands", "fully_written", "versions", "keywords", *SAMPLED)
 """Those that no OpSpec has to name."""
 
 LAST_WORD = ("memory", "guard_bands", "fully_written")

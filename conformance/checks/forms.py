@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from conformance import cases
 from conformance.cases import Argument, Case, Same, View
 from conformance.checks.invariance import entangled
-from conformance.checks.result import errors, inputs_unchanged, judged, metadata
+from conformance.checks.result import errors, inputs_unchanged, judged, metadata, versions
 from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, difference, malformed
 from conformance.spec import Batch
 from strategies import dtypes as dtype_names
@@ -139,7 +139,7 @@ def _checks(trial: Trial) -> tuple[Callable[[Trial], Finding], ...]:
         return (errors,)
     if malformed(trial.ours.value, trial.reference.value):
         return (metadata,)
-    return metadata, lambda trial: judged(trial, trial.ours), inputs_unchanged
+    return metadata, lambda trial: judged(trial, trial.ours), inputs_unchanged, versions
 
 
 # --- the calls ---------------------------------------------------------------------------------------------------

@@ -131,6 +131,17 @@ def written(trial: Trial) -> Finding:
     return Finding("written", PASSED)
 
 
+def versions(trial: Trial) -> Finding:
+    """The version counter of an operand, by which autograd knows that what it saved was overwritten, moved where
+    torch's function moves it. That of an operand without elements is not judged."""
+    for number, (ours, theirs) in enumerate(zip(trial.ours.moved, trial.reference.moved, strict=True)):
+        if ours != theirs and trial.ours.operands[number].numel():
+            wrong = "moved, as if it had been written" if ours else "did not move, though the call writes it"
+            message = f"the version counter of operand {number} {wrong}: torch's function does otherwise"
+            return Finding("versions", FAILED, message)
+    return Finding("versions", PASSED)
+
+
 def _identity(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> list[str]:
     """``out`` and in-place calls return the very operand; others return memory of their own."""
     expected = [i for i, operand in enumerate(trial.reference.operands) if theirs is operand]

@@ -56,6 +56,8 @@ class Outcome:
     """Whether it allocated memory that torch does not fill."""
     trespass: str = ""
     """What was written to a margin."""
+    moved: tuple[bool, ...] = ()
+    """Whether the version counter of each operand did."""
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The results as tensors; only for an outcome that is well formed."""

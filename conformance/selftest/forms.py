@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conformance.selftest import families as of
+from conformance.selftest.attention import attention
 from conformance.selftest.bank import defect, plant
 
 Right = Callable[..., Any]
@@ -46,6 +48,49 @@ def strided_out(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any
     """An out= that is not contiguous is replaced by one that is."""
     result = right(*args, out=out, **kwargs)
     return result if out is None or out.is_contiguous() else result.contiguous()
+
+
+@defect(of.WITH_OUT, "versions", "versions")
+def out_unseen(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """The version of out= does not move, as of one that a kernel wrote behind torch's back."""
+    with _same_version(out):
+        return right(*args, out=out, **kwargs)
+
+
+@defect(of.WITH_INPLACE, "versions", "versions")
+def inplace_unseen(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The version of what is written in place does not move."""
+    with _same_version(input):
+        return right(input, *args, **kwargs)
+
+
+@defect("add exp softmax layer_norm mm quantize_fp8 fused_gated_mlp", "versions", "versions")
+def input_seen(right: Right, first: Any, *args: Any, **kwargs: Any) -> Any:
+    """The version of the first operand moves, though it is only read."""
+    result = right(first, *args, **kwargs)
+    if isinstance(first, torch.Tensor):
+        torch.autograd.graph.increment_version(first)
+    return result
+
+
+@defect("relu dropout", "versions", "versions")
+def always_seen(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The version of the operand moves whether it is written in place or not."""
+    result = right(input, *args, **kwargs)
+    torch.autograd.graph.increment_version(input)
+    return result
+
+
+@defect("scaled_dot_product_attention", "versions", "versions")
+def cache_unseen(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The versions of the caches do not move."""
+    with _same_version(*args[1:], *kwargs.values()):
+        return attention("", right, *args, **kwargs)
+
+
+def _same_version(*values: Any) -> contextlib.AbstractContextManager[None]:
+    tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
+    return torch.autograd._unsafe_preserve_version_counter(tensors)
 
 
 @defect("mul sub eq", "alias", "aliasing")

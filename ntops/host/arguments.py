@@ -6,7 +6,7 @@ import numbers
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import promotion
+from ntops.host import memory, promotion
 
 DTYPES = {
     torch.float16,
@@ -27,7 +27,8 @@ def check_tensor(value, name, dtypes=DTYPES):
 
     :param dtypes: Those that the operator takes.
     :raises TypeError: It is no tensor.
-    :raises NotImplementedError: Its layout, dtype or need of a gradient is deliberately left out.
+    :raises NotImplementedError: Its layout, dtype or need of a gradient is deliberately left out, or as
+        :func:`check_memory`.
     :raises RuntimeError: It is on a device where kernels do not run.
     """
     if not isinstance(value, torch.Tensor):
@@ -36,18 +37,52 @@ def check_tensor(value, name, dtypes=DTYPES):
     if value.dtype not in dtypes:
         raise NotImplementedError(f"argument '{name}' has dtype {value.dtype}, which this operator leaves out")
 
-    if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-        raise NotImplementedError(
-            f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out"
-        )
-
-    if value.is_neg():
-        raise NotImplementedError(f"argument '{name}' is negated lazily, which kernels do not see; call resolve_neg()")
+    check_memory(value, name)
 
     if value.requires_grad and torch.is_grad_enabled():
         raise NotImplementedError(
             f"argument '{name}' requires grad, and there are no backward kernels: detach it, or call under "
             "torch.no_grad()"
+        )
+
+
+def check_memory(value, name):
+    """Refuse a tensor whose values are not what its memory holds, so that a kernel would not see them. Of one on the
+    meta device :func:`common_device` says so, where it is told from one that is on the wrong device.
+
+    :raises NotImplementedError: It is sparse, quantized, nested or negated lazily; fake, functional, batched or tracked
+        by a transform, or of a subclass with a dispatch of its own; dual; without storage. Or a mode or transform is
+        active under which torch makes such tensors, or follows what is called.
+    """
+    if not memory.is_ordinary(value):
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+            raise NotImplementedError(
+                f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out"
+            )
+
+        if value.is_neg():
+            raise NotImplementedError(
+                f"argument '{name}' is negated lazily, which kernels do not see; call resolve_neg()"
+            )
+
+        raise NotImplementedError(
+            f"argument '{name}' is not memory alone but fake, functional, zero, of a transform (vmap, grad, jvp) or of "
+            f"a subclass ({type(value).__name__}) that dispatches by itself; kernels take tensors with memory of their "
+            "own"
+        )
+
+    if memory.has_tangent(value):
+        raise NotImplementedError(
+            f"argument '{name}' has a tangent, and there are no kernels of forward-mode differentiation"
+        )
+
+    if memory.is_missing(value) and not value.is_meta:
+        raise NotImplementedError(f"argument '{name}' has no memory: its storage was freed")
+
+    if memory.is_hidden():
+        raise NotImplementedError(
+            f"argument '{name}' is given under a mode or transform that kernels take no part in: fake, functional or "
+            "traced tensors, or grad, jvp and functionalize of torch.func"
         )
 
 
@@ -78,10 +113,10 @@ def check_scale(value, dtype, name):
     """Refuse a factor that a result of ``dtype`` cannot take, and return it as a Python number.
 
     :raises TypeError: It is no number, nor a 0-d tensor.
+    :raises NotImplementedError: As :func:`check_memory`.
     :raises RuntimeError: A bool for a result that is not bool, or a float for an integer result.
     """
-    if isinstance(value, torch.Tensor) and value.ndim == 0:
-        value = value.item()
+    value = _read(value, name)
 
     if not isinstance(value, numbers.Number):
         raise TypeError(f"argument '{name}' must be a number, not {type(value).__name__}")
@@ -96,13 +131,21 @@ def check_scale(value, dtype, name):
     return value
 
 
+def _read(value, name):
+    """The number that a 0-d tensor holds; what is none as it is."""
+    if not isinstance(value, torch.Tensor) or value.ndim:
+        return value
+
+    check_memory(value, name)
+    return value.item()
+
+
 def check_real(value, name):
     """Refuse what is no real number, and return it as a float.
 
     :raises TypeError: It is no number, nor a 0-d tensor.
     """
-    if isinstance(value, torch.Tensor) and value.ndim == 0:
-        value = value.item()
+    value = _read(value, name)
 
     if not isinstance(value, numbers.Real):
         raise TypeError(f"argument '{name}' must be a float, not {type(value).__name__}")
@@ -135,6 +178,7 @@ def common_device(tensors):
 
     :param tensors: The tensors by argument name.
     :raises RuntimeError: They are on different devices, or on one where kernels do not run.
+    :raises NotImplementedError: They are on the meta device.
     """
     device = next((tensor.device for tensor in tensors.values() if tensor.ndim), None)
     device = device or next(
@@ -148,6 +192,12 @@ def common_device(tensors):
     if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
         where = "CPU tensors, as kernels are interpreted" if INTERPRETED else "CUDA tensors"
         name = next(name for name, tensor in tensors.items() if tensor.device == device)
+
+        if device.type == "meta":
+            raise NotImplementedError(
+                f"argument '{name}' is on meta, but ntops takes {where} here: tensors on meta have no memory"
+            )
+
         raise RuntimeError(
             f"argument '{name}' is on {device}, but ntops takes {where} here; move it, or set TRITON_INTERPRET=1 "
             "before Python starts to run kernels on the CPU"

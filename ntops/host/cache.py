@@ -152,6 +152,8 @@ def _check_tensor(slot, name, query):
     if slot.dtype not in _INTEGERS:
         raise TypeError(f"argument '{name}' must be an int or a tensor of integers, not of {slot.dtype}")
 
+    check_tensor(slot, name, _INTEGERS)
+
     if query.ndim != 4:
         raise RuntimeError(f"argument '{name}' must be an int where tensors have no batch dim")
 
@@ -194,6 +196,9 @@ def write(caches, news, slot):
     """
     *batch, heads, new_rows, width = news[0].shape
     largest = max(width, news[1].shape[-1])
+
+    for cache in caches:
+        repetition.written(cache)
 
     if not news[0].numel():
         return

@@ -77,10 +77,7 @@ def elementwise(
         operands = {"output": result} | promote(operands, promoted or dtype, compute_dtype) | (numbers or {})
         launch(premake, shape, operands, compute_dtype, **arguments)
 
-    if out is not None and out is not result:
-        out.copy_(result)
-
-    return result if out is None else out
+    return output.given(out, result)
 
 
 def _broadcast_shape(tensors):

@@ -4,6 +4,7 @@ import warnings
 
 import torch
 
+from ntops.host import repetition
 from ntops.host.arguments import check_tensor
 from ntops.host.iteration import is_dense
 
@@ -97,3 +98,20 @@ def resize_out(out, shape, strides):
 
     out.resize_(shape)
     out.as_strided_(shape, strides)
+
+
+def given(out, result):
+    """What a function returns: the result, which has been written, or ``out`` with it.
+
+    :param out: The caller's ``out=`` or the operand that is written in place, or ``None``.
+    :param result: ``out`` itself, if a kernel wrote that.
+    """
+    if out is None:
+        return result
+
+    if out is result:
+        repetition.written(out)
+    else:
+        out.copy_(result)
+
+    return out

@@ -122,10 +122,7 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
 
         _launch(premake, matrices, input, mat2, added, scales)
 
-    if out is not None and not direct:
-        out.copy_(result)
-
-    return result if out is None else out
+    return output.given(out, result)
 
 
 def multiplies(input, mat2):
@@ -139,7 +136,8 @@ def _without_product(result, added, scales):
     else:
         check_fits(scales[1], result.dtype, "beta")
         # The factor takes the dtype, as torch has it: 2.5 is 2 for integers, and True for bool.
-        mul(added, torch.scalar_tensor(scales[1], dtype=result.dtype).item(), out=result)
+        factor = torch.scalar_tensor(scales[1], dtype=result.dtype, device="cpu").item()
+        mul(added, factor, out=result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,8 @@
 import torch
 import triton.language as tl
 
+from ntops.host.watch import known
+
 _HALF = (torch.float16, torch.bfloat16)
 
 TRITON_DTYPES = {
@@ -47,6 +49,12 @@ def accumulate_dtype(dtype):
 def scalar_type(dtype):
     """The type of a kernel argument that carries a Python number exactly into a computation in ``dtype``."""
     return "fp64" if dtype.is_floating_point else "i64"
+
+
+def rounded(number, dtype):
+    """The Python number that a tensor of ``dtype`` holds of one."""
+    with known():
+        return torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype).item()
 
 
 def promote(operands, dtype, compute_dtype=None):

@@ -2,8 +2,12 @@
 
 What the host works out -- checks, promotion, strides, which kernel -- follows from dtypes, shapes, strides, alignment
 and numbers, never from what memory holds. The first call of a kind is recorded: what it allocates and what it launches.
-A call like it does that and nothing else. A call that does anything more on the device (a cast, a copy) is not
-recorded, since what it launches refers to memory that is neither an argument nor allocated here.
+A call like it does that and nothing else, and moves the version counters of what it writes.
+
+A call that does anything more (a cast, a copy, reading a number from memory) is not recorded: what it launches refers
+to memory that is neither an argument nor allocated here, or the version counter of a tensor shows that torch wrote to
+it, or torch was seen to be asked for it. The last takes some 10 us for each operation that torch is asked for, so it is
+looked for once for arguments of the same dtypes, numbers of dims and flags, and not for each size.
 """
 
 import contextlib
@@ -13,11 +17,13 @@ import itertools
 import threading
 
 import torch
+from torch.autograd.graph import increment_version
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
 from ntops._runtime import INTERPRETED
-from ntops.host import replay
+from ntops.host import memory, replay
+from ntops.host.watch import Watch, known
 
 # Enough for what a model calls again and again; after so many kinds of one function's calls it starts over.
 LIMIT = 4096
@@ -44,6 +50,7 @@ class _Recording:
         self.allocations = []
         self.drawn = []
         self.launches = []
+        self.written = []
 
 
 def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
@@ -58,31 +65,36 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
     if not recorded:
         return function
 
-    known, recent = {}, []
-    _memory.extend((recent, known))
+    # Recordings by what tells calls apart, and ``False`` for kinds of calls that cannot be repeated.
+    kinds, recent, watched = {}, [], set()
+    _memory.extend((watched, recent, kinds))
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        if _local.recording is None:
-            for again in recent:
-                if (result := again(args, kwargs)) is not None:
-                    return result
+        # A tangent is nothing that a tensor's geometry tells.
+        if _local.recording is not None or memory.differentiates_forward():
+            return function(*args, **kwargs)
+
+        for again in recent:
+            if (result := again(args, kwargs)) is not None:
+                return result
 
         # A kernel goes to the current device, and all of a call's tensors are on one. Modes of torch decide what is
         # allocated.
         modes = (_included().raw_repr(), _excluded().raw_repr())
         context = (*kwargs, state() if state else None, replay.current_device(), *modes)
+        values = (*args, *kwargs.values())
         # With out= it matters which memory is whose, and how large it is.
-        plain = _local.recording is None and (not kwargs or kwargs.get("out") is None)
-        described = _describe((*args, *kwargs.values()), context) if plain else None
+        plain = (not kwargs or kwargs.get("out") is None) and not memory.is_hidden()
+        described = _describe(values, context) if plain else None
 
         if described is None:
             return function(*args, **kwargs)
 
         key, tensors, pointers = described
-        found = known.get(key)
+        found = kinds.get(key)
 
-        if found is not None and (result := found.repeat(tensors, pointers)) is not None:
+        if found and (result := found.repeat(tensors, pointers)) is not None:
             if found.again is None:
                 found.tell(tensors, args, kwargs)
 
@@ -91,31 +103,85 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
 
             return result
 
+        if found is not None:
+            return function(*args, **kwargs)
+
+        structure = _structure(values, context)
+        watch = None if structure in watched else Watch()
+        versions = [_version(tensor) for tensor in tensors]
         _local.recording = recording = _Recording()
 
         try:
-            result = function(*args, **kwargs)
+            with watch or contextlib.nullcontext():
+                result = function(*args, **kwargs)
         finally:
             _local.recording = None
 
-        if found is None and tensors:
-            found = replay.write(recording, (*_constants.values(),), tensors, result, state)
+        if not _is_whole(recording, watch, tensors, versions):
+            found = False
+        else:
+            watched.add(structure)
+            found = replay.write(recording, (*_constants.values(),), tensors, result, state) if tensors else None
 
-            if found is not None:
-                if len(known) >= LIMIT:
-                    known.clear()
+        if found is not None:
+            if len(kinds) >= LIMIT:
+                kinds.clear()
 
-                known[key] = found
+            kinds[key] = found
 
         return result
 
     return call
 
 
+def _structure(values, context):
+    """All of a call that decides what it asks torch for, as opposed to how large that is."""
+    return context, *(
+        (value.dtype, value.ndim, value.is_contiguous())
+        if isinstance(value, torch.Tensor)
+        else type(value)
+        if type(value) in (int, float) or type(value) in replay.SHAPES
+        else value
+        for value in values
+    )
+
+
+def _is_whole(recording, watch, tensors, versions):
+    """Whether a recording has all that its call did, as far as torch can tell.
+
+    :param watch: What was seen of the call, or ``None``.
+    :param versions: Of the call's tensors before it.
+    """
+    if watch is not None and (watch.others or watch.launched > len(recording.launches)):
+        return False
+
+    # Views have the version counter of what they are views of.
+    written = [_base(tensor) for tensor in recording.written]
+    expected = [
+        None if before is None else before + _count(written, _base(tensor))
+        for tensor, before in zip(tensors, versions, strict=True)
+    ]
+    expected += [None if tensor.is_inference() else _count(recording.drawn, tensor) for tensor in recording.allocations]
+
+    return [_version(tensor) for tensor in (*tensors, *recording.allocations)] == expected
+
+
+def _count(tensors, tensor):
+    return sum(one is tensor for one in tensors)
+
+
+def _version(tensor):
+    return None if tensor.is_inference() else tensor._version
+
+
+def _base(tensor):
+    return tensor if tensor._base is None else tensor._base
+
+
 def forget():
     """Forget all recorded calls: kernels are to be chosen anew."""
-    for known in _memory:
-        known.clear()
+    for one in _memory:
+        one.clear()
 
 
 def empty(shape, strides, dtype, device):
@@ -131,7 +197,10 @@ def empty(shape, strides, dtype, device):
 def drawn(device):
     """A random number, int64 and 0-d, from torch's generator of the device: on the device, so that nothing waits for
     it, and drawn anew by each repetition and each replay of a captured graph."""
-    tensor = empty((), (), torch.int64, device).random_()
+    tensor = empty((), (), torch.int64, device)
+
+    with known():
+        tensor.random_()
 
     if _local.recording is not None:
         _local.recording.drawn.append(tensor)
@@ -144,7 +213,8 @@ def constant(value, device):
     key = (value, device)
 
     if key not in _constants:
-        _constants[key] = torch.full((1,), value, dtype=torch.float32, device=device)
+        with known():
+            _constants[key] = torch.full((1,), value, dtype=torch.float32, device=device)
 
     return _constants[key]
 
@@ -157,10 +227,18 @@ def launch(kernel, grid, options, *args):
     :param grid: Three numbers of programs, or fewer.
     :param options: What Triton's launch takes by keyword; no parameter of the kernel.
     :raises TypeError: ``args`` are not one for each parameter.
+    :raises NotImplementedError: A tensor has no memory, since a mode of torch made it.
     """
     # What is recorded is launched with these alone.
     if isinstance(kernel, JITFunction) and len(args) != len(kernel.arg_names):
         raise TypeError(f"{len(args)} arguments for the {len(kernel.arg_names)} parameters of {kernel.__name__}")
+
+    # Arguments were checked; what a mode made of them, or allocated, was not.
+    if memory.is_watched():
+        tensors = (getattr(arg, "base", arg) for arg in args)
+
+        if any(isinstance(one, torch.Tensor) and not _is_there(one) for one in tensors):
+            raise NotImplementedError("a mode of torch is active under which tensors have no memory for kernels")
 
     while True:
         try:
@@ -176,6 +254,19 @@ def launch(kernel, grid, options, *args):
         # An autotuned kernel may be another one next time.
         known = compiled if isinstance(kernel, JITFunction) else None
         _local.recording.launches.append((known, (*grid, 1, 1)[:3], args))
+
+
+def _is_there(tensor):
+    return memory.is_ordinary(tensor) and not memory.is_missing(tensor)
+
+
+def written(tensor):
+    """Say that a kernel writes to an argument: its version counter moves, as torch's own functions move it, so that
+    autograd knows; it moves in each repetition, too."""
+    increment_version(tensor)
+
+    if _local.recording is not None:
+        _local.recording.written.append(tensor)
 
 
 def prevent():
@@ -256,6 +347,8 @@ def _describer(kinds):
     lines = [
         *([f"{replay.listed('value', range(len(kinds)))}= values"] if kinds else []),
         *lines,
+        # Functional tensors among others have no memory, and freed ones no more.
+        *([f"if not ({' and '.join(f'pointer{place}' for place in places)}): return None"] if places else []),
         f"return ({', '.join(key)}, default_dtype(), context), ({tensors}), ({pointers})",
     ]
     return replay.function("describe(values, context)", lines, scope)

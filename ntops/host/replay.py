@@ -9,7 +9,10 @@ import functools
 
 import torch
 import triton
+from torch.autograd.graph import increment_version
 from triton import knobs
+
+from ntops.host import memory
 
 TENSORS = {torch.Tensor, torch.nn.Parameter}
 SHAPES = {tuple, torch.Size, list}
@@ -25,7 +28,6 @@ current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: N
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _TensorGuards = getattr(_guards, "TensorGuards", None)
 _empty_cuda = getattr(_guards, "_empty_strided_cuda", None)
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 def function(signature, lines, scope):
@@ -64,7 +66,7 @@ class Recorded:
 def write(recording, constants, tensors, result, state):
     """The call as a :class:`Recorded`; ``None`` where it cannot be repeated.
 
-    :param recording: What the call allocated and launched.
+    :param recording: What the call allocated, launched and wrote to.
     :param constants: The tensors that stay where they are.
     :param tensors: The call's arguments that are tensors.
     :param state: The function that says what else the call depends on, or ``None``.
@@ -73,10 +75,12 @@ def write(recording, constants, tensors, result, state):
     device = current_device()
     results = result if isinstance(result, tuple) else (result,)
     places = [place for one in results for place, source in enumerate(sources) if source is one]
+    moved = [next((p for p, source in enumerate(sources) if source is one), None) for one in recording.written]
 
     if (
         not recording.launches
         or len(places) != len(results)
+        or None in moved
         or any(tensor.get_device() != device for tensor in tensors)
     ):
         return None
@@ -106,6 +110,8 @@ def write(recording, constants, tensors, result, state):
         leading = (*written[:3], "stream", f"function{number}", *flags, f"metadata{number}", None, None, None)
         after.append(f"run{number}({', '.join(map(str, (*leading, *written[3:])))})")
 
+    scope["increment_version"] = increment_version
+    after += [f"increment_version(tensor{place})" for place in moved]
     after.append(f"return {', '.join(f'tensor{place}' for place in places)}")
     unpacked = [f"{listed(name, range(len(tensors)))}= {name}s" for name in ("tensor", "pointer")]
     allocated = _allocated(recording, len(tensors), scope)
@@ -145,7 +151,7 @@ def _allocated(recording, first, scope, direct=False):
 def _told(tensors, args, kwargs, state, scope):
     """The lines that tell whether a call is like this one and name its tensors and their addresses as the following
     lines do; ``None`` where torch cannot check tensors in one go, or something listens to what is allocated."""
-    if _TensorGuards is None or _modes():
+    if _TensorGuards is None or memory.is_watched():
         return None
 
     values = (*args, *kwargs.values())
@@ -194,6 +200,9 @@ def _told(tensors, args, kwargs, state, scope):
 
     if not any(pointer & 15 for pointer in pointers):
         differs = [f"({' | '.join(f'pointer{place}' for place in range(len(tensors)))}) & 15"]
+
+    # Storage may be freed; no call is recorded that has none.
+    differs.append(f"not ({' and '.join(f'pointer{place}' for place in range(len(tensors)))})")
 
     differs += [
         f"pointer{place} {'!=' if pointer == pointers[other] else '=='} pointer{other}"

@@ -2,7 +2,7 @@ import torch
 
 from ntops.host.arguments import check_operands
 from ntops.host.elementwise import elementwise
-from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.host.promotion import accumulate_dtype, result_dtype, rounded
 from ntops.host.repetition import repeatable
 from ntops.kernels.div import premake
 
@@ -39,7 +39,7 @@ def div(input, other, *, rounding_mode=None, out=None):
 
     if not isinstance(input, torch.Tensor) and dtype.is_floating_point:
         # torch keeps a divisor that is a number at float32 for half types, but rounds a dividend.
-        input = torch.tensor(input, dtype=torch.float64).to(dtype).item()
+        input = rounded(input, dtype)
 
     compute_dtype = accumulate_dtype(dtype)
 

@@ -4,7 +4,7 @@ from ntops.host import repetition
 from ntops.host.arguments import check_real, check_tensor, common_device
 from ntops.host.elementwise import launch
 from ntops.host.iteration import contiguous_strides, result_strides
-from ntops.host.output import check_written
+from ntops.host.output import check_written, given
 from ntops.host.promotion import accumulate_dtype
 from ntops.host.repetition import repeatable
 from ntops.kernels.dropout import premake
@@ -75,4 +75,4 @@ def dropout(input, p=0.5, training=True, inplace=False):
     contiguous = input.is_contiguous() and output.is_contiguous()
     launch(premake, input.shape, operands, compute_dtype, contiguous=contiguous)
 
-    return output
+    return given(input if inplace else None, output)

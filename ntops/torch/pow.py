@@ -6,7 +6,7 @@ from ntops.host.arguments import check_fits, check_operands, check_tensor
 from ntops.host.elementwise import elementwise
 from ntops.host.iteration import contiguous_strides
 from ntops.host.output import resize_out
-from ntops.host.promotion import accumulate_dtype, result_dtype
+from ntops.host.promotion import accumulate_dtype, result_dtype, rounded
 from ntops.host.repetition import repeatable
 from ntops.kernels.pow import premake
 
@@ -85,4 +85,4 @@ def _rounded(operand, dtype):
     if isinstance(operand, torch.Tensor):
         return operand
 
-    return torch.tensor(operand, dtype=torch.float64).to(dtype).item()
+    return rounded(operand, dtype)

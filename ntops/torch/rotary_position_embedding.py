@@ -1,7 +1,7 @@
 from ntops.host import repetition
 from ntops.host.arguments import check_tensor, common_device
 from ntops.host.iteration import result_strides
-from ntops.host.output import check_written
+from ntops.host.output import check_written, given
 from ntops.host.repetition import repeatable
 from ntops.host.rotations import rotate
 
@@ -56,4 +56,4 @@ def rotary_position_embedding(input, sin_table, cos_table, interleaved=True, inp
     if output.numel():
         rotate(output, input, sin_table[:length], cos_table[:length], bool(interleaved))
 
-    return output
+    return given(input if inplace else None, output)

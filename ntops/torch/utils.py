@@ -244,19 +244,21 @@ def _specialize(source, kernel_name, scalar_types, specialization):
 def _through_repetition(tree):
     """Have the generated function launch through :func:`ntops.host.repetition.launch`, so that calls can be recorded.
 
-    A grid that depends on what autotuning chooses is left alone: such a launch is not recorded.
+    With a grid that depends on what autotuning chooses the whole call is not.
     """
-    launch = tree.body[-1].body[-1].value
+    body = tree.body[-1].body
+    launch = body[-1].value
     grid = launch.func.slice
+    tree.body.insert(0, ast.parse("from ntops.host import repetition").body[0])
 
     if any(isinstance(node, ast.Name) and node.id == "meta" for node in ast.walk(grid.body)):
+        body.insert(0, ast.parse("repetition.prevent()").body[0])
         return
 
     options = ast.Dict([ast.Constant(keyword.arg) for keyword in launch.keywords], [k.value for k in launch.keywords])
     launch.args = [launch.func.value, grid.body, options, *launch.args]
     launch.func = ast.parse("repetition.launch", mode="eval").body
     launch.keywords = []
-    tree.body.insert(0, ast.parse("from ntops.host import repetition").body[0])
 
 
 class _WideProgramId(ast.NodeTransformer):

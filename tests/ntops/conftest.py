@@ -42,3 +42,16 @@ def on_gpu(monkeypatch):
 
     monkeypatch.setattr(choice, "gpu", lambda index: GPU)
     monkeypatch.setattr(choice, "device", lambda index: H200)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """A stand-in for a compiled kernel, which adds a number to floats; calls that launch it can be recorded."""
+    from stand_ins import Kernel
+
+    from ntops.host import repetition, replay
+
+    monkeypatch.setattr(replay, "current_device", lambda: -1)
+    monkeypatch.setattr(replay, "current_stream", lambda device: "stream")
+    monkeypatch.setattr(repetition, "_local", repetition._Local())
+    return Kernel()

@@ -1,55 +1,16 @@
 """Recorded calls, with a stand-in for a compiled kernel that reads memory by its address."""
 
 import contextlib
-import ctypes
 import subprocess
 import sys
 
 import pytest
 import torch
+from stand_ins import Kernel, add
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ntops.host import repetition, replay
-
-
-class _Compiled:
-    """Adds ``number`` to ``count`` floats; ``function`` and ``packed_metadata`` are Triton's names."""
-
-    function = "function"
-    packed_metadata = "metadata"
-
-    def __init__(self):
-        self.launched = 0
-
-    def run(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, output, input, count, number):
-        assert (x, y, z, stream, function, metadata) == (7, 1, 1, "stream", "function", "metadata")
-        self.launched += 1
-        source, target = (ctypes.cast(p, ctypes.POINTER(ctypes.c_float)) for p in (input, output))
-
-        for i in range(count):
-            target[i] = source[i] + number
-
-
-class _Kernel(repetition.JITFunction):
-    def __init__(self):
-        self.compiled = _Compiled()
-        self.arg_names, self.__name__ = ["output", "input", "count", "number"], "plus"
-
-    def __getitem__(self, grid):
-        def launch(output, input, count, number):
-            output.flatten()[:count].copy_(input.flatten()[:count] + number)
-            return self.compiled
-
-        return launch
-
-
-@pytest.fixture
-def kernel(monkeypatch):
-    monkeypatch.setattr(replay, "current_device", lambda: -1)
-    monkeypatch.setattr(replay, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(repetition, "_local", repetition._Local())
-    return _Kernel()
 
 
 def _function(kernel, calls, state=None):
@@ -116,7 +77,7 @@ def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
     run, calls = kernel.compiled.run, []
 
     def launch(output, input, count, number):
-        output.base[:2].copy_(input.base + number)
+        add(output.base.data_ptr(), input.base.data_ptr(), count, number)
         return kernel.compiled
 
     def run_described(*args):
@@ -124,12 +85,12 @@ def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
         assert (output.shape, output.strides, input.shape, input.padding) == ([2, 4], [4, 1], [2, 4], "zero")
         run(*before, output.base.data_ptr(), input.base.data_ptr(), count, number)
 
-    class Kernel(_Kernel):
+    class Described(Kernel):
         def __getitem__(self, grid):
             return launch
 
     kernel.compiled.run = run_described
-    described = Kernel()
+    described = Described()
 
     @repetition.repeatable(recorded=True)
     def plus(input):
@@ -351,8 +312,6 @@ def test_what_needs_a_gradient_is_left_to_the_function(kernel):
     assert len(calls) == 1
     plus(weight)
     assert len(calls) == 2
-    with pytest.raises(RuntimeError):
-        plus(weight, inplace=True)
 
 
 def test_kinds_of_calls_are_limited(kernel, monkeypatch):
