@@ -66,11 +66,49 @@ def test_what_the_cpu_answers_otherwise_has_a_stand_in(stand_in):
     if stand_in.check == "errors":
         with pytest.raises(RuntimeError):
             reference(*given.args, **given.kwargs)
-    else:
+    elif stand_in.check == "metadata":
         assert reference(*given.args, **given.kwargs).stride() != by_torch(case).stride()
-    assert deviations.named_deviation(case, stand_in.check, "cpu") == stand_in.name
+    named = None if stand_in.check == "values" else stand_in.name
+    assert deviations.named_deviation(case, stand_in.check, "cpu") == named
     assert deviations.named_deviation(case, stand_in.check, "cuda") is None
     assert deviations.named_deviation(case, "values", "cpu") is None or stand_in.check == "errors"
+
+
+HALF_PRODUCTS = {
+    "mm": ((33, 65), (65, 17)),
+    "bmm": ((2, 33, 65), (2, 65, 17)),
+    "addmm": ((17,), (33, 65), (65, 17)),
+    "matmul": ((2, 1, 33, 65), (3, 65, 17)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("op", "shapes"), HALF_PRODUCTS.items(), ids=str)
+def test_half_products_are_rounded_once_and_otherwise_torchs(op, shapes, dtype):
+    """Their values do not depend on the CPU's instructions; strides, ``out`` and what is refused are torch's."""
+    operands = tuple(TensorSpec(shape, dtype, seed=place) for place, shape in enumerate(shapes))
+    reference, case = registry()[op].reference, Case(op=op, args=operands)
+    given, found = call(case), by_torch(case)
+    theirs = reference(*given.args)
+    exact = reference(*(x.double() for x in given.args))
+    assert (found.dtype, found.stride()) == (theirs.dtype, theirs.stride())
+    step = torch.finfo(found.dtype).eps * exact.abs() / 2
+    assert ((found - exact).abs() <= 1.001 * step + 1e-4).all()
+    for out in (torch.empty(0, dtype=found.dtype), torch.full_like(theirs.mT, torch.nan).mT):
+        version = out._version
+        answered = stand_ins.answer(op, reference, call(case))(*given.args, out=out)
+        assert answered is out
+        assert out._version > version
+        assert torch.equal(out, found)
+    with pytest.raises(RuntimeError):
+        stand_ins.answer(op, reference, call(case))(*given.args, out=torch.empty(0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shapes", [((65,), (65,)), ((65,), (65, 3)), ((3, 65), (65,)), ((2, 3, 65), (65,))], ids=str)
+def test_half_products_of_vectors(shapes):
+    operands = tuple(TensorSpec(shape, "bfloat16", seed=place) for place, shape in enumerate(shapes))
+    assert stand_ins.find("matmul", call(Case(op="matmul", args=operands))) is not None
+    assert judged(Case(op="matmul", args=operands)).passed
 
 
 def test_nothing_is_excused_that_is_not_in_the_table():
