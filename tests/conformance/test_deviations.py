@@ -36,6 +36,7 @@ def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation, monkeypat
         "reciprocal roots of bfloat16 on the CPU",
         "large elements in uneven rows of CPU layer_norm",
         "queries with strides of channels last in CPU attention",
+        "beta of half types in CPU products of nothing",
     ],
 )
 def test_torch_really_deviates(name):
@@ -147,6 +148,33 @@ def test_what_versions_differ_in_is_excused_where_the_installed_one_does_so(boun
     for clamped, name in ((lambda x, **limits: x, named), (lambda x, **limits: x + math.nan, None)):
         monkeypatch.setattr(torch.Tensor, "clamp", clamped)
         assert deviations.named_deviation(case, "values", "cpu") == name
+
+
+@pytest.mark.parametrize("special", ["-0", "min"])
+def test_what_kinds_of_cpus_differ_in_is_excused_where_this_one_does_so(special, monkeypatch):
+    """Without AVX-512 gelu of -0 is +0."""
+    case = Case(op="gelu", args=(TensorSpec((40,), "float32", values="positive", specials=(Special(0, special),)),))
+    named = "the sign of zeros of CPU gelu"
+    torchs = "gelu of large numbers on the CPU" if special == "min" else named
+    assert judged(case).passed or deviations.named_deviation(case, "values", "cpu") in (named, torchs)
+    (deviation,) = (d for d in deviations.DEVIATIONS if d.name == named)
+    assert deviation.applies(case)
+    for function, present in ((lambda x: x + 0.0, True), (lambda x: -torch.zeros_like(x), False)):
+        monkeypatch.setattr(torch.nn.functional, "gelu", function)
+        assert deviation.present() is present
+
+
+@pytest.mark.parametrize("changed", [{"beta": 32.0}, {"beta": 0}, {}], ids=str)
+def test_a_beta_that_a_half_type_holds_is_not_excused(changed):
+    operands = (TensorSpec((9,), "float16"), TensorSpec((1, 0), "float16"), TensorSpec((0, 9), "float16"))
+    assert deviations.named_deviation(Case(op="addmm", args=operands, kwargs=changed), "values", "cpu") is None
+
+
+def test_gelu_of_positive_zeros_is_not_excused(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "gelu", torch.abs)
+    for dtype, special in (("float32", "tiny"), ("float64", "-0")):
+        case = Case(op="gelu", args=(TensorSpec((40,), dtype, values="positive", specials=(Special(0, special),)),))
+        assert deviations.named_deviation(case, "values", "cpu") is None
 
 
 @pytest.mark.parametrize(("value", "excused"), [("inf", True), ("-inf", False), ("nan", False)])
