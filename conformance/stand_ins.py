@@ -1,5 +1,6 @@
 """What answers on the CPU in place of torch where its answer there is not CUDA's: calls that torch takes on CUDA alone,
-or lays out in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU has to have them.
+or lays out or rounds in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU has to have
+them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class StandIn:
     name: str
     ops: tuple[str, ...]
     check: str
-    """What torch itself fails by on the CPU: "errors" or "metadata"."""
+    """What torch itself fails by on the CPU: "errors", "metadata" or, on some CPUs, "values"."""
     applies: Callable[[Call], bool]
     answer: Function
     """Called on the CPU, torch's function before the arguments: gives CUDA's shape, dtype and strides, and values that
@@ -210,6 +211,34 @@ def _promoted_where_read(
     return found.as_strided_(plain.shape, strides).copy_(plain) if resized else found
 
 
+# --- what CUDA rounds once ---------------------------------------------------------------------------------------
+
+
+def _half_product(call: Call) -> bool:
+    """A product of half types that torch takes and in which there is something to multiply."""
+    tensors = [x for x in call.args if isinstance(x, torch.Tensor)]
+    if len(tensors) != len(call.args) or len(tensors) not in (2, 3) or len({x.dtype for x in tensors}) > 1:
+        return False
+    left, right = tensors[-2:]
+    if left.dtype not in HALF or not (left.ndim and right.ndim and left.numel() and right.numel()):
+        return False
+    return left.shape[-1] == right.shape[-2 if right.ndim > 1 else -1]
+
+
+def _summed_in_float32(
+    function: Function, *operands: torch.Tensor, out: torch.Tensor | None = None, **factors: float
+) -> torch.Tensor:
+    """torch's own refusals, strides and ``out``, of a product of one term; values as of float32, rounded once."""
+    *added, left, right = operands
+    terms = (left.narrow(-1, 0, 1), right.narrow(-2 if right.ndim > 1 else -1, 0, 1))
+    # An ``out`` may be an operand.
+    wide = function(*(x.float() for x in operands), **factors)
+    found = function(*added, *terms, out=out, **factors)
+    # torch counts one write of ``out``, which this keeps.
+    found.data.copy_(wide)
+    return found
+
+
 def _tensor(dtype: str, *shape: int, **more: Any) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype, **more)
 
@@ -281,5 +310,14 @@ STAND_INS: tuple[StandIn, ...] = (
             op="add",
             args=(_tensor("float32", 2, 2, 1), _tensor("float16", 2, 2, 2, layout=Layout((2, 0, 1), expanded=(1,)))),
         ),
+    ),
+    # Without AMX or AVX-512 the CPU takes a hundred times as long for them as for those of float32.
+    StandIn(
+        "products of half types",
+        ops=("mm", "bmm", "addmm", "matmul"),
+        check="values",
+        applies=_half_product,
+        answer=_summed_in_float32,
+        case=Case(op="mm", args=(_tensor("float16", 65, 33), _tensor("float16", 33, 17))),
     ),
 )

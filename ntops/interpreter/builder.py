@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ntops.interpreter import formats, libdevice
+from ntops.interpreter import elementary, formats, libdevice
 from ntops.interpreter._triton import BaseBuilder, ir, tl
 from ntops.interpreter.blocks import Blocks
 from ntops.interpreter.handles import Handle, constant, encoded, is_fp8, numpy_dtype, values
@@ -83,10 +83,13 @@ def _comparison(operation, unordered=None):
 
 def _unary(operation):
     def create(self, arg):
-        # A contiguous operand, since NumPy's last bit depends on it for some functions.
-        return Handle(encoded(operation(np.ascontiguousarray(values(arg))), arg.dtype), arg.dtype, arg.shape)
+        return Handle(encoded(operation(values(arg)), arg.dtype), arg.dtype, arg.shape)
 
     return create
+
+
+def _elementary(function):
+    return _unary(elementary.rounded_once(function))
 
 
 def _non_negative(a, b):
@@ -164,11 +167,11 @@ class Builder(Memory, Blocks, BaseBuilder):
     create_fdiv = create_precise_divf = create_approx_divf = _binary(np.divide)
     create_frem = _binary(np.fmod)
     create_fneg = _unary(np.negative)
-    create_minimumf = _binary(np.minimum, exact=True)
-    create_maximumf = _binary(np.maximum, exact=True)
+    create_minimumf = _binary(elementary.minimum, exact=True)
+    create_maximumf = _binary(elementary.maximum, exact=True)
     # Compiled, these drop a NaN.
-    create_minnumf = _binary(np.fmin, exact=True)
-    create_maxnumf = _binary(np.fmax, exact=True)
+    create_minnumf = _binary(elementary.minnum, exact=True)
+    create_maxnumf = _binary(elementary.maxnum, exact=True)
 
     create_fcmpOLT = _comparison(np.less)
     create_fcmpOGT = _comparison(np.greater)
@@ -183,17 +186,17 @@ class Builder(Memory, Blocks, BaseBuilder):
     create_fcmpUEQ = _comparison(np.equal, unordered=True)
     create_fcmpONE = _comparison(np.not_equal, unordered=False)
 
-    create_exp = _unary(np.exp)
-    create_exp2 = _unary(np.exp2)
-    create_log = _unary(np.log)
-    create_log2 = _unary(np.log2)
-    create_sin = _unary(np.sin)
-    create_cos = _unary(np.cos)
+    create_exp = _elementary(np.exp)
+    create_exp2 = _elementary(np.exp2)
+    create_log = _elementary(np.log)
+    create_log2 = _elementary(np.log2)
+    create_sin = _elementary(np.sin)
+    create_cos = _elementary(np.cos)
     create_sqrt = create_precise_sqrt = _unary(np.sqrt)
     create_rsqrt = _unary(lambda x: 1 / np.sqrt(x))
     create_floor = _unary(np.floor)
     create_ceil = _unary(np.ceil)
-    create_erf = _unary(formats.erf)
+    create_erf = _unary(libdevice.erf)
 
     def create_fabs(self, arg):
         if is_fp8(arg.dtype):
@@ -210,9 +213,9 @@ class Builder(Memory, Blocks, BaseBuilder):
         shape, (x, lo, hi) = _operands(arg, low, high)
 
         if propagate_nans == ir.PROPAGATE_NAN.ALL:
-            data = np.minimum(np.maximum(x, lo), hi)
+            data = elementary.minimum(elementary.maximum(x, lo), hi)
         else:
-            data = np.fmin(np.fmax(x, lo), hi)
+            data = elementary.minnum(elementary.maxnum(x, lo), hi)
 
         return Handle(encoded(data, arg.dtype), arg.dtype, shape)
 

@@ -166,10 +166,3 @@ def float_to_integer(values, dtype):
     converted = np.where(above, limits.max, converted)
 
     return np.where(below, limits.min, converted).astype(dtype)
-
-
-def erf(values):
-    """The error function, of float32 through float64."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64))
-
-    return torch.erf(tensor).numpy().astype(values.dtype)

@@ -6,24 +6,12 @@ import numpy as np
 import torch
 
 from ntops.interpreter import formats
+from ntops.interpreter.elementary import rounded_once
 
 
 def _torch(function):
-    def call(*arrays):
-        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in np.broadcast_arrays(*arrays)]
-
-        return function(*tensors).numpy()
-
-    return call
-
-
-def _through_float64(function):
-    """Computed in float64 and rounded once: libdevice's float32 functions are within an ulp or so of that."""
-
-    def call(*arrays):
-        return function(*(array.astype(np.float64) for array in arrays)).astype(arrays[0].dtype)
-
-    return call
+    # torch has nothing wider than float64.
+    return rounded_once(lambda array: function(torch.from_numpy(array)).numpy(), widest=np.float64)
 
 
 def _flag(function):
@@ -35,10 +23,6 @@ def _round_half_away(x):
     magnitude = magnitude + (np.abs(x) - magnitude >= 0.5)
 
     return np.copysign(magnitude, x)
-
-
-def _power_of_integer(x, n):
-    return np.power(x.astype(np.float64), n.astype(np.float64)).astype(x.dtype)
 
 
 def _fast_quotient(x, y):
@@ -86,6 +70,7 @@ _EXACT = {
     "double_as_longlong": _bits(np.int64),
     "longlong_as_double": _bits(np.float64),
 }
+# Rounded once: libdevice's own are within an ulp or so of that.
 _APPROXIMATE = {
     "acos": np.arccos,
     "acosh": np.arccosh,
@@ -98,9 +83,6 @@ _APPROXIMATE = {
     "cos": np.cos,
     "cosh": np.cosh,
     "cospi": lambda x: np.cos(np.pi * np.fmod(x, 2)),
-    "erf": _torch(torch.erf),
-    "erfc": _torch(torch.erfc),
-    "erfinv": _torch(torch.erfinv),
     "exp": np.exp,
     "exp10": lambda x: np.power(10.0, x),
     "exp2": np.exp2,
@@ -116,12 +98,10 @@ _APPROXIMATE = {
     "fast_sin": np.sin,
     "fast_tan": np.tan,
     "hypot": np.hypot,
-    "lgamma": _torch(torch.lgamma),
     "log": np.log,
     "log10": np.log10,
     "log1p": np.log1p,
     "log2": np.log2,
-    "normcdf": _torch(torch.special.ndtr),
     "pow": np.power,
     "rcbrt": lambda x: 1 / np.cbrt(x),
     "rhypot": lambda x, y: 1 / np.hypot(x, y),
@@ -132,19 +112,29 @@ _APPROXIMATE = {
     "tan": np.tan,
     "tanh": np.tanh,
 }
+_OF_TORCH = {
+    "erf": torch.erf,
+    "erfc": torch.erfc,
+    "erfinv": torch.erfinv,
+    "lgamma": torch.lgamma,
+    "normcdf": torch.special.ndtr,
+}
 _ROUND_TO_NEAREST = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
 def _find(name):
     if name in ("powi", "powif"):
-        return _power_of_integer
+        return rounded_once(np.power)
 
     for candidate in (name, name[:-1] if name[-1] in "fd" else name):
         if candidate in _EXACT:
             return _EXACT[candidate]
 
         if candidate in _APPROXIMATE:
-            return _through_float64(_APPROXIMATE[candidate])
+            return rounded_once(_APPROXIMATE[candidate])
+
+        if candidate in _OF_TORCH:
+            return _torch(_OF_TORCH[candidate])
 
         if candidate.endswith("_rn") and candidate[1:-3] in _ROUND_TO_NEAREST:
             return _ROUND_TO_NEAREST[candidate[1:-3]]
@@ -160,10 +150,13 @@ def _function(symbol):
     if found is None:
         raise NotImplementedError(
             f"ntops' interpreter has no {symbol}; libdevice functions that it has: "
-            f"{', '.join(sorted([*_EXACT, *_APPROXIMATE]))}"
+            f"{', '.join(sorted([*_EXACT, *_APPROXIMATE, *_OF_TORCH]))}"
         )
 
     return found
+
+
+erf = _torch(torch.erf)
 
 
 def call(symbol, arrays):

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ntops.interpreter import elementary
 from ntops.interpreter._triton import call_function, scalar_tensor, tl
 from ntops.interpreter.control import Diverged
 from ntops.interpreter.handles import Handle, is_fp8
@@ -88,12 +89,13 @@ def _tensor(data, dtype, shape):
     return tl.tensor(handle, tl.block_type(dtype, list(shape)) if shape else dtype)
 
 
+# dtype: NumPy would widen an integer sum, which here wraps.
 _NUMPY_REDUCTIONS = {
-    "_sum_combine": np.add,
-    "_elementwise_max": np.fmax,
-    "_elementwise_min": np.fmin,
-    "_xor_combine": np.bitwise_xor,
-    "_or_combine": np.bitwise_or,
+    "_sum_combine": lambda array, axis: np.add.reduce(array, axis=axis, dtype=array.dtype),
+    "_elementwise_max": elementary.largest,
+    "_elementwise_min": elementary.smallest,
+    "_xor_combine": np.bitwise_xor.reduce,
+    "_or_combine": np.bitwise_or.reduce,
 }
 _INDEXED = {
     "_argmax_combine_tie_break_left": np.argmax,
@@ -121,10 +123,7 @@ def _known_reduction(combine_fn, arrays, dtypes, axis):
 
     for name, function in _NUMPY_REDUCTIONS.items():
         if _is_standard(combine_fn, name):
-            dtype = arrays[0].dtype
-
-            # dtype: NumPy would widen an integer sum, which here wraps.
-            return [function.reduce(arrays[0], axis=axis, dtype=dtype)]
+            return [function(arrays[0], axis=axis)]
 
     return None
 

@@ -36,6 +36,7 @@ def test_a_deviation_excuses_its_own_case_on_its_own_device(deviation, monkeypat
         "reciprocal roots of bfloat16 on the CPU",
         "large elements in uneven rows of CPU layer_norm",
         "queries with strides of channels last in CPU attention",
+        "beta of half types in CPU products of nothing",
     ],
 )
 def test_torch_really_deviates(name):
@@ -66,11 +67,49 @@ def test_what_the_cpu_answers_otherwise_has_a_stand_in(stand_in):
     if stand_in.check == "errors":
         with pytest.raises(RuntimeError):
             reference(*given.args, **given.kwargs)
-    else:
+    elif stand_in.check == "metadata":
         assert reference(*given.args, **given.kwargs).stride() != by_torch(case).stride()
-    assert deviations.named_deviation(case, stand_in.check, "cpu") == stand_in.name
+    named = None if stand_in.check == "values" else stand_in.name
+    assert deviations.named_deviation(case, stand_in.check, "cpu") == named
     assert deviations.named_deviation(case, stand_in.check, "cuda") is None
     assert deviations.named_deviation(case, "values", "cpu") is None or stand_in.check == "errors"
+
+
+HALF_PRODUCTS = {
+    "mm": ((33, 65), (65, 17)),
+    "bmm": ((2, 33, 65), (2, 65, 17)),
+    "addmm": ((17,), (33, 65), (65, 17)),
+    "matmul": ((2, 1, 33, 65), (3, 65, 17)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("op", "shapes"), HALF_PRODUCTS.items(), ids=str)
+def test_half_products_are_rounded_once_and_otherwise_torchs(op, shapes, dtype):
+    """Their values do not depend on the CPU's instructions; strides, ``out`` and what is refused are torch's."""
+    operands = tuple(TensorSpec(shape, dtype, seed=place) for place, shape in enumerate(shapes))
+    reference, case = registry()[op].reference, Case(op=op, args=operands)
+    given, found = call(case), by_torch(case)
+    theirs = reference(*given.args)
+    exact = reference(*(x.double() for x in given.args))
+    assert (found.dtype, found.stride()) == (theirs.dtype, theirs.stride())
+    step = torch.finfo(found.dtype).eps * exact.abs() / 2
+    assert ((found - exact).abs() <= 1.001 * step + 1e-4).all()
+    for out in (torch.empty(0, dtype=found.dtype), torch.full_like(theirs.mT, torch.nan).mT):
+        version = out._version
+        answered = stand_ins.answer(op, reference, call(case))(*given.args, out=out)
+        assert answered is out
+        assert out._version > version
+        assert torch.equal(out, found)
+    with pytest.raises(RuntimeError):
+        stand_ins.answer(op, reference, call(case))(*given.args, out=torch.empty(0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("shapes", [((65,), (65,)), ((65,), (65, 3)), ((3, 65), (65,)), ((2, 3, 65), (65,))], ids=str)
+def test_half_products_of_vectors(shapes):
+    operands = tuple(TensorSpec(shape, "bfloat16", seed=place) for place, shape in enumerate(shapes))
+    assert stand_ins.find("matmul", call(Case(op="matmul", args=operands))) is not None
+    assert judged(Case(op="matmul", args=operands)).passed
 
 
 def test_nothing_is_excused_that_is_not_in_the_table():
@@ -109,6 +148,33 @@ def test_what_versions_differ_in_is_excused_where_the_installed_one_does_so(boun
     for clamped, name in ((lambda x, **limits: x, named), (lambda x, **limits: x + math.nan, None)):
         monkeypatch.setattr(torch.Tensor, "clamp", clamped)
         assert deviations.named_deviation(case, "values", "cpu") == name
+
+
+@pytest.mark.parametrize("special", ["-0", "min"])
+def test_what_kinds_of_cpus_differ_in_is_excused_where_this_one_does_so(special, monkeypatch):
+    """Without AVX-512 gelu of -0 is +0."""
+    case = Case(op="gelu", args=(TensorSpec((40,), "float32", values="positive", specials=(Special(0, special),)),))
+    named = "the sign of zeros of CPU gelu"
+    torchs = "gelu of large numbers on the CPU" if special == "min" else named
+    assert judged(case).passed or deviations.named_deviation(case, "values", "cpu") in (named, torchs)
+    (deviation,) = (d for d in deviations.DEVIATIONS if d.name == named)
+    assert deviation.applies(case)
+    for function, present in ((lambda x: x + 0.0, True), (lambda x: -torch.zeros_like(x), False)):
+        monkeypatch.setattr(torch.nn.functional, "gelu", function)
+        assert deviation.present() is present
+
+
+@pytest.mark.parametrize("changed", [{"beta": 32.0}, {"beta": 0}, {}], ids=str)
+def test_a_beta_that_a_half_type_holds_is_not_excused(changed):
+    operands = (TensorSpec((9,), "float16"), TensorSpec((1, 0), "float16"), TensorSpec((0, 9), "float16"))
+    assert deviations.named_deviation(Case(op="addmm", args=operands, kwargs=changed), "values", "cpu") is None
+
+
+def test_gelu_of_positive_zeros_is_not_excused(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "gelu", torch.abs)
+    for dtype, special in (("float32", "tiny"), ("float64", "-0")):
+        case = Case(op="gelu", args=(TensorSpec((40,), dtype, values="positive", specials=(Special(0, special),)),))
+        assert deviations.named_deviation(case, "values", "cpu") is None
 
 
 @pytest.mark.parametrize(("value", "excused"), [("inf", True), ("-inf", False), ("nan", False)])

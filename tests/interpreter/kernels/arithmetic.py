@@ -14,11 +14,34 @@ def float_kernel(out, x, y, n, scale, BLOCK: tl.constexpr):
     a = tl.load(x + i, mask=mask, other=1.0)
     b = tl.load(y + i, mask=mask, other=2.0)
     positive = tl.abs(a) + 0.25
-    r = tl.exp(a * 0.01) + tl.log(positive) - tl.sqrt(positive) * tl.rsqrt(positive)
-    r += tl.sin(a) * tl.cos(b) + tl.floor(a) - tl.ceil(b) + tl.exp2(b * 0.01) / tl.log2(positive + 2.0)
+    r = tl.floor(a) - tl.ceil(b) - tl.sqrt(positive) * tl.rsqrt(positive)
     r = tl.where(a > b, r, -r) + tl.minimum(a, b) * scale - tl.maximum(a, b) + tl.erf(a)
     r = r - (a / positive) + (a - b) * 0.5
     tl.store(out + i, r, mask=mask)
+
+
+@triton.jit
+def elementary_kernel(out, x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    a = tl.load(x + i, mask=mask, other=1.0)
+    b = tl.load(y + i, mask=mask, other=2.0)
+    positive = tl.abs(a) + 0.25
+    r = tl.exp(a * 0.01) + tl.log(positive) + tl.sin(a) * tl.cos(b) + tl.exp2(b * 0.01) / tl.log2(positive + 2.0)
+    tl.store(out + i, r, mask=mask)
+
+
+# Triton's own takes NumPy's in float32, of which the last bit depends on the CPU.
+@family(like_stock=False)
+def elementary_functions(rng):
+    n, block = size(rng), int(2 ** rng.integers(3, 7))
+
+    return (
+        elementary_kernel,
+        (triton.cdiv(n, block),),
+        [torch.zeros(n), floats(rng, n), floats(rng, n), n],
+        {"BLOCK": block},
+    )
 
 
 @family

@@ -1,0 +1,126 @@
+"""Where torch disagrees with the oracle: matrix products."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from conformance import bounds, oracle, refusals
+from conformance.cases import Case
+from conformance.deviations.table import Deviation, number, specs, tensor
+from strategies import dtypes as dtype_names
+from strategies.specs import Layout
+from strategies.tensors import materialize
+
+
+def _bfloat16_subnormals(case: Case) -> bool:
+    """A subnormal bfloat16 operand, or product of elements of two of them."""
+    tensors = [materialize(spec, operand) for operand, spec in enumerate(specs(case)) if spec.dtype == "bfloat16"]
+    least = sorted(float(x[x != 0].abs().nan_to_num(math.inf).min()) for x in tensors if (x != 0).any())
+    return bool(least) and min(least[0], math.prod(least[:2])) < torch.finfo(torch.bfloat16).smallest_normal
+
+
+def _bfloat16_tail(case: Case) -> bool:
+    first = specs(case)[case.op == "addmm"]
+    return first.dtype == "bfloat16" and first.shape[-1] % 32 != 0
+
+
+def _sums_in_parts(case: Case) -> bool:
+    """A product of a half type with a K that cuBLAS takes in parts, which torch's settings let it add in that type."""
+    first = specs(case)[case.op == "addmm"]
+    matmul = torch.backends.cuda.matmul
+    allowed = {
+        "bfloat16": matmul.allow_bf16_reduced_precision_reduction,
+        "float16": matmul.allow_fp16_reduced_precision_reduction,
+    }
+    # On an H200, of K from 32 to 8192 the shortest that was summed so was 100; 64 and less were not.
+    return allowed.get(first.dtype, False) and first.shape[-1] > 64
+
+
+def _rounded_beta(case: Case) -> bool:
+    """Nothing to multiply, and a beta that the half type cannot hold."""
+    product, beta = specs(case)[1], number(case.kwargs.get("beta", 1))
+    half = product.dtype in dtype_names.HALF and product.shape[-1] == 0
+    return half and not oracle.exact_scalar(beta or 0.0, dtype_names.to_torch(product.dtype))
+
+
+def _alpha_leaves_range(case: Case) -> bool:
+    alpha = abs(number(case.kwargs.get("alpha", 1)) or 0.0)
+    tensors = [materialize(spec, operand) for operand, spec in enumerate(specs(case))][1:]
+    for x in tensors:
+        if not x.dtype.is_floating_point:
+            continue
+        size, form = x.double().abs(), torch.finfo(bounds.compute_dtype(x.dtype))
+        scaled = size * alpha
+        if bool(((scaled > form.max) | ((scaled < form.smallest_normal) & (size > 0))).any()):
+            return True
+    return False
+
+
+DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "bfloat16 subnormals in CPU products",
+        "the bfloat16 dot product instructions of CPUs take subnormal operands and sums as zero",
+        ops=(*refusals.PRODUCTS, "scaled_dot_product_attention"),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_bfloat16_subnormals,
+        case=Case(
+            op="mm",
+            args=(
+                tensor("bfloat16", 64, 32, values="subnormal"),
+                tensor("bfloat16", 32, 64, values="near_overflow"),
+            ),
+        ),
+    ),
+    Deviation(
+        "bfloat16 products with a tail of K on the CPU",
+        "where the CPU has AMX and K is no multiple of 32, torch reads beyond each row of the first operand and "
+        "multiplies what is there with 0, so that a NaN or infinity shows",
+        ops=refusals.PRODUCTS,
+        checks=("values", "deterministic", "guard_bands"),
+        devices=("cpu",),
+        applies=_bfloat16_tail,
+        case=Case(
+            op="mm",
+            args=(tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), tensor("bfloat16", 33, 129)),
+        ),
+    ),
+    Deviation(
+        "long sums in half products on CUDA",
+        "cuBLAS rounds the sums of parts of K to the half type before it adds them, as torch lets it by default "
+        "(torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, and fp16); of bmm it was not seen",
+        ops=("addmm", "matmul", "mm"),
+        checks=("values",),
+        devices=("cuda",),
+        applies=_sums_in_parts,
+        case=Case(op="mm", args=(tensor("bfloat16", 3, 4200), tensor("bfloat16", 4200, 5, seed=1))),
+    ),
+    Deviation(
+        "beta of half types in CPU products of nothing",
+        "where K is 0 torch's CPU rounds beta to the half type before it multiplies",
+        ops=("addmm",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_rounded_beta,
+        case=Case(
+            op="addmm",
+            args=(tensor("float16", 999), tensor("float16", 1, 0), tensor("float16", 0, 999)),
+            kwargs={"beta": 32.078125},
+        ),
+    ),
+    Deviation(
+        "alpha in CPU products",
+        "the CPU's matrix library multiplies an operand with alpha, which may then overflow or become 0",
+        ops=("addmm",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_alpha_leaves_range,
+        case=Case(
+            op="addmm",
+            args=(tensor("float64", 2), tensor("float64", 1, 1, values="near_overflow"), tensor("float64", 1, 2)),
+            kwargs={"alpha": 64.0},
+        ),
+    ),
+)

@@ -1,0 +1,62 @@
+"""Where torch disagrees with the oracle: softmax and layer_norm."""
+
+from __future__ import annotations
+
+import math
+
+from conformance.cases import Case, DType
+from conformance.deviations.table import Deviation, tensor
+from strategies import dtypes as dtype_names
+from strategies.specs import Special, TensorSpec
+from strategies.tensors import materialize
+
+
+def _softmax_across_rows(case: Case) -> bool:
+    input, dim = case.args
+    dtype = case.kwargs.get("dtype")
+    if not isinstance(input, TensorSpec) or not isinstance(dim, int) or not input.shape:
+        return False
+    if dim % len(input.shape) == len(input.shape) - 1:
+        return False
+    return (dtype.name if isinstance(dtype, DType) else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
+
+
+def _uneven_rows(case: Case) -> bool:
+    """Rows that are not halved evenly, with an element far larger than the mean of their magnitudes: of 16,000 random
+    rows torch 2.13 left the bound in 1,117 of 7,388 with one 16 times as large, and in none of the others; 8 leaves a
+    margin."""
+    input, shape = case.args[:2]
+    if not isinstance(input, TensorSpec) or not isinstance(shape, tuple):
+        return False
+    columns = math.prod(shape)
+    if columns.bit_count() < 2 or 0 in input.shape:
+        return False
+    rows = materialize(input).double().abs().reshape(-1, columns)
+    return bool((rows.amax(1) > 8 * rows.mean(1)).any())
+
+
+DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "softmax across rows on the CPU",
+        "unless the dim is the last, torch's CPU rounds exponentials and their sum to the half type, and adds terms "
+        "one after the other, so that the roundings of many equal ones add up",
+        ops=("softmax",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_softmax_across_rows,
+        case=Case(op="softmax", args=(tensor("float16", 600, 3, values="normal_small"), 0)),
+    ),
+    Deviation(
+        "large elements in uneven rows of CPU layer_norm",
+        "torch's CPU corrects the mean of the few elements that are left over by that of all others, so that a large "
+        "one among the few leaves its own rounding in the mean",
+        ops=("layer_norm",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_uneven_rows,
+        case=Case(
+            op="layer_norm",
+            args=(tensor("float16", 1, 16385, specials=(Special(0, "min"), Special(16384, "max"))), (16385,)),
+        ),
+    ),
+)

@@ -1,0 +1,42 @@
+"""One row of the tables of where torch disagrees with the oracle, and what their conditions ask of cases."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from conformance.cases import Case, NonFinite
+from strategies.specs import TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Deviation:
+    """One way in which torch on some devices differs from what is judged."""
+
+    name: str
+    why: str
+    ops: tuple[str, ...]
+    checks: tuple[str, ...]
+    devices: tuple[str, ...]
+    """Device types on which torch does so."""
+    applies: Callable[[Case], bool]
+    """Whether a case of those ops can show it."""
+    case: Case
+    """A case that shows it."""
+    present: Callable[[], bool] = lambda: True
+    """Whether the torch that is installed does so on this CPU, where versions or kinds of CPUs differ."""
+
+
+def specs(case: Case) -> list[TensorSpec]:
+    return [argument for argument in case.args if isinstance(argument, TensorSpec)]
+
+
+def number(argument: object) -> float | None:
+    if isinstance(argument, NonFinite):
+        return float(argument.value)
+    return argument if isinstance(argument, bool | int | float) else None
+
+
+def tensor(dtype: str, *shape: int, values: str = "normal", **more: Any) -> TensorSpec:
+    return TensorSpec(shape=shape, dtype=dtype, values=values, **more)

@@ -1,0 +1,62 @@
+"""Functions of which each bit depends on the operands alone, not on their place in an array, its strides or the CPU.
+
+NumPy chooses its loops by the CPU, by strides and by what is left over at the end of an array, and they differ in the
+last bit: of exp of float64 in one element of twenty, of np.fmax in which of two zeros it returns.
+"""
+
+import numpy as np
+
+# The error of a function in the wider format is so small that all of NumPy's loops round to one number in the narrower:
+# but for ties nearer than that. x86 computes the widest without vectors, and so the same everywhere.
+_WIDER = {np.dtype(np.float16): np.float64, np.dtype(np.float32): np.float64, np.dtype(np.float64): np.longdouble}
+
+
+def rounded_once(function, widest=np.longdouble):
+    """``function`` of float arrays, computed in a wider format, up to ``widest``, and rounded to that of the first."""
+
+    def call(*arrays):
+        dtype = arrays[0].dtype
+        wider = widest if dtype == np.float64 else _WIDER[dtype]
+        # NumPy's pow has short cuts for an exponent of stride 0, which round in another way.
+        operands = [np.array(array, dtype=wider, order="C") for array in np.broadcast_arrays(*arrays)]
+
+        return function(*operands).astype(dtype)
+
+    return call
+
+
+def _of_two(function, zero):
+    def call(a, b):
+        data = function(a, b)
+
+        if data.dtype.kind == "f" and not data.all():
+            data = np.where((a == 0) & (b == 0), zero(a, b), data)
+
+        return data
+
+    return call
+
+
+def _of_many(function, negative):
+    def call(array, axis):
+        data = function.reduce(array, axis=axis)
+
+        if data.dtype.kind == "f" and not data.all():
+            preferred = ((array == 0) & (np.signbit(array) == negative)).any(axis=axis)
+            zeros = np.where(preferred == negative, data.dtype.type(-0.0), data.dtype.type(0))
+            data = np.where(data == 0, zeros, data)
+
+        return data
+
+    return call
+
+
+def _less(a, b):
+    return -(-a - b)
+
+
+# +0 is more than -0, as compiled (PTX ISA, max and min).
+maximum, maxnum = (_of_two(function, np.add) for function in (np.maximum, np.fmax))
+minimum, minnum = (_of_two(function, _less) for function in (np.minimum, np.fmin))
+# Along an axis; these drop a NaN.
+largest, smallest = _of_many(np.fmax, negative=False), _of_many(np.fmin, negative=True)
