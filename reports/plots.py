@@ -13,7 +13,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reports.read import Record, Row, by_op
+from reports.model import Record, Row
+from reports.read import by_op
 
 # Stand-ins in the drawing for colours of the page's style sheet.
 INK, FAINT = "#010203", "#040506"
@@ -196,9 +197,7 @@ def sizes(rows: Sequence[Row]) -> Plot | None:
         axis.axvline(1, color=INK, linewidth=1)
         for number, peer in enumerate(peers):
             points = [
-                (row.peers[peer].ratio[0], y)
-                for y, (_, row) in enumerate(lines)
-                if row and peer in row.peers and row.peers[peer].ratio
+                (ratio, y) for y, (_, row) in enumerate(lines) if row and (ratio := row.times_as_fast(peer)) is not None
             ]
             x, y = zip(*points, strict=True) if points else ((), ())
             marker, colour = MARKERS[number % len(MARKERS)], SERIES[number % len(SERIES)]

@@ -16,7 +16,7 @@ import pytest
 
 from conformance import metrics as harness
 from conformance.coverage import Coverage
-from reports import page, plots, read, summary
+from reports import model, page, plots, read, summary
 from reports.__main__ import main
 from reports.read import InputError
 
@@ -79,7 +79,7 @@ def test_hostile_names_are_text(built):
 
 
 def test_the_reproduce_command_runs_in_a_shell_and_is_the_case(tmp_path):
-    kept = read.Failure(
+    kept = model.Failure(
         "../add-1'; touch owned; '", "values", msgspec.Raw(json.dumps(made.case("add", note="it's")).encode())
     )
     line = summary.reproduce(kept, "their.module").split(" && ")
@@ -180,7 +180,9 @@ def test_the_same_cases_in_two_files_are_counted_once(tmp_path):
 
 
 def test_what_a_record_lacks_is_missing_on_the_page_and_nothing_more():
-    device = read.Device("d", records=[read.Record("add", "float32")], rows=[read.Row("add", "x", "1", "host", 1e-6)])
+    device = model.Device(
+        "d", records=[model.Record("add", "float32")], rows=[model.Row("add", "x", "1", "host", 1e-6)]
+    )
     found = page.sections([device], [], [])
     assert "add" in page.html("t", found)
     assert "add" in page.markdown("t", found)
