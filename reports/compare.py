@@ -324,6 +324,8 @@ def rates(runs: Sequence[Device], slowed: str) -> list[tuple[str, float, float, 
         seen = [_row(a, _slowed(b, slowed)).verdict is Verdict.WORSE for a, b in pairs]
         shares = [b.peers[slowed].median / b.median - 1 for _, b in pairs]
         found.append((name, float(np.median(shares)), sum(false) / len(false), sum(seen) / len(seen)))
+    if not found:
+        raise InputError("no row is in one run and in the next")
     return found
 
 
