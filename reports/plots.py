@@ -177,7 +177,7 @@ def roofline(rows: Sequence[Row]) -> Plot | None:
                 note = f"{name}{' (TF32)' if name == 'float32' else ''} {peak / 1e12:.0f} TFLOP/s"
                 knee = peak / copy / 1.15
                 axis.text(knee, peak / 1e12, note, ha="right", va="center", fontsize=8, color=INK, parse_math=False)
-        axis.text(low * 2, low * 3.2 * copy / 1e12, f"{copy / 1e12:.2f} TB/s", fontsize=8, color=INK, ha="left")
+        axis.text(low * 2, low * 8 * copy / 1e12, f"{copy / 1e12:.2f} TB/s", fontsize=8, color=INK, ha="left")
         points = [(row.flops / row.bytes, row.flops / row.median / 1e12) for row in found]
         style: dict[str, dict[str, Any]] = {
             dtype: {"s": 20, "c": SERIES[k % len(SERIES)], "marker": MARKERS[k % len(MARKERS)], "linewidths": 0}
