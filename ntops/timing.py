@@ -88,10 +88,17 @@ def median_interval(seconds, **options):
 
 
 def ratio(ours, other, **options):
-    """``(median, low, high)`` of how many times as fast ``ours`` is as ``other``, of rounds timed together."""
-    quotients = np.asarray(other, dtype=np.float64) / np.asarray(ours, dtype=np.float64)
+    """``(ratio, low, high)``: how many times as fast ``ours`` is as ``other``, by their medians, which stand beside it.
 
-    return float(np.median(quotients)), *median_interval(quotients, **options)
+    The interval draws rounds that were timed together together, so that what slows both leaves it narrow.
+    """
+
+    def quotient(ours, other):
+        return np.median(other, axis=-1) / np.median(ours, axis=-1)
+
+    paired = len(ours) == len(other)
+
+    return float(quotient(ours, other)), *bootstrap(quotient, ours, other, paired=paired, **options)
 
 
 def interleaved(functions, inputs, refresh, check, *, seconds=0.1, rounds=(20, 200), seed=None):

@@ -3,28 +3,73 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from reports import compare, page, read
-from reports.read import Device, InputError
+from reports.model import Device
+from reports.read import InputError
 
 RESULTS = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 for a regression, 2 for input that cannot be used."""
+    """The exit code: 0, 1 for a regression alone, 2 with one line on stderr for all that is no verdict."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
     try:
-        return options.run(options)
+        code = options.run(options)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except InputError as error:
-        print(f"python -m reports: {error}", file=sys.stderr)
-        return 2
+        return _refused(str(error))
+    except OSError as error:
+        if sys.stdout is not None and not _flushes():
+            # What is left of the output has nowhere to go, when Python ends either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+        return _refused(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except Exception as error:  # noqa: BLE001 - a mistake in here must not look like a regression either
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return _refused(f"{DEFECT}, in {place.filename}:{place.lineno}: {type(error).__name__}: {error}")
+
+
+DEFECT = "a mistake of this program"
+
+
+def _refused(message: str) -> int:
+    print(f"python -m reports: {_line(message)}", file=sys.stderr)
+    return 2
+
+
+def _line(message: str) -> str:
+    """In one line, whatever names are in it."""
+    return "".join(character if character.isprintable() else " " for character in message)
+
+
+def _flushes() -> bool:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong option."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(_refused(f"{message} (--help tells the options)"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m reports", description=__doc__)
+    parser = _Parser(prog="python -m reports", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="build|merge|compare|rates")
     what = "metrics, benchmarks, self-test or earlier report (JSON), or a folder of them"
 
@@ -65,29 +110,34 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < 10:
-        raise argparse.ArgumentTypeError(f"{text}: a share like 0.05")
+        raise argparse.ArgumentTypeError(f"{text}: not a share like 0.05")
     return value
 
 
 def _usable(paths: Sequence[Path]) -> tuple[list[Device], list[str]]:
     devices, problems = read.read(paths)
-    for problem in problems:
-        print(f"warning: {problem}", file=sys.stderr)
     if not devices:
-        raise InputError("nothing that a report can be made of; the lines above say why")
+        raise InputError("; ".join(problems) or "nothing that a report can be made of")
     return devices, problems
 
 
 def _write(folder: Path, title: str, devices: Sequence[Device], problems: Sequence[str], baseline: Path | None) -> None:
-    before = _usable([baseline])[0] if baseline else []
+    before, more = _usable([baseline]) if baseline else ([], [])
     for path in page.write(folder, title, page.sections(devices, before, problems)):
         print(f"wrote {path}")
+    for problem in (*problems, *more):
+        print(f"warning: {_line(problem)}", file=sys.stderr)
 
 
 def _build(options: argparse.Namespace) -> int:
-    inputs = [[path] for path in sorted(RESULTS.iterdir()) if path.is_dir()] if not options.input else [options.input]
+    inputs = [options.input] if options.input else [[path] for path in sorted(RESULTS.glob("*/"))]
+    if not inputs:
+        raise InputError(f"{RESULTS}: holds no results; name the files to read")
     for paths in inputs:
         devices, problems = _usable(paths)
         folder = options.out or (paths[0] if len(paths) == 1 and paths[0].is_dir() else Path("report"))
@@ -114,11 +164,11 @@ def _compare(options: argparse.Namespace) -> int:
     sides = [_one([pair[side] for pair in pairs]) for side in (0, 1)]
     found = compare.compare(*sides, relative=options.tolerance, partial_run=options.partial)
     summary = compare.markdown(found)
+    print(summary, end="", flush=True)
     for path, content in ((options.markdown, summary.encode()), (options.junit, compare.junit(found))):
         if path is not None:
             path.write_bytes(content)
             print(f"wrote {path}", file=sys.stderr)
-    print(summary, end="")
     return 1 if found.worse else 0
 
 

@@ -2,13 +2,15 @@
 
 A benchmark is slower when three things hold: the interval of the ratio of medians (bootstrap, 95%) lies above 1; the
 ratio is over what two runs of the same commit differ by; and so it is for the ratio beside torch, which was timed in
-turn with it in both runs, so that a chip which was slower as a whole on one day changes nothing. ``docs/benchmarks.md``
-has the measurement behind the constants.
+turn with it in both runs, so that a chip which was slower as a whole on one day changes nothing. What is too little to
+be called in any row is called if it is in all: the geometric mean of the rows that are left is judged too, within less.
+``docs/benchmarks.md`` has the measurement behind the constants.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -17,7 +19,8 @@ import msgspec
 import numpy as np
 
 from ntops.timing import bootstrap
-from reports.read import Device, InputError, Record, Row, share_text
+from reports.model import Device, Record, Row
+from reports.read import InputError, share_text
 
 RELATIVE = 0.02
 """By how much two runs of the same commit differ, of device time; with ``ABSOLUTE`` added."""
@@ -25,6 +28,12 @@ ABSOLUTE = 0.4e-6
 """Seconds: what decides for kernels of a few microseconds."""
 HOST = 0.12
 """The same of host time, which depends on where the process and its memory came to lie."""
+TOGETHER = 0.5
+"""The part of ``RELATIVE`` by which the geometric mean of many rows, beside torch, differs between two runs."""
+FEWEST = 8
+"""Rows from which their mean is judged: of fewer, an interval over rows says nothing."""
+SHIFTED = 0.05
+"""By how much torch's own times differ between runs, as a whole, without a word in the verdict."""
 SHARE, SHARE_OF = 0.02, 0.10
 """By how much the largest share of the bound may grow on the same cases: absolute, and relative."""
 
@@ -59,11 +68,18 @@ class Comparison(msgspec.Struct, frozen=True):
 
     changes: list[Change]
     notes: list[str]
+    shifted: str = ""
+    """What the verdict must not be read without: torch took another time too."""
 
     @property
     def worse(self) -> list[Change]:
         """The regressions."""
         return [change for change in self.changes if change.verdict in (Verdict.WORSE, Verdict.MISSING)]
+
+    @property
+    def with_torch(self) -> list[Change]:
+        """Rows that are slower, and torch beside them too."""
+        return [change for change in self.changes if change.verdict is Verdict.SAME and change.why]
 
 
 def compare(base: Device, new: Device, *, relative: float = RELATIVE, partial_run: bool = False) -> Comparison:
@@ -83,10 +99,14 @@ def compare(base: Device, new: Device, *, relative: float = RELATIVE, partial_ru
         if name in base.environment and base.environment[name] != new.environment.get(name, base.environment[name])
     ]
     changes: list[Change] = []
+    shifted = ""
     if speed:
         beside = base.environment.get("torch") == new.environment.get("torch")
         judge = partial(_row, relative=relative, peer="torch" if beside else "")
         changes += _all(base.rows, new.rows, lambda row: row.name, judge, "speed")
+        lines, shifted, drift = _together(base, new, changes, relative)
+        notes += lines
+        changes += drift
     if accuracy:
         drawn = [{key: device.about.get(key) for key in ("profile", "examples", "seed")} for device in (base, new)]
         if drawn[0] != drawn[1]:
@@ -99,7 +119,7 @@ def compare(base: Device, new: Device, *, relative: float = RELATIVE, partial_ru
         changes = [change for change in changes if change.verdict is not Verdict.MISSING]
     order = list(Verdict)
     changes.sort(key=lambda change: (order.index(change.verdict), -(change.ratio or 0.0), change.name))
-    return Comparison(changes, notes)
+    return Comparison(changes, notes, shifted)
 
 
 def _all(base, new, name, judge, kind: str) -> list[Change]:
@@ -121,6 +141,7 @@ def limit(row: Row, relative: float = RELATIVE) -> float:
 
 def _row(base: Row, new: Row, *, relative: float = RELATIVE, peer: str = "torch") -> Change:
     before, after = (row.seconds or [row.median] for row in (base, new))
+    verdict, why = Verdict.SAME, ""
     if base.clock != new.clock:
         why = f"{base.clock} before, {new.clock} now: {new.note or base.note or 'other clocks'}"
         return Change("speed", base.name, Verdict.WORSE, _time(base.median), _time(new.median), why=why)
@@ -136,9 +157,68 @@ def _row(base: Row, new: Row, *, relative: float = RELATIVE, peer: str = "torch"
         verdict, why = Verdict.WORSE, f"{ratio - 1:.1%} slower; runs of one commit differ by up to {most - 1:.1%}"
     elif farthest < 1 / most and interval[1] < 1:
         verdict, why = Verdict.BETTER, f"{1 / ratio:.2f} times as fast"
-    else:
-        verdict, why = Verdict.SAME, ""
+    elif ratio > most and interval[0] > 1:
+        why = f"{ratio - 1:.1%} slower, and torch beside it {ratio / (beside or 1) - 1:.1%}"
     return Change("speed", base.name, verdict, _time(base.median), _time(new.median), ratio, interval, beside, why)
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _together(
+    base: Device, new: Device, changes: Sequence[Change], relative: float
+) -> tuple[list[str], str, list[Change]]:
+    """What became of the rows as a whole: a line for each clock; what torch did, if that is much; and a regression if
+    rows that are none alone are slower together."""
+    lines, shifted, drift = [], [], []
+    rows = {row.name: row for row in base.rows}
+    after = {row.name: row for row in new.rows}
+    clocks = {"host": "host time", "first call": "first calls"}
+    for clock in ("device time", *clocks.values()):
+        mine = [
+            change for change in changes
+            if change.ratio is not None and clocks.get(rows[change.name].clock, "device time") == clock
+        ]  # fmt: skip
+        if not mine:
+            continue
+        mean = geometric_mean([change.ratio or 1 for change in mine])
+        line = f"{len(mine)} rows of {clock}: {mean:.3f} times as long as before"
+        both = [change for change in mine if change.beside is not None]
+        if both:
+            ours = geometric_mean([change.beside or 1 for change in both])
+            torch = geometric_mean(
+                [after[c.name].peers["torch"].median / rows[c.name].peers["torch"].median for c in both]
+            )
+            line += f"; beside torch {ours:.3f}, torch itself {torch:.3f}"
+            if abs(math.log(torch)) > math.log(1 + (HOST if clock != "device time" else SHIFTED)):
+                shifted.append(f"torch itself took {torch:.2f} times as long as before ({len(both)} rows of {clock})")
+        lines.append(f"{line} (geometric means)")
+        if clock == "device time":
+            left = [change for change in mine if change.verdict is Verdict.SAME]
+            drift += _drift(left, [rows[change.name] for change in left], relative)
+    return lines, "; ".join(shifted), drift
+
+
+def _drift(changes: Sequence[Change], rows: Sequence[Row], relative: float) -> list[Change]:
+    """A regression of rows together none of which is one. What rows differ by independently falls with the root of
+    their number; what they share does not. Rows of host time share too much: where their process came to lie."""
+    if len(changes) < FEWEST:
+        return []
+    nearest = np.log([min(c.ratio or 1, c.beside or math.inf) for c in changes])
+    beside = all(change.beside is not None for change in changes)
+    shared = relative * (TOGETHER if beside else 1)
+    alone = sum(limit(row, relative) - 1 for row in rows) / len(rows) / math.sqrt(len(rows))
+    most = 1 + max(shared, alone)
+    low, high = np.exp(bootstrap(lambda drawn: drawn.mean(axis=1), nearest))
+    mean = float(np.exp(nearest.mean()))
+    if mean <= most or low <= 1:
+        return []
+    slower = f"{mean - 1:.1%} slower as a whole{', beside torch too' if beside else ''}"
+    why = f"{slower}; runs of one commit differ by up to {most - 1:.1%}"
+    name = f"{len(rows)} rows of device time together"
+    return [Change("speed", name, Verdict.WORSE, ratio=mean, interval=(float(low), float(high)), why=why)]
 
 
 def _record(base: Record, new: Record, *, same_cases: bool) -> Change:
@@ -168,10 +248,10 @@ def _time(seconds: float) -> str:
 
 def text(value: str) -> str:
     """``value`` as Markdown that shows it and nothing else, also inside a table."""
-    value = "".join(character if character.isprintable() else " " for character in value)
-    for special in "\\`*_{}[]<>|#!~&":
-        value = value.replace(special, "\\" + special if special not in "<>&" else f"&#{ord(special)};")
-    return value
+    return "".join(character if character.isprintable() else " " for character in value).translate(_ESCAPED)
+
+
+_ESCAPED = {ord(c): f"\\{c}" for c in "\\`*_{}[]|#!~"} | {ord(c): f"&#{ord(c)};" for c in "<>&"}
 
 
 def markdown(comparison: Comparison) -> str:
@@ -179,15 +259,16 @@ def markdown(comparison: Comparison) -> str:
     worse, changes = comparison.worse, comparison.changes
     counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
     head = f"**{len(worse)} regressions**" if worse else "**No regression**"
+    if comparison.with_torch:
+        head += f", **but {len(comparison.with_torch)} rows are slower as torch beside them is**"
     counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     lines = [f"{head} ({counted})", ""]
+    if comparison.shifted:
+        lines += [f"**{text(comparison.shifted)}**: another chip, clock or driver, or torch is slower or faster", ""]
     lines += [f"- {text(note)}" for note in comparison.notes]
     lines += [""] if comparison.notes else []
-    for verdicts, title in (
-        ((Verdict.WORSE, Verdict.MISSING), "Worse"),
-        ((Verdict.BETTER,), "Better"),
-    ):
-        shown = [change for change in changes if change.verdict in verdicts]
+    better = [change for change in changes if change.verdict is Verdict.BETTER]
+    for shown, title in ((worse, "Worse"), (comparison.with_torch, "Slower, and torch too"), (better, "Better")):
         if not shown:
             continue
         lines += [f"### {title}", "", "| | before | now | ratio (95% interval) | beside torch | |"]
@@ -231,16 +312,20 @@ def rates(runs: Sequence[Device], slowed: str) -> list[tuple[str, float, float, 
         raise InputError("at least two runs are needed")
     found = []
     tables = [{row.name: row for row in run.rows} for run in runs]
-    for name, first in tables[0].items():
-        if slowed not in first.peers:
-            raise InputError(f"{name}: was not timed beside {slowed}")
-        pairs = [
-            (a[name], b[name]) for a, b in zip(tables, [*tables[1:], tables[0]], strict=True) if {name} <= {*a} & {*b}
-        ]
+    lacking = [row.name for run in runs for row in run.rows if slowed not in row.peers]
+    if lacking:
+        raise InputError(f"{lacking[0]}: was not timed beside {slowed}")
+    following = [*tables[1:], tables[0]]
+    for name in tables[0]:
+        pairs = [(a[name], b[name]) for a, b in zip(tables, following, strict=True) if name in a and name in b]
+        if not pairs:
+            continue
         false = [_row(a, b).verdict is Verdict.WORSE for a, b in pairs]
         seen = [_row(a, _slowed(b, slowed)).verdict is Verdict.WORSE for a, b in pairs]
         shares = [b.peers[slowed].median / b.median - 1 for _, b in pairs]
         found.append((name, float(np.median(shares)), sum(false) / len(false), sum(seen) / len(seen)))
+    if not found:
+        raise InputError("no row is in one run and in the next")
     return found
 
 

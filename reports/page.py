@@ -14,7 +14,8 @@ import msgspec
 
 from reports import plots, summary
 from reports.compare import Comparison, compare, text
-from reports.read import SCHEMA, Device, InputError, share_text, slug
+from reports.model import SCHEMA, Device
+from reports.read import InputError, share_text, slug
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -92,8 +93,8 @@ def side_by_side(found: Sequence[Section]) -> list[tuple[str, list[dict[str, Any
     for column, section in enumerate(found):
         for whole, dtypes in summary.accuracy(section.device):
             cell = table.setdefault(whole.op, [None] * len(found))
-            worst = summary.furthest(dtypes).worst
-            cell[column] = {"failed": whole.failed, "share": worst.share if worst else None, "ratio": None}
+            share = summary.furthest(dtypes).share
+            cell[column] = {"failed": whole.failed, "share": share, "ratio": None}
         for group in summary.speed(section.device):
             cells = table.setdefault(group.op, [None] * len(found))
             cells[column] = {"failed": 0, "share": None, **(cells[column] or {}), "ratio": group.mean or group.host}
@@ -123,21 +124,12 @@ def markdown(title: str, found: Sequence[Section]) -> str:
         lines += ["", text(", ".join(f"{name} {value}" for name, value in about.items() if value)), ""]
         if device.records:
             rows = [
-                (r.op, r.cases, r.failed, r.not_provided, share_text(r.worst.share if r.worst else None),
-                 share_text(r.torch_largest), ulp(r.ulps),
-                 f"{r.worst.id} ({d[0].dtype})" if r.worst else "-")
-                for r, d in summary.accuracy(device)
+                (whole.op, whole.judged, whole.failed, whole.not_provided, shown.dtype, share_text(shown.share),
+                 share_text(shown.torch_largest), ulp(shown.ulps), (shown.worst.id if shown.worst else "") or "-")
+                for whole, dtypes in summary.accuracy(device) for shown in [summary.furthest(dtypes)]
             ]  # fmt: skip
-            head = (
-                "op",
-                "cases",
-                "failed",
-                "not provided",
-                "share of the bound",
-                "torch's",
-                "largest error, ulp",
-                "in",
-            )
+            head = ("op", "cases", "failed", "not provided", "furthest beyond torch", "share of the bound", "torch's",
+                    "largest error, ulp", "in")  # fmt: skip
             lines += _table("Accuracy", head, rows)
         if device.rows:
             peers = list(dict.fromkeys(peer for row in device.rows for peer in row.peers))
@@ -145,7 +137,7 @@ def markdown(title: str, found: Sequence[Section]) -> str:
             rows = [
                 (row.op, row.dtype, row.label, row.clock, microseconds(row.median),
                  *(microseconds(row.peers[p].median) if p in row.peers else "-" for p in peers),
-                 *(times(row.peers[p].ratio[0]) if p in row.peers and row.peers[p].ratio else "-" for p in peers),
+                 *(times(row.times_as_fast(p)) for p in peers),
                  percent(row.share))
                 for group in summary.speed(device) for row in group.rows
             ]  # fmt: skip
@@ -186,8 +178,12 @@ def write(folder: Path, title: str, found: Sequence[Section]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         handle, temporary = tempfile.mkstemp(dir=folder, suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, folder / name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, folder / name)
+        except OSError:
+            os.unlink(temporary)
+            raise
     return [folder / name for name in contents]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
-from reports.read import Record, Row, by_op
+from reports.model import Record, Row
+from reports.read import by_op
 
 # Stand-ins in the drawing for colours of the page's style sheet.
 INK, FAINT = "#010203", "#040506"
@@ -40,8 +43,9 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
     return figure, list(axes.flat)
 
 
-def _svg(figure: Figure) -> str:
-    """Inline SVG without a size of its own, without ids but those that it refers to itself."""
+def _svg(figure: Figure, titles: Sequence[str] = ()) -> str:
+    """Inline SVG without a size of its own, without ids but those that it refers to itself. ``titles``: what a pointer
+    over the marks with the ids "title-0", "title-1" and so on is told."""
     out = io.StringIO()
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "ntops", "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
@@ -50,6 +54,9 @@ def _svg(figure: Figure) -> str:
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img">', text, count=1)
+    text = re.sub(
+        r'<g id="title-(\d+)">', lambda found: f"<g><title>{html.escape(titles[int(found[1])])}</title>", text
+    )
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
     text = re.sub(r"(\d\.\d{2})\d+", r"\1", text)
     for stand_in, colour in _PAGE.items():
@@ -75,9 +82,13 @@ def _legend(axis: Axes, **options) -> None:
         text.set_parse_math(False)
 
 
+def _plain(name: str) -> str:
+    return "".join(character if character.isprintable() else "\ufffd" for character in name)
+
+
 def short(name: str, most: int = 28) -> str:
     """A name that leaves room for the plot."""
-    name = "".join(character if character.isprintable() else "\ufffd" for character in name)
+    name = _plain(name)
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
@@ -139,17 +150,23 @@ def histogram(records: Sequence[Record]) -> Plot | None:
     return draw(9), draw(4.2)
 
 
+LOW = 0.8
+"""The share of the roofline below which a row has its name in the drawing."""
+
+
 def roofline(rows: Sequence[Row]) -> Plot | None:
-    """Achieved rate over arithmetic intensity, under the rates that this chip reached in the same run."""
+    """Achieved rate over arithmetic intensity, under the rates that this chip reached in the same run. A pointer over a
+    point is told the row; the lowest points have their operators' names beside them, as far as there is room."""
     found = [row for row in rows if row.clock == "events" and row.ceilings and row.bytes and row.flops]
     if not found:
         return None
     copy = found[0].ceilings["copy"]
     peaks = {name: rate for name, rate in found[0].ceilings.items() if name != "copy"}
     dtypes = list(dict.fromkeys(row.dtype for row in found))
+    titles = [f"{_plain(row.name)}: {row.flops / row.median / 1e12:.3g} TFLOP/s" for row in found]
 
     def draw(width: float) -> str:
-        figure, (axis,) = _figure(width, 4.4)
+        figure, (axis,) = _figure(width, 5.2)
         x = [row.flops / row.bytes for row in found]
         low, high = min(x) / 2, max(*x, 1000) * 2
         intensities = np.geomspace(low, high, 200)
@@ -160,21 +177,50 @@ def roofline(rows: Sequence[Row]) -> Plot | None:
                 note = f"{name}{' (TF32)' if name == 'float32' else ''} {peak / 1e12:.0f} TFLOP/s"
                 knee = peak / copy / 1.15
                 axis.text(knee, peak / 1e12, note, ha="right", va="center", fontsize=8, color=INK, parse_math=False)
-        axis.text(low * 2, low * 3.2 * copy / 1e12, f"{copy / 1e12:.2f} TB/s", fontsize=8, color=INK, ha="left")
-        for number, dtype in enumerate(dtypes):
-            mine = [row for row in found if row.dtype == dtype]
-            axis.scatter([row.flops / row.bytes for row in mine], [row.flops / row.median / 1e12 for row in mine],
-                         s=20, c=SERIES[number % len(SERIES)], marker=MARKERS[number % len(MARKERS)],
-                         label=short(dtype), linewidths=0)  # fmt: skip
+        axis.text(low * 2, low * 8 * copy / 1e12, f"{copy / 1e12:.2f} TB/s", fontsize=8, color=INK, ha="left")
+        points = [(row.flops / row.bytes, row.flops / row.median / 1e12) for row in found]
+        style: dict[str, dict[str, Any]] = {
+            dtype: {"s": 20, "c": SERIES[k % len(SERIES)], "marker": MARKERS[k % len(MARKERS)], "linewidths": 0}
+            for k, dtype in enumerate(dtypes)
+        }
+        for dtype in dtypes:
+            axis.scatter([], [], label=short(dtype), **style[dtype])
+        for number, (row, (x_of, y_of)) in enumerate(zip(found, points, strict=True)):
+            axis.scatter([x_of], [y_of], **style[row.dtype]).set_gid(f"title-{number}")
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_xlim(low, high)
         axis.set_ylim(bottom=min(row.flops / row.median for row in found) / 2e12, top=best / 1e12 * 2)
         _name(axis, x="FLOP per byte that must move", y="TFLOP/s")
         _legend(axis, loc="lower right")
-        return _svg(figure)
+        lowest = sorted((found[k].share or 0.0, k) for k in range(len(found)))
+        _names(axis, points, {k: short(found[k].op) for share, k in lowest if share < LOW})
+        return _svg(figure, titles)
 
     return draw(9), draw(4.2)
+
+
+def _names(axis: Axes, points: Sequence[tuple[float, float]], names: Mapping[int, str]) -> None:
+    """Names of some points, right of them, left or below, where nothing is that was drawn before; else none."""
+    figure = axis.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()
+    pixels, size = figure.dpi / 72, 7.5
+    frame, legend = axis.get_window_extent(), axis.get_legend()
+    taken = [text.get_window_extent() for text in axis.texts] + ([legend.get_window_extent()] if legend else [])
+    marks = axis.transData.transform(points)
+    for number, name in names.items():
+        left, bottom = marks[number]
+        wide, high = 0.62 * size * len(name) * pixels, 1.1 * size * pixels
+        for across, up in ((5 * pixels, -high / 2), (-wide - 5 * pixels, -high / 2), (-wide / 2, -high - 5 * pixels)):
+            box = Bbox.from_bounds(left + across, bottom + up, wide, high)
+            inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
+            if inside and not any(map(box.overlaps, taken)) and not any(box.contains(x, y) for x, y in marks):
+                offset = (across / pixels, (up + high / 2) / pixels)
+                axis.annotate(name, points[number], offset, textcoords="offset points", va="center", fontsize=size,
+                              color=INK, parse_math=False)  # fmt: skip
+                taken.append(box)
+                break
 
 
 def sizes(rows: Sequence[Row]) -> Plot | None:
@@ -196,9 +242,7 @@ def sizes(rows: Sequence[Row]) -> Plot | None:
         axis.axvline(1, color=INK, linewidth=1)
         for number, peer in enumerate(peers):
             points = [
-                (row.peers[peer].ratio[0], y)
-                for y, (_, row) in enumerate(lines)
-                if row and peer in row.peers and row.peers[peer].ratio
+                (ratio, y) for y, (_, row) in enumerate(lines) if row and (ratio := row.times_as_fast(peer)) is not None
             ]
             x, y = zip(*points, strict=True) if points else ((), ())
             marker, colour = MARKERS[number % len(MARKERS)], SERIES[number % len(SERIES)]

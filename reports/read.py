@@ -1,8 +1,9 @@
-"""The files that a report is made of, read leniently: a field that is missing is missing on the page, and a file that
-cannot be read is named there with the reason.
+"""The files that a report is made of: a field that is missing is missing on the page, and a file that cannot be read
+or holds values that cannot be is named there with the reason.
 
 A file is told by what it holds, not by its name: metrics of ``pytest conformance --metrics``, pytest-benchmark's JSON
-of ``conformance/benchmarks/test_ops.py``, the self-test's, or an earlier report's.
+of ``conformance/benchmarks/test_ops.py``, the self-test's, or an earlier report's. ``reports.model`` says what may be
+in them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-SCHEMA = 1
+from reports import model
+from reports.model import SCHEMA, Counted, Device, Planted, Record, Row
+
 KEPT = 100
 """Failing cases of one op and dtype that are kept with all their arguments; the others are counted."""
+COMMIT = "commit"
 
 
 class InputError(ValueError):
@@ -27,190 +30,6 @@ class InputError(ValueError):
 
 class OtherKind(InputError):
     """A file of sound JSON that is nothing that a report is made of."""
-
-
-class Worst(msgspec.Struct, frozen=True):
-    """The passing case that used the largest share of the bound."""
-
-    share: float = 0.0
-    torch_share: float = 0.0
-    id: str = ""
-    case: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A failing case; ``case`` is its JSON, undecoded."""
-
-    id: str = ""
-    check: str = ""
-    case: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class Counted(msgspec.Struct, frozen=True):
-    """How often something was seen."""
-
-    count: int = 0
-
-
-class Record(msgspec.Struct):
-    """What ``conformance.metrics.Record`` writes for an op and dtype, as far as a report shows it."""
-
-    op: str
-    dtype: str = ""
-    cases: int = 0
-    passed: int = 0
-    failed: int = 0
-    not_provided: int = 0
-    deviated: int = 0
-    out_of_memory: int = 0
-    refused: int = 0
-    worst: Worst | None = None
-    torch_largest: float | None = None
-    ulps: float | None = None
-    torch_ulps: float | None = None
-    shares: list[int] = []
-    failures: list[Failure] = []
-    deviations: dict[str, Counted] = {}
-    unclaimed: dict[str, Counted] = {}
-
-
-class Pairs(msgspec.Struct, frozen=True):
-    """Coverage of pairs of features of one op: how many are feasible, how many were hit."""
-
-    op: str
-    feasible: int = 0
-    hit: int = 0
-    holes: list[str] = []
-
-
-class Peer(msgspec.Struct, frozen=True):
-    """Another implementation in the same rounds; ``ratio``: how many times as fast ours is, and the interval of it."""
-
-    median: float
-    ratio: list[float] = []
-    seconds: list[float] = []
-    note: str = ""
-
-
-class Row(msgspec.Struct):
-    """One benchmark: seconds."""
-
-    op: str
-    dtype: str
-    label: str
-    clock: str
-    median: float
-    interval: list[float] = []
-    seconds: list[float] = []
-    bytes: int = 0
-    flops: int = 0
-    share: float | None = None
-    note: str = ""
-    peers: dict[str, Peer] = {}
-    best_peer: str | None = None
-    ceilings: dict[str, float] = {}
-
-    @property
-    def name(self) -> str:
-        """By what the same row is found in another file."""
-        return f"{self.op}[{self.dtype} {self.label}]"
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times as fast ours is as the best peer; None without one."""
-        peer = self.peers.get(self.best_peer or "")
-        return peer.ratio[0] if peer and peer.ratio else None
-
-
-class Planted(msgspec.Struct, frozen=True):
-    """The self-test's count for one op or check (``of``): defects planted, and defects found."""
-
-    name: str
-    of: str = "op"
-    planted: int = 0
-    killed: int = 0
-    examples: float | None = None
-    """How many cases it took to find one, the median."""
-    survivors: list[str] = []
-
-
-class Device(msgspec.Struct):
-    """All that is known of one device."""
-
-    name: str
-    environment: dict[str, str] = {}
-    records: list[Record] = []
-    coverage: list[Pairs] = []
-    rows: list[Row] = []
-    selftest: list[Planted] = []
-    false_alarms: int | None = None
-    controlled: int = 0
-    """Cases on correct implementations, among which the false alarms are."""
-    about: dict[str, str] = {}
-    sources: list[str] = []
-    """The files that it was read from."""
-
-
-class _Metrics(msgspec.Struct):
-    records: list[msgspec.Raw]
-    schema: int = SCHEMA
-    implementation: str = ""
-    device: str = ""
-    profile: str = ""
-    max_examples: int | None = None
-    seed: int | None = None
-    versions: dict[str, str | None] = {}
-    platform: str = ""
-    gpu: str | None = None
-    coverage: list[Pairs] = []
-
-
-class _Stats(msgspec.Struct):
-    data: list[float] = []
-
-
-class _Benchmark(msgspec.Struct):
-    extra_info: dict[str, Any] = {}
-    stats: _Stats = msgspec.field(default_factory=_Stats)
-
-
-class _Bench(msgspec.Struct):
-    benchmarks: list[_Benchmark]
-    datetime: str = ""
-
-
-class _Defect(msgspec.Struct):
-    name: str
-    op: str
-    check: str
-    examples: int = 0
-    case: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Control(msgspec.Struct):
-    cases: int = 0
-    alarms: int = 0
-
-
-class _Selftest(msgspec.Struct):
-    defects: list[_Defect]
-    controls: list[_Control] = []
-    schema: int = SCHEMA
-
-
-class _Report(msgspec.Struct):
-    devices: list[Device]
-    schema: int = SCHEMA
-
-
-class _Kind(msgspec.Struct):
-    """Only which of these a file has."""
-
-    records: msgspec.Raw = msgspec.Raw()
-    benchmarks: msgspec.Raw = msgspec.Raw()
-    defects: msgspec.Raw = msgspec.Raw()
-    devices: msgspec.Raw = msgspec.Raw()
-    schema: int = SCHEMA
 
 
 CPU = "CPU, interpreted"
@@ -276,7 +95,8 @@ def read_file(path: Path) -> list[Device]:
     if not data.strip():
         raise InputError(f"{path}: is empty; the run that should have written it may have been cut off")
     try:
-        kind = msgspec.json.decode(data, type=_Kind)
+        data.decode()
+        kind = msgspec.json.decode(data, type=model.Kind)
         if kind.schema != SCHEMA:
             raise InputError(f"{path}: its schema is {kind.schema}, and this version reads schema {SCHEMA} only")
         for field, reader in (
@@ -286,7 +106,7 @@ def read_file(path: Path) -> list[Device]:
                 del kind
                 found = reader(data)
                 for device in found:
-                    device.sources = device.sources or [path.name]
+                    device.sources = device.sources or [path.name.encode(errors="replace").decode()]
                 return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"{path}: damaged, or not of this kind: {error}") from None
@@ -294,7 +114,7 @@ def read_file(path: Path) -> list[Device]:
 
 
 def _metrics(data: bytes) -> list[Device]:
-    whole = msgspec.json.decode(data, type=_Metrics)
+    whole = msgspec.json.decode(data, type=model.Metrics)
     records = [_record(raw) for raw in whole.records]
     environment = {name: version for name, version in whole.versions.items() if version}
     environment |= {"platform": whole.platform} if whole.platform else {}
@@ -307,7 +127,6 @@ def _record(raw: msgspec.Raw) -> Record:
     """One record at a time: of a million failures all are counted and some are kept, each with a case of its own, so
     that the text of the file can be forgotten."""
     record = msgspec.json.decode(raw, type=Record)
-    record.failed = max(record.failed, len(record.failures))
     record.failures = [msgspec.structs.replace(kept, case=kept.case.copy()) for kept in record.failures[:KEPT]]
     if record.worst is not None:
         record.worst = msgspec.structs.replace(record.worst, case=record.worst.case.copy())
@@ -315,18 +134,22 @@ def _record(raw: msgspec.Raw) -> Record:
 
 
 def _bench(data: bytes) -> list[Device]:
-    whole = msgspec.json.decode(data, type=_Bench)
+    whole = msgspec.json.decode(data, type=model.Bench)
     devices: dict[str, Device] = {}
-    for benchmark in whole.benchmarks:
-        info = benchmark.extra_info
-        if "op" not in info:  # of another suite
+    for number, benchmark in enumerate(whole.benchmarks):
+        if "op" not in msgspec.json.decode(benchmark.extra_info, type=dict[str, msgspec.Raw]):  # of another suite
             continue
-        row = msgspec.convert({**info, "seconds": benchmark.stats.data}, Row)
-        name = info.get("gpu") or CPU
-        environment = {key: str(info[key]) for key in ("driver", "commit") if info.get(key)}
-        environment |= {key: str(value) for key, value in (info.get("versions") or {}).items() if value}
-        device = devices.setdefault(name, Device(name, environment))
-        device.about = {"implementation": str(info.get("implementation", "")), "benchmarked": whole.datetime[:10]}
+        try:
+            row = msgspec.json.decode(benchmark.extra_info, type=Row)
+            row.seconds = msgspec.json.decode(benchmark.stats, type=model.Stats).data
+            about = msgspec.json.decode(benchmark.extra_info, type=model.About)
+        except msgspec.DecodeError as error:
+            raise msgspec.ValidationError(f"benchmark {number}: {error}") from None
+        environment = {"driver": about.driver, COMMIT: about.commit, **about.versions}
+        mine = Device(about.gpu or CPU, {name: value for name, value in environment.items() if value})
+        device = devices.setdefault(mine.name, mine)
+        _commits(device, mine)
+        device.about = {"implementation": about.implementation, "benchmarked": whole.datetime[:10]}
         device.rows.append(row)
     if not devices:
         raise msgspec.ValidationError("no row of conformance/benchmarks/test_ops.py in it")
@@ -334,7 +157,7 @@ def _bench(data: bytes) -> list[Device]:
 
 
 def _selftest(data: bytes) -> list[Device]:
-    whole = msgspec.json.decode(data, type=_Selftest)
+    whole = msgspec.json.decode(data, type=model.Selftest)
     counted = []
     for kind in ("op", "check"):
         for name in sorted({getattr(defect, kind) for defect in whole.defects}):
@@ -349,16 +172,17 @@ def _selftest(data: bytes) -> list[Device]:
 
 
 def _report(data: bytes) -> list[Device]:
-    return msgspec.json.decode(data, type=_Report).devices
+    return msgspec.json.decode(data, type=model.Report).devices
 
 
 def join(into: Device, other: Device) -> list[str]:
     """Add what another file says of the same device. Returns what does not fit together, in words."""
     problems = []
+    _commits(into, other)
     for key, value in other.environment.items():
         mine = into.environment.setdefault(key, value)
         # "2.11.0+cu130" is what torch says of itself, "2.11.0" what its package does.
-        if mine.split("+")[0] != value.split("+")[0] and key not in ("python", "numpy", "hypothesis"):
+        if mine.split("+")[0] != value.split("+")[0] and key not in (COMMIT, "python", "numpy", "hypothesis"):
             problems.append(f"{key} is {value} here and {into.environment[key]} in another file of this device")
     into.records, again = _shards(into, other)
     if again:
@@ -378,6 +202,13 @@ def join(into: Device, other: Device) -> list[str]:
     into.controlled += other.controlled
     into.sources = [*into.sources, *other.sources]
     return problems
+
+
+def _commits(into: Device, other: Device) -> None:
+    """All commits that what is known of a device was measured at."""
+    named = [device.environment.get(COMMIT, "") for device in (into, other)]
+    if any(named):
+        into.environment[COMMIT] = ", ".join(dict.fromkeys(one for part in named for one in part.split(", ") if one))
 
 
 def _shards(into: Device, other: Device) -> tuple[list[Record], list[Record]]:

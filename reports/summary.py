@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Iterable
 
 import msgspec
 
-from reports.compare import Comparison
-from reports.read import Device, Failure, Record, Row, Worst, by_op, share_text
+from reports.compare import Comparison, geometric_mean
+from reports.model import Device, Failure, Record, Row, Worst
+from reports.read import COMMIT, by_op, share_text
 
 SLOW = 0.98
 """The ratio to the best peer from which a row counts as being as fast: less is noise."""
@@ -47,22 +47,29 @@ def beyond_torch(record: Record) -> float:
     return record.worst.share - min(record.torch_largest or 0.0, 1.0)
 
 
+def _distance(record: Record) -> tuple[bool, float, float]:
+    """How far a record is from being right, to order by: those in which something rounds, then those furthest beyond
+    torch, then those nearest to the bound. An exact dtype beside a rounding one (bool of ``mm``) tells nothing."""
+    return max(record.share or 0.0, record.torch_largest or 0.0) > 0, beyond_torch(record), record.share or 0.0
+
+
 def furthest(records: Iterable[Record]) -> Record:
-    """The dtype that goes furthest beyond torch."""
-    return max(records, key=beyond_torch)
+    """The dtype that goes furthest beyond torch, of those that round."""
+    return max(records, key=_distance)
 
 
 def accuracy(device: Device) -> list[tuple[Record, list[Record]]]:
     """Each op with its dtypes: failing ones first, then those furthest beyond torch's own error."""
 
-    def order(record: Record) -> tuple[int, float, str]:
-        return -record.failed, -beyond_torch(record), record.dtype
+    def order(record: Record) -> tuple[int, tuple[bool, float, float], str]:
+        rounds, beyond, share = _distance(record)
+        return -record.failed, (not rounds, -beyond, -share), record.dtype
 
     found: dict[str, list[Record]] = {}
     for record in device.records:
         found.setdefault(record.op, []).append(record)
     dtypes = {op: sorted(records, key=order) for op, records in found.items()}
-    ops = sorted(by_op(device.records), key=lambda o: (-o.failed, -max(map(beyond_torch, dtypes[o.op])), o.op))
+    ops = sorted(by_op(device.records), key=lambda o: (-o.failed, order(furthest(dtypes[o.op]))[1], o.op))
     return [(whole, dtypes[whole.op]) for whole in ops]
 
 
@@ -75,7 +82,7 @@ def speed(device: Device) -> list[OpSpeed]:
     for op, rows in groups.items():
         on_device = [row.ratio for row in rows if row.ratio and row.clock != "host"]
         host = [row.ratio for row in rows if row.ratio and row.clock == "host"]
-        mean = math.exp(sum(map(math.log, on_device)) / len(on_device)) if on_device else None
+        mean = geometric_mean(on_device) if on_device else None
         share = max((row.share for row in rows if row.share is not None), default=None)
         rows = sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0))
         found.append(OpSpeed(op, rows, min(on_device or host, default=None), mean, min(host, default=None), share))
@@ -85,7 +92,7 @@ def speed(device: Device) -> list[OpSpeed]:
 def findings(device: Device, comparison: Comparison | None, problems: Iterable[str]) -> list[Finding]:
     """Worst first: what fails, what regressed, what could not be read, what is slow, what is missing."""
     found = [
-        Finding("bad", f"{whole.op}: {whole.failed} of {whole.cases} cases fail", "accuracy")
+        Finding("bad", f"{whole.op}: {whole.failed} of {whole.judged} cases fail", "accuracy")
         for whole, _ in accuracy(device)
         if whole.failed
     ]
@@ -94,6 +101,8 @@ def findings(device: Device, comparison: Comparison | None, problems: Iterable[s
         found += _few(
             [Finding("bad", f"{c.name}: {c.why}", "changes") for c in comparison.worse], "more regressions", "changes"
         )
+        if comparison.shifted:
+            found.append(Finding("warn", comparison.shifted, "changes"))
     survivors = [name for planted in device.selftest if planted.of == "op" for name in planted.survivors]
     if survivors:
         found.append(Finding("bad", f"{len(survivors)} planted defects were not found", "selftest"))
@@ -117,9 +126,12 @@ def findings(device: Device, comparison: Comparison | None, problems: Iterable[s
         )
         text += f"of its bound, torch {share_text(largest.torch_largest)}"
         found.append(Finding("warn", text, "accuracy"))
+    commits = device.environment.get(COMMIT, "")
+    if ", " in commits:
+        found.append(Finding("warn", f"measured at several commits: {commits}", "environment"))
     found += [Finding("warn", f"no {name} in these files: {how}", "environment") for name, how in missing(device)]
     if device.records and not any(record.failed for record in device.records):
-        cases = sum(record.cases for record in device.records)
+        cases = sum(record.judged for record in device.records)
         found.append(
             Finding("good", f"no failure in {cases:,} cases of {len(by_op(device.records))} operators", "accuracy")
         )

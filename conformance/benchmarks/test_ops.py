@@ -227,12 +227,11 @@ def test_ops(
 
 
 def _peer(ours: timing.Times, other: timing.Times, on_device: timing.Times) -> dict[str, Any]:
-    """Its median, how many times as fast ours is (median of the pairs, and the interval of it), and its rounds."""
-    pairs = min(len(ours.seconds), len(other.seconds))
+    """Its median, how many times as fast ours is by the medians (and the interval of that), and its rounds."""
     return {
         "median": other.median,
         "device_median": on_device.median,
-        "ratio": timing.ratio(ours.seconds[:pairs], other.seconds[:pairs]),
+        "ratio": timing.ratio(ours.seconds, other.seconds),
         "seconds": [float(f"{seconds:.5g}") for seconds in other.seconds],
         "note": other.note,
     }

@@ -89,6 +89,21 @@ def test_a_ratio_over_one_is_faster():
     assert low == pytest.approx(high) == pytest.approx(2.0)
 
 
+def test_a_ratio_is_that_of_the_medians_beside_it():
+    """A process that was slow for some rounds, of one function in the first half and of the other in the second."""
+    ours = [6.0] * 5 + [7.2] * 3 + [8.8] * 7
+    other = [8.8] * 8 + [7.2] * 7
+    found, low, high = timing.ratio(ours, other)
+    assert found == pytest.approx(np.median(other) / np.median(ours))
+    assert low <= found <= high
+    assert timing.ratio([1.0, 2.0, 3.0], [4.0])[0] == 2.0
+
+
+def test_what_slows_both_leaves_the_interval_of_a_ratio_narrow():
+    drift = np.random.default_rng(0).uniform(1.0, 3.0, 60)
+    assert timing.ratio(drift, 2 * drift) == pytest.approx((2.0, 2.0, 2.0))
+
+
 def test_the_bootstrap_interval_covers_the_median_as_often_as_it_says():
     generator = np.random.default_rng(0)
     found = [timing.median_interval(generator.exponential(1.0, 60), resamples=400, seed=n) for n in range(200)]

@@ -68,6 +68,22 @@ def test_nothing_is_cut_off_and_all_links_and_folds_work(page, reports, width, d
         assert page.said == []
 
 
+@pytest.mark.parametrize("width", [1280, 360], ids=["desktop", "phone"])
+def test_the_share_of_a_tile_is_in_one_line(page, reports, tmp_path, width):
+    names = ["scaled_dot_product_attention", "rotary_position_embedding", "dequantize_fp8", "add"]
+    pairs = [{"op": name, "feasible": 100, "hit": 96, "holes": []} for name in names]
+    path = made.write(tmp_path, "metrics.json", made.metrics(made.record("add", "float32"), coverage=pairs))
+    assert main(["build", str(path), "--out", str(tmp_path)]) == 0
+    page.open(tmp_path / "report.html", width, 800)
+    lines = """[...document.querySelectorAll(".heat b")].map(e => {
+      const inside = document.createRange();
+      inside.selectNodeContents(e);
+      return inside.getClientRects().length;
+    })"""
+    assert page.evaluate(lines) == [1, 1, 1, 1]
+    assert page.evaluate(CUT_OFF) == []
+
+
 def test_dark_and_light_differ_and_text_stands_out(page, reports):
     found = []
     contrast = """(() => {

@@ -44,6 +44,60 @@ def test_a_chip_that_is_slower_as_a_whole_is_no_regression(tmp_path):
     assert set(verdicts(tmp_path, base, cold).values()) == {Verdict.WORSE}
 
 
+def test_rows_that_torch_slows_with_are_named_and_the_verdict_says_so(tmp_path):
+    slow = {row: 1.5 * seconds for row, seconds in ROWS.items()}
+    base, new = device(tmp_path, made.bench(ROWS)), device(tmp_path, made.bench(slow, seed=1))
+    found = compare.compare(base, new)
+    assert not found.worse
+    text = compare.markdown(found)
+    assert text.startswith("**No regression**, **but 2 rows are slower as torch beside them is**")
+    assert "torch itself took 1.50 times as long as before (2 rows of device time)" in text
+    assert "| mm\\[bfloat16 big\\] |" in text.partition("### Slower, and torch too")[2]
+    assert "torch itself took" not in compare.markdown(compare.compare(base, base))
+
+
+MANY = {("add", f"{n}"): 1e-4 * (n + 1) for n in range(12)}
+
+
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize(("slower", "worse"), [(1.0, False), (1.004, False), (1.019, True)])
+def test_what_no_row_shows_alone_is_called_in_all_together(tmp_path, slower, worse, beside):
+    new = {row: slower * seconds for row, seconds in MANY.items()}
+    # All of 2% without torch: that much a chip differs from another day's.
+    relative = compare.RELATIVE if beside else compare.RELATIVE / 2
+    for seed in range(3):
+        documents = [made.bench(rows, torch=MANY, seed=seed + n, noise=0.002) for n, rows in ((0, MANY), (9, new))]
+        for document in documents if not beside else ():
+            for row in document["benchmarks"]:
+                row["extra_info"]["peers"] = {}
+        found = compare.compare(*(device(tmp_path, document) for document in documents), relative=relative)
+        if beside:
+            assert all(change.verdict is Verdict.SAME for change in found.changes if change.before)
+        assert bool(found.worse) == worse
+        assert "12 rows of device time: " in compare.markdown(found)
+    if worse and beside:
+        assert [change.name for change in found.worse] == ["12 rows of device time together"]
+        assert found.worse[0].ratio == pytest.approx(slower, abs=0.003)
+
+
+def test_a_row_that_is_a_regression_is_not_counted_twice(tmp_path):
+    new = {**MANY, ("add", "3"): 8e-4}
+    found = compare.compare(device(tmp_path, made.bench(MANY)), device(tmp_path, made.bench(new, torch=MANY, seed=1)))
+    assert [change.name for change in found.worse] == ["add[bfloat16 3]"]
+
+
+def test_the_speed_of_the_host_is_said_and_not_judged(tmp_path):
+    """It depends on where the process came to lie, in all rows alike."""
+    documents = [made.bench(MANY, clock="host"), made.bench({row: 1.1 * s for row, s in MANY.items()}, clock="host")]
+    found = compare.compare(*(device(tmp_path, document) for document in documents))
+    assert not found.worse
+    assert "12 rows of host time: 1.10" in compare.markdown(found)
+
+
+def test_text_is_escaped_once():
+    assert compare.text("a<b & `c` #1 | d_e") == "a&#60;b &#38; \\`c\\` \\#1 \\| d\\_e"
+
+
 def test_faster_missing_and_new_rows_are_told(tmp_path):
     new = {("add", "big"): 0.5e-4, ("exp", "big"): 1e-4}
     assert verdicts(tmp_path, made.bench(ROWS), made.bench(new, torch=ROWS)) == {

@@ -16,7 +16,7 @@ import pytest
 
 from conformance import metrics as harness
 from conformance.coverage import Coverage
-from reports import page, plots, read, summary
+from reports import model, page, plots, read, summary
 from reports.__main__ import main
 from reports.read import InputError
 
@@ -79,7 +79,7 @@ def test_hostile_names_are_text(built):
 
 
 def test_the_reproduce_command_runs_in_a_shell_and_is_the_case(tmp_path):
-    kept = read.Failure(
+    kept = model.Failure(
         "../add-1'; touch owned; '", "values", msgspec.Raw(json.dumps(made.case("add", note="it's")).encode())
     )
     line = summary.reproduce(kept, "their.module").split(" && ")
@@ -97,6 +97,66 @@ def test_markdown_and_json(built, tmp_path):
     # A report is read again like the files that it was made of.
     assert main(["build", str(built / "report.json"), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "report.md").read_text() == text
+
+
+def test_cases_that_were_not_provided_are_not_among_the_judged(tmp_path):
+    lacking = {**made.record("mm", "float32", failed=3), "cases": 150, "not_provided": 50}
+    path = made.write(tmp_path, "metrics.json", made.metrics(lacking, made.record("add", "float32")))
+    assert main(["build", str(path), "--out", str(tmp_path / "out")]) == 0
+    said = Elements((tmp_path / "out" / "report.html").read_text()).text
+    assert "failing cases of 200 judged; 50 more not provided" in said
+    assert "mm: 3 of 100 cases fail" in said
+    assert "| mm | 100 | 3 | 50 | float32 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_an_exact_dtype_does_not_stand_for_an_operator_that_rounds():
+    """Neither for one that is nearer to the right result than torch, as ``addmm`` of float32 is."""
+    records = [made.record("mm", dtype, share) for dtype, share in (("bool", 0.0), ("float16", 0.2), ("float32", 0.1))]
+    records[0]["torch_largest"] = 0.0
+    device = model.Device("d", records=[msgspec.json.decode(json.dumps(r), type=model.Record) for r in records])
+    ((_, dtypes),) = summary.accuracy(device)
+    assert [record.dtype for record in dtypes] == ["float16", "float32", "bool"]
+    assert summary.furthest(dtypes).dtype == "float16"
+    line = next(line for line in page.markdown("t", page.sections([device], [], [])).splitlines() if "| mm |" in line)
+    assert line == "| mm | 300 | 0 | 0 | float16 | 0.200 | 0.350 | - | mm-0123456789 |"
+
+
+def test_files_of_several_commits_are_said_last_and_are_no_problem(tmp_path):
+    slow = made.bench({("add", "1"): 1e-4}, commit="abc")
+    slow["benchmarks"] += made.bench({("mm", "1"): 1e-4}, torch={("mm", "1"): 5e-5}, commit="def")["benchmarks"]
+    first = made.bench({("exp", "1"): 0.1}, clock="first call", commit="fed", peers={})
+    (device,), problems = read.read(
+        [made.write(tmp_path, f"{n}.json", document) for n, document in enumerate((slow, first))]
+    )
+    assert problems == []
+    assert device.environment["commit"] == "abc, def, fed"
+    found = [finding.text for finding in summary.findings(device, None, problems)]
+    assert found[0].startswith("mm bfloat16 1: 0.5")
+    assert "measured at several commits: abc, def, fed" in found[1:]
+
+
+def test_a_ratio_is_that_of_the_medians_beside_it(built):
+    (device,) = json.loads((built / "report.json").read_text())["devices"]
+    rows = [msgspec.convert(row, model.Row) for row in device["rows"]]
+    assert all(row.ratio == row.peers["torch"].median / row.median for row in rows)
+    cells = [line.split(" | ") for line in (built / "report.md").read_text().splitlines() if "| events |" in line]
+    assert len(cells) == len(rows)
+    for *_, ours, torch, ratio, _ in cells:
+        assert float(torch) / float(ours) == pytest.approx(float(ratio[:-1]), abs=0.02)
+
+
+def test_points_of_the_roofline_have_names(built):
+    text = (built / "report.html").read_text()
+    titles = re.findall(r"<g><title>([^<]*)</title>", text)
+    assert len(titles) == 2 * (len(made.ROWS) + 1), "each row, in the wide drawing and in the narrow one"
+    assert any(title.startswith("mm[bfloat16 16x4]: ") for title in titles)
+    row = model.Row("softmax", "bfloat16", "1x8", "events", 1e-4, bytes=1 << 20, flops=1 << 22, share=0.3)
+    row.ceilings = {"copy": 4e12, "bfloat16": 8e14}
+    wide, _ = plots.roofline([row]) or ("", "")
+    assert ">softmax</text>" in wide
+    row.share = 0.9
+    wide, _ = plots.roofline([row]) or ("", "")
+    assert ">softmax</text>" not in wide
 
 
 def test_shards_are_added_up_and_devices_stand_side_by_side(tmp_path):
@@ -180,7 +240,9 @@ def test_the_same_cases_in_two_files_are_counted_once(tmp_path):
 
 
 def test_what_a_record_lacks_is_missing_on_the_page_and_nothing_more():
-    device = read.Device("d", records=[read.Record("add", "float32")], rows=[read.Row("add", "x", "1", "host", 1e-6)])
+    device = model.Device(
+        "d", records=[model.Record("add", "float32")], rows=[model.Row("add", "x", "1", "host", 1e-6)]
+    )
     found = page.sections([device], [], [])
     assert "add" in page.html("t", found)
     assert "add" in page.markdown("t", found)
