@@ -219,7 +219,7 @@ def test_a_control_that_ends_its_process_is_a_false_alarm(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
+        (["--op", "ad"], "unknown op 'ad'; did you mean add? Valid are abs, add, "),
         (["--defect", "mm_no_such"], "unknown defect 'mm_no_such'; of that op there are mm_"),
         (["--defect", "relu_nan", "--json", "no_such/x.json"], "there is no folder no_such"),
     ],
