@@ -11,8 +11,9 @@ from pathlib import Path
 from conformance import cases, corpus, messages, prune, runner
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.child import CASE_TIMEOUT, Child, HarnessError, seconds
+from conformance.child import CASE_TIMEOUT, IMPORT_LIMIT, Child, HarnessError, seconds
 from conformance.implementations import DEFAULT, ImplementationError
+from conformance.names import unknown_name
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -30,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def reproduce(options: argparse.Namespace) -> int:
     """Replay a saved case, in a process of its own, and say what came of it."""
     case = _read(options)
-    with contextlib.closing(Child(options.implementation, options.device, timeout=options.case_timeout)) as child:
+    limits = {"timeout": options.case_timeout, "import_timeout": options.import_timeout}
+    with contextlib.closing(Child(options.implementation, options.device, **limits)) as child:
         verdict = child.judge(case)
         print(child.output(), end="")
     name, device = options.implementation, child.about.device
@@ -63,7 +65,7 @@ def list_(options: argparse.Namespace) -> int:
     """Print the ops with their dtypes, and the saved cases."""
     known = specs.registry()
     if options.op is not None and options.op not in known:
-        raise CaseError(f"unknown op {options.op!r}; valid are {', '.join(sorted(known))}")
+        raise CaseError(unknown_name("op", options.op, sorted(known)))
     for name in [options.op] if options.op else sorted(known):
         print(f"{name}: {', '.join(known[name].dtypes)}")
     for path in corpus.files([options.corpus] if options.corpus else [corpus.SHIPPED, corpus.FAILURES]):
@@ -109,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
     limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
     one.add_argument("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
+    one.add_argument("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     one.set_defaults(command=reproduce)
     commands.add_parser("show", parents=[file], help="print a case for reading").set_defaults(command=show)
     all_ = commands.add_parser("list", help="print the ops, their dtypes and the saved cases")

@@ -17,6 +17,7 @@ import msgspec
 import torch
 
 import strategies.tensors
+from conformance.names import unknown_name
 from strategies import layouts
 from strategies.specs import TensorSpec
 
@@ -246,7 +247,7 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
 
     spec = specs.registry().get(case.op)
     if spec is None:
-        raise CaseError(f"unknown op {case.op!r}; known are {', '.join(sorted(specs.registry()))}")
+        raise CaseError(unknown_name("op", case.op, sorted(specs.registry())))
     for name in case.kwargs:
         if not name.isidentifier():
             raise CaseError(f"keyword argument {name!r} is not a name")
@@ -265,11 +266,11 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
             case View(operand) if not within(argument, operands(case)[operand].shape):
                 raise CaseError(f"an argument is a view that operand {operand} does not hold: {argument}")
             case Variant(name) if name not in VARIANTS:
-                raise CaseError(f"unknown causal variant {name!r}; known are {', '.join(VARIANTS)}")
+                raise CaseError(unknown_name("causal variant", name, VARIANTS))
             case NonFinite(text) if text not in ("nan", "inf", "-inf"):
                 raise CaseError(f"a non-finite float is nan, inf or -inf, not {text!r}")
             case DType(name) if name not in DTYPES:
-                raise CaseError(f"unknown dtype {name!r}; known are {', '.join(sorted(DTYPES))}")
+                raise CaseError(unknown_name("dtype", name, sorted(DTYPES)))
     _limit(total, "its operands", max_elements)
     if case.digests and len(case.digests) != seen:
         raise CaseError(f"it has {len(case.digests)} digests for {seen} operands")

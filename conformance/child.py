@@ -7,9 +7,10 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ import torch
 from conformance import cases, processes
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
-from conformance.child_main import Item, Ready, Reply, Request, Setup, Unusable
+from conformance.child_main import Importing, Item, Ready, Reply, Request, Setup, Unusable
 from conformance.implementations import Implementation, ImplementationError
 from conformance.repro import ReproError
 from conformance.runner import CRASH, TIMEOUT, DeviceError, Verdict
@@ -29,7 +30,12 @@ CASE_TIMEOUT = 120.0
 ITEM = 30
 """A test of an op as a whole may take so many times as long as one case."""
 START = 600.0
-"""Seconds that a child may take to import what it judges."""
+"""Seconds that a child may take to import the harness, and to find its device."""
+IMPORT = 60.0
+"""Seconds, at least, that it may take to import what it judges, unless the user says otherwise."""
+IMPORT_LIMIT = f"for importing the implementation; 0 is no limit (default: that of a case, at least {IMPORT:g})"
+SILENCE = 10.0
+"""Seconds until the user is told that it still imports; told again each time that this has doubled."""
 GRACE = 5.0
 """Seconds in which a child that is told to abort writes its stacks."""
 DEATH = 60.0
@@ -58,7 +64,8 @@ class Child:
     """A process of its own for an implementation on a device, started at once and, when it died, anew for the next
     case. Neither CUDA nor the implementation is touched in this process.
 
-    ``worker``: GPUs are taken in turn. ``timeout``: seconds for one case; 0 is no limit.
+    ``worker``: GPUs are taken in turn. ``timeout``: seconds for one case. ``import_timeout``: seconds for importing the
+    implementation; None is ``timeout``, or ``IMPORT`` if that is more. 0 is no limit.
     """
 
     def __init__(
@@ -68,8 +75,10 @@ class Child:
         worker: int = 0,
         checks: Sequence[str] | None = None,
         timeout: float = 0.0,
+        import_timeout: float | None = None,
     ) -> None:
         self.timeout = timeout
+        self.import_timeout = (timeout and max(timeout, IMPORT)) if import_timeout is None else import_timeout
         self._setup = Setup(implementation, device, worker, checks)
         self._printed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (until this object goes)
         # Every child appends to it, so that it can be cut while one writes.
@@ -79,13 +88,16 @@ class Child:
         self._start()
 
     def ready(self) -> None:
-        """Wait for the child. Raises DeviceError or ImplementationError, also where importing ends the process."""
+        """Wait for the child; while importing takes long, a line on stderr says so. Raises DeviceError or
+        ImplementationError, also where importing ends the process or passes its time."""
         if self._process is None:
             self._start()
         if self._ready:
             return
         try:
-            answer = self._receive(Ready | Unusable, START)
+            answer = self._receive(Importing | Unusable, START)
+            if isinstance(answer, Importing):
+                answer = self._receive(Ready | Unusable, self.import_timeout, self._still_importing)
         except _Death as death:
             name = self._setup.implementation
             raise ImplementationError(f"implementation {name!r}: importing it failed: {death}") from None
@@ -182,12 +194,24 @@ class Child:
             raise HarnessError(f"the harness failed in the child process\n{reply.fault}")
         return reply
 
-    def _receive(self, kind: type[_T] | Any, seconds: float) -> Any:
-        """The child's next message. Raises _Death, and then the child is gone."""
-        process, end = self._process, time.monotonic() + seconds if seconds else float("inf")
+    def _still_importing(self, seconds: float) -> None:
+        limit = f"after {self.import_timeout:g} s it has failed" if self.import_timeout else "there is no limit"
+        name = self._setup.implementation
+        print(f"still importing {name} after {seconds:g} s; {limit} (--import-timeout)", file=sys.stderr, flush=True)
+
+    def _receive(
+        self, kind: type[_T] | Any, seconds: float, waiting: Callable[[float], object] = lambda seconds: None
+    ) -> Any:
+        """The child's next message. Raises _Death, and then the child is gone. ``waiting``: told after ``SILENCE``
+        seconds, and each time that these have doubled."""
+        process, begin, silence = self._process, time.monotonic(), SILENCE
+        end = begin + seconds if seconds else float("inf")
         assert process is not None
         try:
             while not self._connection.poll(max(0.0, min(_GLANCE, end - time.monotonic()))):
+                if time.monotonic() >= begin + silence:
+                    waiting(silence)
+                    silence *= 2
                 if process.ended(0) and not self._connection.poll(0):
                     raise EOFError
                 if time.monotonic() >= end:
@@ -240,7 +264,7 @@ def _environment() -> dict[str, str]:
 
 
 def seconds(text: str) -> float:
-    """The value of an option ``--case-timeout``. Raises ValueError."""
+    """The value of an option ``--case-timeout`` or ``--import-timeout``. Raises ValueError."""
     if not 0 <= float(text) < float("inf"):
         raise ValueError(text)
     return float(text)

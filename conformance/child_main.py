@@ -41,6 +41,10 @@ class Setup(msgspec.Struct, frozen=True):
     checks: Sequence[str] | None
 
 
+class Importing(msgspec.Struct, frozen=True, tag=True):
+    """The first answer to a Setup whose device there is: the implementation is imported now."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The answer to a Setup that can be done."""
 
@@ -100,6 +104,7 @@ def main(descriptor: int) -> None:
         setup = msgspec.json.decode(connection.recv_bytes(), type=Setup)
         try:
             device = runner.resolve_device(setup.device, setup.worker)
+            connection.send_bytes(msgspec.json.encode(Importing()))
             implementation = load(setup.implementation)
         except (runner.DeviceError, ImplementationError) as error:
             what = "device" if isinstance(error, runner.DeviceError) else "implementation"

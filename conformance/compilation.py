@@ -32,6 +32,7 @@ from conformance import cases, machine_code
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import DEFAULT, Implementation, NotProvided, load
+from conformance.names import unknown_name
 from conformance.spec import Call, OpSpec
 from strategies import dtypes, layouts, tensors, values
 from strategies.specs import TensorSpec
@@ -259,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     names = options.target or list(TARGETS)
     if unknown := set(options.op or ()) - set(specs.registry()):
-        parser.error(f"unknown op {sorted(unknown)[0]!r}; valid are {', '.join(sorted(specs.registry()))}")
+        parser.error(unknown_name("op", min(unknown), sorted(specs.registry())))
     results = _compile_targets(names, options)
     if options.json:
         rows = {name: [dataclasses.asdict(result) for result in compiled] for name, compiled in results.items()}

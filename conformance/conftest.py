@@ -18,11 +18,12 @@ import pytest
 from conformance import cases, corpus, coverage, database, journal, metrics, runner
 from conformance import spec as specs
 from conformance.checks import CHECKS
-from conformance.child import CASE_TIMEOUT, Child, seconds
+from conformance.child import CASE_TIMEOUT, IMPORT_LIMIT, Child, seconds
 from conformance.child_main import Within
 from conformance.coverage import Seen
 from conformance.implementations import DEFAULT, ImplementationError
 from conformance.metrics import Record, Tally
+from conformance.names import unknown_name
 from conformance.session import PROFILES, Run
 
 # Benchmarks are not part of the gate; named on the command line they are collected all the same.
@@ -80,9 +81,9 @@ class Options:
         self.within = next((one for one in config.pluginmanager.get_plugins() if isinstance(one, Within)), None)
         """Where this is pytest in the child itself."""
         if self.within is None:
-            limit = config.getoption("--case-timeout")
+            limits = config.getoption("--case-timeout"), config.getoption("--import-timeout")
             device, number = config.getoption("--device"), _worker_number(config)
-            self.child = Child(self.implementation, device, number, self.checks, limit)
+            self.child = Child(self.implementation, device, number, self.checks, *limits)
 
     def run(self, written: journal.Journal | None = None) -> Run:
         """What is judged, and how."""
@@ -142,6 +143,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--metrics", type=Path, metavar="FILE.json", help="write the counts and shares of the bound here")
     limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
     add("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
+    add("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     most = "saved cases whose operands or result hold more elements are skipped (default: %(default)s)"
     add("--max-elements", type=_positive, default=cases.MAX_ELEMENTS, metavar="N", help=most)
     number = "legal cases for each op and dtype; a quarter as many refused ones (default: the profile's)"
@@ -340,7 +342,7 @@ def _among(what: str, named: list[str] | None, valid: list[str]) -> list[str]:
     """The names that were given, without repetition, or all valid ones where none was."""
     for name in named or ():
         if name not in valid:
-            raise pytest.UsageError(f"unknown {what} {name!r}; valid are {', '.join(valid)}")
+            raise pytest.UsageError(unknown_name(what, name, valid))
     return list(dict.fromkeys(named)) if named else valid
 
 

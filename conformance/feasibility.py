@@ -19,6 +19,7 @@ from conformance import cases, features, runner
 from conformance import spec as specs
 from conformance.cases import Argument, Case, Same, View
 from strategies import dtypes, layouts, values
+from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Special, TensorSpec
 
 EXAMPLES = 6
@@ -68,6 +69,7 @@ _CLOSED = {
     "size": features.SIZES,
     "row": features.ROWS,
     "layout": features.LAYOUTS,
+    "broadcast": features.BROADCASTS,
     "specials": tuple(dict.fromkeys(("none", *features.SPECIALS.values()))),
 }
 """Groups of which all classes are known; of values and dtypes the op says which there are."""
@@ -137,7 +139,7 @@ class Evidence:
 
     def feasible(self, first: str, second: str) -> bool:
         """Whether two features can be in one case: unless they contradict each other, or torch refuses all calls
-        that have both."""
+        that have both. How operands broadcast follows from their shapes: with that, only if such a call is found."""
         if contradictory(first, second):
             return False
         pair, refused = {first, second}, False
@@ -147,7 +149,7 @@ class Evidence:
                 if accepted:
                     return True
                 refused = refused or accepted is False
-        return not refused
+        return not refused and "broadcast" not in (_group(first), _group(second))
 
     def _candidates(self, first: str, second: str) -> Iterator[tuple[frozenset[str], Case]]:
         """Calls that may have both features, made of those that have one; the likely ones first."""
@@ -159,7 +161,7 @@ class Evidence:
             for case, donor in itertools.product(self._having.get(one, ())[:2], self._having.get(other, ())[:2]):
                 key = ("crossed", id(case), id(donor), *_split(other)[:2])
                 yield from self._made(key, _crossed(case, donor, other))
-        if _split(first)[1] in _SHAPE and _split(second)[1] in _SHAPE:
+        if {_split(first)[1], _split(second)[1]} <= {*_SHAPE, "broadcast"}:
             for case in (*self._having.get(first, ()), *self._having.get(second, ())):
                 yield from self._made(("resized", id(case)), _resized(case))
 
@@ -206,6 +208,12 @@ _SHAPES = {
     "row=other": [(6,), (3, 6)],
 }  # fmt: skip
 """Shapes by the feature that they show."""
+_BROADCASTS: dict[str, tuple[Shape, Shape]] = {
+    "equal": ((3, 5), (3, 5)), "1xM": ((3, 5), (1, 5)), "Nx1": ((3, 5), (3, 1)), "M": ((3, 5), (5,)),
+    "Bx1xM": ((2, 3, 5), (2, 1, 5)), "1xHx1x1": ((2, 3, 4, 5), (1, 3, 1, 1)), "0-d": ((3, 5), ()),
+    "both": ((3, 1), (1, 5)), "other": ((3, 5), (1,)),
+}  # fmt: skip
+"""Shapes of two operands by how they broadcast."""
 _MENU = (0, 1, 4, 7, 9, 6, 70, 1100)
 _RECIPE = {kind: recipe for recipe, kind in reversed(features.VALUES.items())}
 _SPECIAL = {kind: value for value, kind in reversed(features.SPECIALS.items())}
@@ -249,6 +257,13 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
     operand, what, one = _split(feature)
     arguments = _arguments(case)
     changes: list[dict[str, Any]] = []
+    if what == "broadcast":
+        operands = [(key, x) for key, x in arguments.items() if isinstance(x, TensorSpec) and key != "out"][:2]
+        for shapes in itertools.permutations(_BROADCASTS[one], len(operands)):
+            fitting = zip(operands, shapes, strict=True)
+            changed: dict[Key, Argument] = {key: _spec(spec, shape=shape) for (key, spec), shape in fitting}
+            yield _replaced(case, changed)
+            yield _without(_replaced(case, changed), "out")
     if what in _SHAPE:
         changes = [{"shape": shape} for shape in _SHAPES.get(f"{what}={one}", ())]
     elif what == "dtype":

@@ -1,16 +1,18 @@
 """What a case looks like, in classes: of which coverage counts the single ones and the pairs.
 
-A feature is written ``group=class``, and a case has at most one feature of a group, but of special values, of which
-several may be planted. Most groups follow from the arguments; an OpSpec names others of its own (``OpSpec.features``).
+A feature is written ``group=class``. A case has one feature of a group at most, but of special values, of which several
+may be planted, and of broadcasting, of which each two operands have one. Most groups follow from the arguments; an
+OpSpec names others of its own (``OpSpec.features``).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping
 
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View
-from strategies import layouts
+from strategies import layouts, shapes
 from strategies.specs import TensorSpec
 
 Features = dict[str, tuple[str, ...]]
@@ -41,6 +43,9 @@ SPECIALS = {
 }  # fmt: skip
 """The class of each special value that is planted."""
 
+BROADCASTS = ("equal", *shapes.PATTERNS, "other")
+"""How the shapes of two operands broadcast."""
+
 FLAGS = ("inplace", "interleaved", "training")
 """Arguments that are switches; elsewhere a bool is a number."""
 
@@ -61,6 +66,26 @@ def of(arguments: Mapping[str, Argument]) -> Features:
         if isinstance(argument, TensorSpec):
             found |= tensor(name, argument)
     return found
+
+
+def elementwise(case: Case) -> Features:
+    """The features of the arguments, and how their shapes broadcast."""
+    return {**of_arguments(case), **broadcast(case)}
+
+
+def broadcast(case: Case) -> Features:
+    """How each two tensors among the operands broadcast; no feature where there are fewer, or they do not."""
+    operands: list[Argument] = [*case.args, *(value for name, value in case.kwargs.items() if name != "out")]
+    found: list[shapes.Shape] = []
+    for one in operands:
+        spec = case.args[0] if isinstance(one, Same) else one
+        if isinstance(spec, TensorSpec):
+            found.append(spec.shape)
+    try:
+        classes = {shapes.pattern_of(*pair) for pair in itertools.combinations(found, 2)}
+    except ValueError:
+        return {}
+    return {"broadcast": tuple(one for one in BROADCASTS if one in classes)} if classes else {}
 
 
 def names(found: Features) -> list[str]:

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 from hypothesis import strategies as st
 
 Shape = tuple[int, ...]
@@ -16,6 +17,11 @@ BLOCKS = (16, 32, 64, 128, 256, 1024)
 
 MAX_SIZE = 4096 + 1
 BUDGET = 1 << 16
+
+SMALLER = ("1xM", "Nx1", "M", "Bx1xM", "1xHx1x1")
+"""Shapes of an operand that broadcasts to that of the other: (1, M), (N, 1) and so on."""
+PATTERNS = (*SMALLER, "0-d", "both")
+"""The usual ways to broadcast; "both": each operand broadcasts along a dim that the other has."""
 
 _KINDS = st.sampled_from(("any", "powers", "below powers", "above powers", "primes", "blocks"))
 _BESIDE = {"powers": 0, "below powers": -1, "above powers": 1}
@@ -116,6 +122,52 @@ def broadcastable(
         leading = next((dim for dim, size in enumerate(shape) if size != 1), len(shape))
         found.append(shape[draw(st.integers(0, leading)) :])
     return tuple(found)
+
+
+@st.composite
+def usual(draw: st.DrawFn, operands: int = 2, *, budget: int = BUDGET) -> tuple[Shape, ...]:
+    """Shapes that broadcast in one of the ``PATTERNS`` but "0-d", in any order; every dim of the result is above 1.
+
+    Of three operands or more the others have the shape of the result, or that of the smaller one.
+    """
+    pattern = draw(st.sampled_from((*SMALLER, "both")))
+    if pattern == "both":
+        whole = draw(shapes(2, 3, min_size=2, budget=budget))
+        ones = draw(st.integers(1, (1 << len(whole)) - 2))
+        pair = tuple(tuple(1 if bits >> dim & 1 else s for dim, s in enumerate(whole)) for bits in (ones, ~ones))
+        if draw(st.booleans()):
+            pair = tuple(shape[shape[0] == 1 :] for shape in pair)
+    else:
+        rank = draw(st.integers(2, 3)) if pattern == "M" else len(pattern.split("x"))
+        whole = draw(shapes(rank, rank, min_size=2, budget=budget))
+        pair = (whole, _smaller(pattern, whole))
+    rest = [draw(st.sampled_from((whole, pair[1]))) for _ in range(operands - 2)]
+    return tuple(draw(st.permutations((*pair, *rest))))
+
+
+def pattern_of(first: Shape, second: Shape) -> str:
+    """How two shapes broadcast: "equal", one of the ``PATTERNS``, or "other".
+
+    A pattern needs a result whose dims are all above 1; "0-d", one of several elements.
+    """
+    whole = np.broadcast_shapes(first, second)
+    if first == second:
+        return "equal"
+    if () in (first, second):
+        return "0-d" if math.prod(whole) > 1 else "other"
+    if min(whole) < 2:
+        return "other"
+    if whole not in (first, second):
+        return "both"
+    smaller = second if whole == first else first
+    fits = (name for name in SMALLER if len(name.split("x")) in (1, len(whole)))
+    return next((name for name in fits if smaller == _smaller(name, whole)), "other")
+
+
+def _smaller(pattern: str, whole: Shape) -> Shape:
+    """The shape of the smaller operand where the result has this one."""
+    marks = pattern.split("x")
+    return tuple(1 if mark == "1" else size for mark, size in zip(marks, whole[-len(marks) :], strict=True))
 
 
 @st.composite

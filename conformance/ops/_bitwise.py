@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import refusals
+from conformance import features, refusals
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, OpSpec
@@ -60,6 +60,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         outs=OUTS,
         cuda_refuses=partial(refusals.cuda_refuses, name),
         batch=elementwise.batch,
+        features=features.elementwise,
         expected=lambda call: elementwise.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 2, dtype="int32"),
     )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from conformance import features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -77,6 +78,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         dtypes=dtypes,
         outs=OUTS,
         batch=elementwise.batch,
+        features=features.elementwise,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 2, result="bool"),
     )

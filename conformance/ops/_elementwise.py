@@ -51,21 +51,20 @@ def elements(*dtypes: str) -> int:
 
 @st.composite
 def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = False) -> Operands:
-    """Two tensors that broadcast, of equal or different dtypes; often of one shape, as most calls are, now and then
-    one is 0-d, or both are the same.
+    """Two tensors that broadcast, of equal or different dtypes; a third of them in one of the usual ways, often of one
+    shape, as most calls are, now and then one is 0-d, or both are the same.
 
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
-    kinds = ("broadcast", "broadcast", "broadcast", "column", "equal", "long", "0-d other", "0-d input", "same")
+    kinds = (*("broadcast",) * 2, *("usual",) * 5, "equal", "long", "0-d other", "0-d input", "same")
     match draw(st.sampled_from(kinds)):
         case "broadcast":
             # With less than two dims there is little to broadcast.
             min_rank = draw(st.sampled_from((1, 2, 2)))
             shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank, budget)))
-        case "column":
-            shape = draw(shapes_of_results(2, budget))
-            shape, other = draw(st.permutations((shape, (*shape[:-1], 1))))
+        case "usual":
+            shape, other = draw(shapes.usual(2, budget=budget))
         case "equal":
             shape = other = draw(shapes_of_results(1, budget))
         case "long":

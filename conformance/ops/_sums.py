@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, features, oracle, refusals
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -146,6 +146,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         dtypes=dtypes,
         outs=OUTS,
         batch=elementwise.batch,
+        features=features.elementwise,
         expected=partial(expected, function, sign),
         cuda_refuses=partial(refusals.cuda_refuses, name),
         benchmarks=elementwise.benchmarks(name, 2, strided=True),

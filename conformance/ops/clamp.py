@@ -15,6 +15,7 @@ from conformance import features
 from conformance.cases import Argument, Case, Same
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, shapes, tensors
@@ -71,8 +72,11 @@ def _by_tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
     form = draw(st.sampled_from(("both", "both", "both", "min", "max")))
     first, second = draw(dtype_names.pairs(dtypes))
     third = draw(st.sampled_from((first, second)))
-    broadcast = draw(shapes.broadcastable(3, elementwise.shapes_of_results(draw(st.sampled_from((0, 1, 2))))))
-    specs = [draw(tensors.tensors(shape, name)) for shape, name in zip(broadcast, (first, second, third), strict=True)]
+    if draw(st.booleans()):
+        found = draw(shapes.usual(3, budget=_sizes.ELEMENTS))
+    else:
+        found = draw(shapes.broadcastable(3, elementwise.shapes_of_results(draw(st.sampled_from((0, 1, 2))))))
+    specs = [draw(tensors.tensors(shape, name)) for shape, name in zip(found, (first, second, third), strict=True)]
     input, low, high = specs[0], None if form == "max" else specs[1], None if form == "min" else specs[2]
     if not draw(st.integers(0, 3)):
         low, high = (low, Same(0)) if form == "max" or draw(st.booleans()) else (Same(0), high)
@@ -158,7 +162,7 @@ def _bound(bound: torch.Tensor | bool | int | float, dtype: torch.dtype) -> torc
 def features_of(case: Case) -> Features:
     """Bounds are bounds, whether given by place or by name, and of a size that follows from rank and input."""
     bounds = dict(zip(("min", "max"), case.args[1:], strict=False))
-    found = features.of({"input": case.args[0], **bounds, **case.kwargs})
+    found = {**features.of({"input": case.args[0], **bounds, **case.kwargs}), **features.broadcast(case)}
     dependent = [f"{name} {what}" for name in ("min", "max") for what in ("size", "row")]
     return {group: classes for group, classes in found.items() if group not in dependent}
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -163,6 +163,7 @@ SPEC = OpSpec(
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    features=features.elementwise,
     expected=expected,
     benchmarks=elementwise.benchmarks("div", 2, strided=True),
 )

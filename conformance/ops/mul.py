@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, features, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -58,6 +58,7 @@ SPEC = OpSpec(
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    features=features.elementwise,
     expected=expected,
     benchmarks=elementwise.benchmarks("mul", 2, strided=True),
 )

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, features, oracle, refusals
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -160,6 +160,7 @@ SPEC = OpSpec(
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    features=features.elementwise,
     expected=expected,
     # A logarithm, a product and an exponential; and the square that models take.
     benchmarks=(

@@ -17,6 +17,7 @@ from conformance import runner
 runner.resolve_device("cpu")
 
 from conformance import metrics  # noqa: E402
+from conformance.names import unknown_name  # noqa: E402
 from conformance.selftest import bank, report, search, workers  # noqa: E402
 from conformance.selftest.bank import Defect  # noqa: E402
 from conformance.selftest.search import Control, Result  # noqa: E402
@@ -72,7 +73,7 @@ def _chosen(ops: Sequence[str] | None, names: Sequence[str] | None) -> dict[str,
     found = bank.bank()
     valid = sorted({defect.op for defect in found.values()})
     if unknown := [op for op in ops or () if op not in valid]:
-        raise ValueError(f"unknown op {unknown[0]!r}; valid are {', '.join(valid)}")
+        raise ValueError(unknown_name("op", unknown[0], valid))
     if unknown := [name for name in names or () if name not in found]:
         near = [name for name in found if name.startswith(unknown[0].partition("_")[0])]
         raise ValueError(f"unknown defect {unknown[0]!r}; of that op there are {', '.join(near) or 'none'}")

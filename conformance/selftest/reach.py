@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from conformance.selftest import families as of
+from conformance.selftest import sound
 from conformance.selftest.bank import defect, plant
+from strategies import shapes
 
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 
@@ -124,6 +127,36 @@ def broadcast_modulo(right: Callable[..., Any], input: Any, other: Any, **kwargs
     result = right(input, other, **kwargs)
     again = right(*wrong, **{name: x for name, x in kwargs.items() if name != "out"})
     return result.copy_(again) if again.shape == result.shape else result
+
+
+def _first_place(op: str, pattern: str) -> Callable[..., Any]:
+    """An operand that broadcasts in this pattern is read in the first place along the dim alone, and is 0 beyond."""
+
+    def value(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+        whole = torch.broadcast_shapes(*(x.shape for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)))
+
+        def grows(x: Any) -> bool:
+            return isinstance(x, torch.Tensor) and shapes.pattern_of(tuple(x.shape), tuple(whole)) == pattern
+
+        def read(x: Any) -> Any:
+            if not grows(x):
+                return x
+            wide = x.expand(whole).clone()
+            for dim in range(-wide.ndim, 0):
+                if dim < -x.ndim or x.shape[dim] == 1:
+                    wide.narrow(dim, 1, whole[dim] - 1).zero_()
+            return wide
+
+        if not any(map(grows, (*args, *kwargs.values()))):
+            return None
+        return sound.right(op)(*map(read, args), **{name: read(x) for name, x in kwargs.items()})
+
+    return of.instead(value)
+
+
+for _op, _pattern in itertools.product(("mul", "bitwise_and", "add", "gt", "clamp"), shapes.SMALLER):
+    _about = f"an operand {_pattern} that broadcasts is read in the first place along the dim alone"
+    plant(_op, f"first_of_{_pattern}", "broadcast", "values", _first_place(_op, _pattern), _about)
 
 
 def _bounds_lost(right: Callable[..., Any], input: Any, min: Any = None, max: Any = None, **kwargs: Any) -> Any:

@@ -23,13 +23,12 @@ MATRIX = TensorSpec((3, 8), "float16", "ascending", layout=Layout(order=(1, 0)),
 
 @cache
 def drawn(op: str, dtype: str, count: int) -> list[Case]:
-    """Cases of the first rounds of the ci profile."""
+    """Cases of the first rounds of the ci profile, and of rounds beyond it where more are wanted."""
     found: list[Case] = []
     dtypes_of_op = specs.registry()[op].dtypes
-    for draws, seed, examples in session.rounds(op, dtype, False, dtypes_of_op, session.PROFILES["ci"], 0):
-        test = session.drawing(session.PROFILES["ci"], examples)(
-            hypothesis.seed(seed)(given(draws)(lambda case: found.append(case)))
-        )
+    ci = settings(session.PROFILES["ci"], max_examples=max(count, session.PROFILES["ci"].max_examples))
+    for draws, seed, examples in session.rounds(op, dtype, False, dtypes_of_op, ci, 0):
+        test = session.drawing(ci, examples)(hypothesis.seed(seed)(given(draws)(lambda case: found.append(case))))
         test()
         if len(found) >= count:
             break
@@ -47,6 +46,7 @@ def test_features_of_a_case():
         "1st=tensor", "1st dtype=float16", "1st rank=2", "1st size=to 64", "1st row=power", "1st layout=permuted",
         "1st values=ordered", "1st specials=inf", "2nd=not finite", "alpha=negative int", "out=strided",
     }  # fmt: skip
+    assert features.elementwise(case) == features.of_arguments(case), "one tensor does not broadcast"
     other = Case(
         op="add", args=(Same(0), NonFinite("inf"), TensorSpec((0, 3), "int8"), True, 2), kwargs={"out": Same(0)}
     )
@@ -63,6 +63,43 @@ def test_features_of_a_case():
 )  # fmt: skip
 def test_size_classes(size, row, elements):
     assert (features.row(size), features.size(size)) == (row, elements)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "classes"),
+    [((33, 5), (1, 5), ["1xM"]), ((1, 5), (33, 5), ["1xM"]), ((33, 5), (5,), ["M"]), ((33, 5), Same(0), ["equal"]),
+     ((33, 1), (5,), ["both"]), ((33, 5), 2.0, []), ((33, 5), (4,), [])],
+)  # fmt: skip
+def test_how_operands_broadcast(first, second, classes):
+    operands = [TensorSpec(one, "float32") if isinstance(one, tuple) else one for one in (first, second)]
+    case = Case(op="mul", args=tuple(operands), kwargs={"out": TensorSpec((), "float32")})
+    assert [name for name in shown(case) if name.startswith("broadcast=")] == [f"broadcast={one}" for one in classes]
+
+
+def test_how_bounds_broadcast():
+    low, high = TensorSpec((1, 5), "float32"), TensorSpec((33, 1), "float32")
+    case = Case(op="clamp", args=(TensorSpec((33, 5), "float32"), low), kwargs={"max": high})
+    assert {name for name in shown(case) if name.startswith("broadcast=")} == {
+        "broadcast=1xM", "broadcast=Nx1", "broadcast=both"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("ops", ["add sub mul div pow bitwise_and bitwise_or", "eq ne lt le gt ge", "clamp"])
+def test_the_usual_broadcasts_are_drawn(ops):
+    """Each pattern in at least 3% of the cases with two tensors; some with a dim of several blocks."""
+    searches = [(op, dtype) for op in ops.split() for dtype in specs.registry()[op].dtypes]
+    found = [case for op, dtype in searches for case in drawn(op, dtype, -(-200 // len(searches)) * 10)]
+    assert len(found) >= 2000
+    largest: dict[str, list[int]] = {pattern: [] for pattern in features.BROADCASTS}
+    pairs = 0
+    for case in found:
+        classes = specs.registry()[case.op].features(case).get("broadcast", ())
+        pairs += bool(classes)
+        for pattern in classes:
+            largest[pattern].append(max(size for spec in cases.operands(case) for size in (*spec.shape, 0)))
+    for pattern in shapes.PATTERNS:
+        assert len(largest[pattern]) >= 0.03 * pairs, pattern
+        assert sum(size > 2 * shapes.BLOCKS[0] for size in largest[pattern]) >= 0.1 * len(largest[pattern]), pattern
 
 
 def test_every_recipe_and_special_has_a_class():
@@ -142,6 +179,14 @@ def test_contradictions(first, second):
         ("add", "1st dtype=int8", "alpha=float", True),
         ("add", "1st layout=expanded", "out=same tensor", False),
         ("add", "1st size=to 1024", "2nd size=more", True),
+        ("add", "broadcast=1xHx1x1", "1st rank=4", True),
+        ("add", "broadcast=1xHx1x1", "1st rank=2", False),
+        ("add", "broadcast=1xM", "1st size=more", True),
+        ("add", "broadcast=1xM", "1st size=one", False),
+        ("add", "broadcast=Nx1", "2nd layout=permuted", True),
+        ("add", "broadcast=Nx1", "2nd=float", False),
+        ("add", "broadcast=both", "out=same tensor", False),
+        ("add", "broadcast=M", "out=strided", True),
         ("relu", "1st layout=expanded", "inplace=True", False),
         ("relu", "1st layout=expanded", "inplace=False", True),
         ("scaled_dot_product_attention", "mask=bool", "causal=default", False),

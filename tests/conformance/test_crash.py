@@ -144,6 +144,30 @@ def test_an_implementation_that_ends_its_process_when_imported_is_told(tmp_path,
         child.ready()
 
 
+NEVER_ENDS = "import time\n\ndef wait():\n    while True:\n        time.sleep(1)\n\nwait()\n"
+
+
+def test_an_import_that_never_ends_is_told_with_its_stack(tmp_path, monkeypatch, capsys):
+    (tmp_path / "never_ends.py").write_text(NEVER_ENDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("conformance.child.SILENCE", 0.5)
+    stack = r"importing it failed: no result after 3 s; it printed last:\n(.*\n)*.*never_ends.py\", line 5 in wait"
+    with contextlib.closing(Child("never_ends", "cpu", import_timeout=3.0)) as child:
+        with pytest.raises(ImplementationError, match=stack):
+            child.ready()
+        told = capsys.readouterr().err.splitlines()
+    assert told[0] == "still importing never_ends after 0.5 s; after 3 s it has failed (--import-timeout)"
+    assert [line.split()[4] for line in told[1:]] == ["1", "2"][: len(told) - 1]
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "limit"), [(0.2, None, 60), (300, None, 300), (0, None, 0), (5, 2, 2), (5, 0, 0)]
+)
+def test_how_long_importing_may_take(case, given, limit):
+    with contextlib.closing(Child("torch", "cpu", timeout=case, import_timeout=given)) as child:
+        assert child.import_timeout == limit
+
+
 def test_a_journal_outlives_its_process(tmp_path):
     first, second = Case(op="relu", args=(LARGE,)), Case(op="relu", args=(SMALL,))
     if not (killed := os.fork()):

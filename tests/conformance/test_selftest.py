@@ -24,6 +24,7 @@ from conformance.selftest import bank, report, search, sound, workers
 from conformance.selftest.controls import controls
 from conformance.session import PROFILES, Run
 from conformance.spec import registry
+from strategies import shapes
 from strategies.specs import TensorSpec
 
 BANK = bank.bank()
@@ -85,6 +86,14 @@ def test_some_defects_are_caught_and_right_implementations_are_not(op):
     assert [result.name for result in results if not result.killed] == []
     assert [(tally.name, tally.message) for tally in tallies if tally.alarms] == []
     assert all(tally.cases == 10 for tally in tallies)
+
+
+@pytest.mark.parametrize("op", ["mul", "bitwise_and", "add", "gt", "clamp"])
+def test_a_kernel_that_broadcasts_only_its_first_row_is_caught(op):
+    """And likewise for the other shapes that broadcast."""
+    defects = [BANK[f"{op}_first_of_{pattern}"] for pattern in shapes.SMALLER]
+    results, _ = search.study(op, defects, (), PROFILES["ci"])
+    assert [result.name for result in results if not result.killed] == []
 
 
 @pytest.mark.parametrize("deviation", [d for d in DEVIATIONS if "cpu" in d.devices], ids=lambda d: d.name)
@@ -211,7 +220,7 @@ def test_a_control_that_ends_its_process_is_a_false_alarm(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
+        (["--op", "ad"], "unknown op 'ad'; did you mean add? Valid are abs, add, "),
         (["--defect", "mm_no_such"], "unknown defect 'mm_no_such'; of that op there are mm_"),
         (["--defect", "relu_nan", "--json", "no_such/x.json"], "there is no folder no_such"),
     ],

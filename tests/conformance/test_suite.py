@@ -59,10 +59,15 @@ def suite(pytester, monkeypatch, _torch_is_whole):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
-        (["--dtype", "float"], "unknown dtype 'float'; valid are float32, float16, "),
-        (["--check", "value"], "unknown check 'value'; valid are memory, guard_bands, fully_written, errors, "),
+        (["--op", "ad"], "unknown op 'ad'; did you mean add? Valid are abs, add, "),
+        (["--op", "sofmax"], "unknown op 'sofmax'; did you mean softmax? Valid are abs, add, "),
+        (
+            ["--dtype", "floa16"],
+            "unknown dtype 'floa16'; did you mean float16 or bfloat16 or float64? Valid are float32, ",
+        ),
+        (["--check", "value"], "unknown check 'value'; did you mean values? Valid are memory, guard_bands, "),
         (["--hypothesis-profile", "fast"], "unknown profile 'fast'; valid are smoke, ci, deep"),
+        (["--hypothesis-profile", "smok"], "unknown profile 'smok'; did you mean smoke? Valid are smoke, ci, deep"),
         (["--implementation", "no_such"], "'no_such' failed: ModuleNotFoundError*Valid are ntops.torch, torch, any"),
         (["--implementation", "defects:no_such"], "defects has no 'no_such'"),
         (["--device", "tpu"], "unknown device 'tpu'; valid are auto, cpu, cuda"),
@@ -72,6 +77,7 @@ def suite(pytester, monkeypatch, _torch_is_whole):
         (["--metrics", "no_such/metrics.json"], "there is no folder no_such"),
         (["--max-examples", "0"], "--max-examples: invalid"),
         (["--case-timeout", "-1"], "--case-timeout: invalid"),
+        (["--import-timeout", "inf"], "--import-timeout: invalid"),
         (["--hypothesis-seed", "now"], "--hypothesis-seed 'now': not a whole number"),
     ],
 )
@@ -79,6 +85,15 @@ def test_usage_errors(suite, arguments, message):
     result = suite(*arguments)
     assert result.ret == USAGE
     result.stderr.fnmatch_lines([f"*{message}*".replace("[", "[[]")])
+
+
+def test_an_import_that_never_ends_is_a_usage_error(suite, pytester):
+    pytester.makepyfile(never_ends="import time\nwhile True:\n    time.sleep(1)\n")
+    result = suite("--import-timeout", "2", implementation="never_ends")
+    assert result.ret == USAGE
+    result.stderr.fnmatch_lines(
+        ["*implementation 'never_ends': importing it failed: no result after 2 s; it printed last:", '*never_ends.py"*']
+    )
 
 
 def test_cuda_without_a_gpu_is_a_usage_error(suite, monkeypatch):
@@ -298,7 +313,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
         (["reproduce", "relu.json", "--implementation", "defects:nothing"], "does not provide this call of relu"),
         (["reproduce", "relu.json", "--max-elements", "2"], "would hold 3 elements; the limit is 2"),
         (["reproduce", "relu.json", "--max-bytes", "9"], "larger than 9 bytes"),
-        (["list", "--op", "ad"], "unknown op 'ad'; valid are abs, add, "),
+        (["list", "--op", "ad"], "unknown op 'ad'; did you mean add? Valid are abs, add, "),
     ],
 )
 def test_bad_input_to_commands(arguments, message, tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -71,6 +72,35 @@ def test_broadcastable_shapes_broadcast(examples, operands):
         assert set(shorter) == {True, False}, "either operand has fewer dims"
         results = [(drawn, np.broadcast_shapes(*drawn)) for drawn in found]
         assert any(all(shape != result for shape in drawn) for drawn, result in results), "all operands grow"
+
+
+@pytest.mark.parametrize("operands", [2, 3])
+def test_usual_broadcasts(examples, operands):
+    found = examples(shapes.usual(operands, budget=1000), 500)
+    patterns: list[str] = []
+    for drawn in found:
+        whole = np.broadcast_shapes(*drawn)
+        assert len(drawn) == operands
+        assert min(whole) > 1
+        assert math.prod(whole) <= 1000
+        patterns += {shapes.pattern_of(*pair) for pair in itertools.combinations(drawn, 2)}
+    assert set(patterns) - {"equal", "other"} == {*shapes.SMALLER, "both"}
+    assert operands > 2 or not {"equal", "other"} & set(patterns)
+    for first in (True, False):
+        assert any((len(one) < len(other)) == first for one, other, *_ in found), "either operand is the smaller one"
+    assert any({len(one), len(other)} == {1, 2} for one, other, *_ in found if shapes.pattern_of(one, other) == "both")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pattern"),
+    [((3, 5), (3, 5), "equal"), ((), (), "equal"), ((3, 5), (1, 5), "1xM"), ((3, 5), (3, 1), "Nx1"),
+     ((3, 5), (5,), "M"), ((2, 3, 5), (5,), "M"), ((2, 3, 5), (2, 1, 5), "Bx1xM"),
+     ((2, 3, 4, 5), (1, 3, 1, 1), "1xHx1x1"), ((3, 5), (), "0-d"), ((3, 1), (1, 5), "both"), ((3, 1), (5,), "both"),
+     ((), (1, 1), "other"), ((3, 5), (1, 1), "other"), ((3, 5), (1,), "other"), ((3, 1), (1,), "other"),
+     ((1, 5), (5,), "other"), ((2, 3, 5), (1, 5), "other"), ((0, 5), (1, 5), "other"), ((2, 3, 5), (1, 3, 5), "other")],
+)  # fmt: skip
+def test_the_pattern_of_two_shapes(first, second, pattern):
+    assert shapes.pattern_of(first, second) == shapes.pattern_of(second, first) == pattern
 
 
 def test_products_keep_within_their_limits(examples):

@@ -1,0 +1,14 @@
+"""What is said of a name that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def unknown_name(what: str, name: str, valid: Iterable[str]) -> str:
+    """The message: the valid names that are nearest, then all of them."""
+    names = list(valid)
+    near = difflib.get_close_matches(name.lower(), names)
+    every = f"alid are {', '.join(names)}"
+    return f"unknown {what} {name!r}; " + (f"did you mean {' or '.join(near)}? V{every}" if near else f"v{every}")
