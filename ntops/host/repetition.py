@@ -277,11 +277,12 @@ def prevent():
 
 @contextlib.contextmanager
 def unrecorded():
-    """A context whose allocations and launches are no part of the call that is recorded."""
+    """A context of work that is no part of the call that is recorded."""
     outer, _local.recording = _local.recording, None
 
     try:
-        yield
+        with known():
+            yield
     finally:
         _local.recording = outer
 

@@ -21,8 +21,8 @@ _local = _Local()
 class Watch(TorchDispatchMode):
     """A context of one call, by one thread.
 
-    ``others``: whether torch was asked for anything but views and memory, outside of :func:`known`. ``launched``: how
-    many kernels Triton launched.
+    Outside of :func:`known`, ``others`` is whether torch was asked for anything but views and memory, and ``launched``
+    how many kernels Triton launched.
     """
 
     def __init__(self):
@@ -68,7 +68,7 @@ class Watch(TorchDispatchMode):
 
     def _launch(self, metadata):
         # Other threads launch kernels of their own.
-        self.launched += threading.get_ident() == self._thread
+        self.launched += not self.known and threading.get_ident() == self._thread
 
 
 @contextlib.contextmanager
@@ -80,9 +80,9 @@ def known():
         yield
         return
 
-    watch.known = True
+    outer, watch.known = watch.known, True
 
     try:
         yield
     finally:
-        watch.known = False
+        watch.known = outer
