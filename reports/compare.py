@@ -193,12 +193,12 @@ def _together(
             )
             line += f"; beside torch {ours:.3f}, torch itself {torch:.3f}"
             if abs(math.log(torch)) > math.log(1 + (HOST if clock != "device time" else SHIFTED)):
-                shifted.append(f"torch itself took {torch:.2f} times as long as before ({len(both)} rows of {clock})")
+                shifted.append(f"{torch:.2f} times as long as before ({len(both)} rows of {clock})")
         lines.append(f"{line} (geometric means)")
         if clock == "device time":
             left = [change for change in mine if change.verdict is Verdict.SAME]
             drift += _drift(left, [rows[change.name] for change in left], relative)
-    return lines, "; ".join(shifted), drift
+    return lines, f"torch itself took {' and '.join(shifted)}" if shifted else "", drift
 
 
 def _drift(changes: Sequence[Change], rows: Sequence[Row], relative: float) -> list[Change]:
@@ -258,9 +258,9 @@ def markdown(comparison: Comparison) -> str:
     """A summary for a pull request: the verdict, then what is worse, then what is better; the rest is counted."""
     worse, changes = comparison.worse, comparison.changes
     counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
-    head = f"**{len(worse)} regressions**" if worse else "**No regression**"
+    head = f"**{len(worse) or 'No'} regression{'s' if len(worse) > 1 else ''}**"
     if comparison.with_torch:
-        head += f", **but {len(comparison.with_torch)} rows are slower as torch beside them is**"
+        head += f", **but {len(comparison.with_torch)} rows are slower with torch beside them**"
     counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     lines = [f"{head} ({counted})", ""]
     if comparison.shifted:

@@ -50,7 +50,7 @@ def test_rows_that_torch_slows_with_are_named_and_the_verdict_says_so(tmp_path):
     found = compare.compare(base, new)
     assert not found.worse
     text = compare.markdown(found)
-    assert text.startswith("**No regression**, **but 2 rows are slower as torch beside them is**")
+    assert text.startswith("**No regression**, **but 2 rows are slower with torch beside them**")
     assert "torch itself took 1.50 times as long as before (2 rows of device time)" in text
     assert "| mm\\[bfloat16 big\\] |" in text.partition("### Slower, and torch too")[2]
     assert "torch itself took" not in compare.markdown(compare.compare(base, base))
@@ -153,7 +153,7 @@ def test_command(tmp_path, capsys):
     assert main(["compare", str(base), str(base)]) == 0
     assert "No regression" in capsys.readouterr().out
     assert main(["compare", str(base), str(slow), *written]) == 1
-    assert "**1 regressions**" in summary.read_text()
+    assert "**1 regression**" in summary.read_text()
     assert "33" in summary.read_text().split("mm")[1].splitlines()[0]
     suite = ET.parse(junit).getroot()
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
