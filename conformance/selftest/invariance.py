@@ -61,30 +61,30 @@ _SET: list[int | None] = []
 
 @contextlib.contextmanager
 def _settings(op: str, number: int | None = None) -> Generator[list[str]]:
-    """Settings of which the last two matter."""
+    """Settings, under each of which calls go wrong."""
     _SET.append(number)
     try:
-        yield ["num_warps=1", "num_stages=5", "max_num_configs=2"]
+        yield ["num_stages=4", "num_stages=5"]
     finally:
         _SET.pop()
 
 
-def _is_set(number: int) -> bool:
-    return bool(_SET) and _SET[-1] == number
+def _is_set() -> bool:
+    return bool(_SET) and _SET[-1] is not None
 
 
 @defect(("softmax", "layer_norm", "rms_norm", "add", "mm"), "invariance", "settings", settings=_settings)
-def measured_tiles_lose_the_tail(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The tile that is the fastest of two does not cover the last column."""
+def smaller_tiles_lose_the_tail(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """With many stages smaller tiles are taken, which do not cover the last column."""
     result = right(*args, **kwargs)
-    other = _is_set(2) and result.ndim and not of.written(args, kwargs)
+    other = _is_set() and result.ndim and not of.written(args, kwargs)
     return result.index_fill_(-1, torch.tensor(result.shape[-1] - 1), 0) if other and result.shape[-1] else result
 
 
 @defect(("bmm", "relu"), "invariance", "settings", settings=_settings)
 def stages_without_memory(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """With stages for which there is no memory the call raises something that does not say so."""
-    if _is_set(1):
+    if _is_set():
         raise KeyError("shared memory")
     return right(*args, **kwargs)
 
@@ -93,8 +93,8 @@ def stages_without_memory(right: Callable[..., Any], *args: Any, **kwargs: Any) 
 def refused_after_it_was_written(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """With stages for which there is no memory the call is refused after it has written to memory of the caller."""
     result = right(*args, **kwargs)
-    if _is_set(1):
+    if _is_set():
         if args[0].numel():
             args[0].neg_()
-        raise RuntimeError("num_stages is 5, for which there is no memory")
+        raise RuntimeError("there is no shared memory for num_stages")
     return result
