@@ -288,7 +288,7 @@ def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expect
 
 def test_all_rows_of_a_batch_make_one_product(monkeypatch):
     sizes = []
-    monkeypatch.setattr(choice, "choose", lambda kernel, problem, index: sizes.append(problem.m) or OPTIONS)
+    monkeypatch.setattr(choice, "choose", lambda kernel, problem, *ignored: sizes.append(problem.m) or OPTIONS)
     b = torch.randint(-4, 5, (24, 40)).float()
     for a in (torch.randint(-4, 5, (3, 2, 5, 24)).float(), torch.randint(-4, 5, (2, 3, 5, 24)).float().transpose(0, 1)):
         assert torch.equal(ntops.torch.matmul(a, b), a @ b)

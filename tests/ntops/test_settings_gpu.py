@@ -133,7 +133,7 @@ def setting(name, value):
 @functools.cache
 def prepared(op, args, precision):
     """A call with torch's answer and the oracle's, which are the same under every setting."""
-    made = prepare(Case(op=op, args=args, kwargs=KEYWORDS.get(op, {})), "cuda")
+    made = prepare(Case(op=op, args=args, kwargs=KEYWORDS.get(op, {})), "cuda:0")
     expected = made.spec.expected(made.call)
     return msgspec.structs.replace(made, spec=dataclasses.replace(made.spec, expected=lambda call: expected))
 
