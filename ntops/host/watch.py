@@ -7,8 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
 # New memory by itself is nothing to repeat: a kernel that is launched on it, and a result that lies in it, cannot be
-# told in terms of the call's tensors.
-_ALLOCATIONS = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+# told in terms of the call's tensors. And what is asked of dtypes is a part of what tells calls apart.
+_NOTHING = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+_NOTHING |= {"can_cast", "promote_types", "result_type"}
 
 
 class _Local(threading.local):
@@ -21,8 +22,8 @@ _local = _Local()
 class Watch(TorchDispatchMode):
     """A context of one call, by one thread.
 
-    Outside of :func:`known`, ``others`` is whether torch was asked for anything but views and memory, and ``launched``
-    how many kernels Triton launched.
+    Outside of :func:`known`, ``others`` is whether torch was asked for anything but views, memory and dtypes, and
+    ``launched`` how many kernels Triton launched.
     """
 
     def __init__(self):
@@ -51,20 +52,20 @@ class Watch(TorchDispatchMode):
 
         return super().__enter__()
 
-    def __exit__(self, *error):
-        super().__exit__(*error)
+    def __exit__(self, exc_type, exc_val, exc_tb):
+        super().__exit__(exc_type, exc_val, exc_tb)
         _local.watch = None
 
         if hasattr(self._hooks, "remove"):
             self._hooks.remove(self._launch)
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        is_view = getattr(function, "is_view", False)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_view = getattr(func, "is_view", False)
 
-        if not (self.known or is_view or function.overloadpacket.__name__ in _ALLOCATIONS):
+        if not (self.known or is_view or func.overloadpacket.__name__ in _NOTHING):
             self.others = True
 
-        return function(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
     def _launch(self, metadata):
         # Other threads launch kernels of their own.

@@ -83,9 +83,10 @@ def _calls():
     return ops
 
 
+CALLS = _calls()
 PLACES = [
     (name, number, place)
-    for name, calls in _calls().items()
+    for name, calls in CALLS.items()
     for number, (args, kwargs) in enumerate(calls)
     for place in (*range(len(args)), *kwargs)
     if isinstance((kwargs if isinstance(place, str) else args)[place], torch.Tensor)
@@ -159,7 +160,7 @@ FLOATING = {
 
 
 def test_every_operator_is_called():
-    assert {*_calls()} == {
+    assert {*CALLS} == {
         name for name, function in inspect.getmembers(ntops.torch, inspect.isfunction) if _is_operator(name, function)
     }
 
@@ -168,42 +169,51 @@ def _is_operator(name, function):
     return getattr(inspect.unwrap(function), "__module__", "") == f"ntops.torch.{name}"
 
 
-def _with(name, number, place, value):
-    args, kwargs = _calls()[name][number]
-    args = [value if place == other else one for other, one in enumerate(args)]
-    return args, {other: value if place == other else one for other, one in kwargs.items()}
+def _fresh(name, number):
+    """The call, with tensors of its own."""
+    args, kwargs = CALLS[name][number]
+    args = [one.clone() if isinstance(one, torch.Tensor) else one for one in args]
+    return args, {key: one.clone() if isinstance(one, torch.Tensor) else one for key, one in kwargs.items()}
 
 
-def _given(name, number, place):
-    args, kwargs = _calls()[name][number]
-    return kwargs[place] if isinstance(place, str) else args[place]
-
-
-@pytest.mark.parametrize(("name", "number", "place"), PLACES)
-@pytest.mark.parametrize("kind", [*KINDS, *FLOATING])
-def test_a_tensor_without_memory_of_its_own_is_refused(kind, name, number, place):
-    value = _given(name, number, place)
-
-    if kind in FLOATING and (not value.is_floating_point() or value.itemsize == 1):
-        return  # Of these there are no tangents, and torch negates none lazily.
-
-    # A call that was recorded is repeated.
+def _repeat(name, number):
+    """Make a call until a recording of it is repeated, where calls are recorded."""
     for _ in range(3 if not INTERPRETED else 0):
-        args, kwargs = _with(name, number, place, value.clone())
+        args, kwargs = _fresh(name, number)
         getattr(ntops.torch, name)(*args, **kwargs)
 
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kind", [*KINDS, *FLOATING])
+def test_a_tensor_without_memory_of_its_own_is_refused(kind, name):
+    places = [(number, place) for other, number, place in PLACES if other == name]
     refused = []
 
-    def call(wrapped):
-        args, kwargs = _with(name, number, place, wrapped)
+    for number, place in places:
+        args, kwargs = _fresh(name, number)
+        value = kwargs[place] if isinstance(place, str) else args[place]
 
-        with pytest.raises(NotImplementedError) as error:
-            getattr(ntops.torch, name)(*args, **kwargs)
+        if kind in FLOATING and (not value.is_floating_point() or value.itemsize == 1):
+            # Of these there are no tangents, and torch negates none lazily.
+            refused.append("argument '")
+            continue
 
-        refused.append(str(error.value))
+        def call(wrapped, args=args, kwargs=kwargs, place=place):
+            changed = [wrapped if place == other else one for other, one in enumerate(args)]
+            named = {other: wrapped if place == other else one for other, one in kwargs.items()}
 
-    {**KINDS, **FLOATING}[kind](call, value)
-    assert "argument '" in refused[0]
+            try:
+                getattr(ntops.torch, name)(*changed, **named)
+            except NotImplementedError as error:
+                refused.append(str(error))
+            else:
+                refused.append(f"place {place} was taken")
+
+        _repeat(name, number)
+        {**KINDS, **FLOATING}[kind](call, value)
+
+    assert len(refused) == len(places)
+    assert all("argument '" in message for message in refused), refused
 
 
 def _under_fake(call):
@@ -239,13 +249,8 @@ MODES = {
 @pytest.mark.parametrize(("name", "number"), sorted({(name, number) for name, number, _ in PLACES}))
 def test_a_mode_that_makes_tensors_without_memory_is_refused(mode, name, number):
     """And nothing is written before."""
-    calls = _calls()[name][number]
-
-    for _ in range(3 if not INTERPRETED else 0):
-        args, kwargs = _calls()[name][number]
-        getattr(ntops.torch, name)(*args, **kwargs)
-
-    args, kwargs = calls
+    _repeat(name, number)
+    args, kwargs = _fresh(name, number)
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     before = [one.clone() for one in tensors]
 
@@ -275,7 +280,7 @@ def test_a_launch_on_what_a_mode_allocated_is_refused():
 
 @pytest.mark.parametrize(("name", "number"), sorted({(name, number) for name, number, _ in PLACES}))
 def test_tensors_on_meta_are_refused(name, number):
-    args, kwargs = _calls()[name][number]
+    args, kwargs = _fresh(name, number)
     args = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in args]
     kwargs = {key: one.to("meta") if isinstance(one, torch.Tensor) else one for key, one in kwargs.items()}
 

@@ -6,6 +6,8 @@ from stand_ins import Kernel
 from torch.autograd import forward_ad
 from triton import knobs
 
+import ntops
+from ntops._runtime import INTERPRETED
 from ntops.host import promotion, repetition
 
 
@@ -273,12 +275,72 @@ def test_a_call_with_a_tangent_is_never_repeated(kernel):
     assert len(calls) == 2
 
 
+X = torch.ones(8, 64)
+ROW = torch.ones(64)
+FP8 = torch.ones(16, 16).to(torch.float8_e4m3fn)
+HEADS, CACHE = torch.ones(1, 2, 1, 16), torch.ones(1, 2, 8, 16)
+COMMON = {
+    "exp": (X,),
+    "relu": (X, True),
+    "silu": (X.half(), True),
+    "gelu": (X,),
+    "dropout": (X, 0.5, True, True),
+    "add": (X, ROW),
+    "mul": (X.half(), 2.5),
+    "pow": (X.half(), 2.5),
+    "div": (2.5, X),
+    "eq": (X, 1),
+    "bitwise_and": (X.int(), 3),
+    "clamp": (X, 0.0, 1.0),
+    "softmax": (X.half(), 1, torch.float32),
+    "layer_norm": (X, (64,), ROW),
+    "rms_norm": (X, (64,), ROW),
+    "mm": (X.half(), X.half().T),
+    "addmm": (torch.ones(8), X, X.T),
+    "matmul": (X, X.T),
+    "rotary_position_embedding": (X.view(1, 4, 2, 64), X[:4, :32], X[4:, :32].clone(), True, True),
+    "fused_rmsnorm_rope": (X[None], ROW, X.clone(), X.clone()),
+    "fused_gated_mlp": (X, X.clone(), X.clone()),
+    "quantize_fp8": (X,),
+    "dequantize_fp8": (FP8, torch.ones(())),
+    "fp8_gemm": (FP8, FP8.clone().T),
+    "scaled_dot_product_attention": (
+        *(HEADS, HEADS.clone(), HEADS.clone(), None, 0, False, None, False, None),
+        *(CACHE, CACHE.clone(), 3),
+    ),
+}
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="launches of CPU tensors are stood in for")
+@pytest.mark.parametrize("name", COMMON)
+def test_common_calls_are_recorded(kernel, monkeypatch, name):
+    """What they ask torch for is nothing that has to be repeated."""
+    launches, calls = [], []
+    kernel.compiled.run = lambda *args: launches.append(args)
+
+    def launch(kernel_, grid, options, *args):
+        repetition._local.recording.launches.append((kernel.compiled, (*grid, 1, 1)[:3], args))
+
+    monkeypatch.setattr(repetition, "launch", launch)
+
+    @repetition.repeatable(recorded=True)
+    def call(*args):
+        calls.append(1)
+        return getattr(ntops.torch, name)(*args)
+
+    for _ in range(3):
+        call(*COMMON[name])
+
+    assert len(calls) == 1
+    assert launches
+
+
 def test_a_kernel_that_measures_its_configuration_prevents_the_recording():
     """Its launch is not known here, and one that is known may follow it in the same call."""
     from ntops.kernels.exp import premake
     from ntops.torch import utils
 
-    source = utils._generated("kernel", premake, (("ndim", 1),), (), 4, 1, 2)
+    source = utils._generated("kernel", premake, (("ndim", 1),), (), 4, 1)
     assert "meta" in source
     specialized = utils._specialize(source, "kernel", {}, utils.Specialization())
     assert "repetition.prevent()" in specialized.partition("def launch_kernel")[2]
