@@ -13,7 +13,7 @@ for _key in _ORDINARY:
     _OTHERS &= ~torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key)).raw_repr()
 
 _keys = torch._C._dispatch_keys
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform = torch._C._functorch.peek_interpreter_stack
 # Modes that compute without memory, or follow what is dispatched to compute it later.
 _TRACING = tuple(getattr(torch._C._TorchDispatchModeKey, name) for name in ("FAKE", "FUNCTIONAL", "PROXY"))
@@ -42,13 +42,13 @@ def differentiates_forward():
 
 def is_watched():
     """Whether a dispatch mode or a transform of :mod:`torch.func` is active."""
-    return _dispatch_modes() > 0 or _transform() is not None
+    return dispatch_modes() > 0 or _transform() is not None
 
 
 def is_hidden():
     """Whether a mode or transform is active under which a new tensor has no memory, or under which torch follows what
     is dispatched. ``vmap`` leaves tensors alone that are not batched."""
-    if _dispatch_modes() and any(torch._C._get_dispatch_mode(kind) is not None for kind in _TRACING):
+    if dispatch_modes() and any(torch._C._get_dispatch_mode(kind) is not None for kind in _TRACING):
         return True
 
     levels = () if _transform() is None else torch._C._functorch.get_interpreter_stack()

@@ -163,10 +163,11 @@ def _told(tensors, args, kwargs, state, scope):
     # Of one that is given twice torch wants to hear once.
     first = [next(place for place, one in enumerate(tensors) if one is tensor) for tensor in tensors]
     once = [place for place, earlier in enumerate(first) if place == earlier]
-    # Also where a tensor is, whether it needs a gradient, and torch's modes.
+    # Also where a tensor is, whether it needs a gradient, and torch's modes, but for that of fake tensors.
     guards = _TensorGuards(*(tensors[place] for place in once), dynamic_dims_sizes=None, dynamic_dims_strides=None)
     scope |= {"check": guards.check} | {f"type{place}": type(tensors[place]) for place in once}
-    differs = [f"len(args) != {len(args)}", "(*kwargs,) != named" if kwargs else "kwargs"]
+    scope["modes"] = memory.dispatch_modes
+    differs = ["modes()", f"len(args) != {len(args)}", "(*kwargs,) != named" if kwargs else "kwargs"]
     lines = [f"if {' or '.join(differs)}: return None"]
     lines += [f"{part}= {whole}" for part, whole in ((positional, "args"), (named, "kwargs.values()")) if part]
     # Asked for the strides of a nested tensor, which may be a plain torch.Tensor, the guard ends the process.

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from stand_ins import Kernel, add
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -375,6 +376,23 @@ def test_modes_see_what_is_allocated(kernel):
                 assert plus(input).is_inference() == torch.is_inference_mode_enabled()
 
     assert [name for name in found if "empty" in name] == ["aten.empty_strided.default"] * 3
+
+
+def test_tensors_are_not_repeated_where_new_ones_are_fake(kernel):
+    """torch's guards take an ordinary tensor for what it was, under this mode too."""
+    calls = []
+    plus = _function(kernel, calls)
+    input = torch.zeros(4)
+
+    for _ in range(3):
+        plus(input)
+
+    launched = kernel.compiled.launched
+
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(NotImplementedError, match="mode"):
+        plus(input)
+
+    assert (len(calls), kernel.compiled.launched) == (2, launched)
 
 
 def test_a_torch_without_guards_repeats_calls(kernel, monkeypatch):
