@@ -30,7 +30,7 @@ ITEM = 30
 """A test of an op as a whole may take so many times as long as one case."""
 START = 600.0
 """Seconds that a child may take to import what it judges."""
-GRACE = 5.0
+GRACE = 60.0
 """Seconds in which a child that is told to abort writes its stacks."""
 DEATH = 60.0
 """Seconds in which a child that was killed is gone; a driver takes a while to stop its GPU."""
