@@ -71,22 +71,23 @@ def test_settings_bring_no_clock_back():
 
 def test_searches_of_the_harness_say_that_they_have_no_clock():
     """Whatever the profile of those who call it is."""
-    wrong = []
-    for path in sorted(set(SOURCES) - set(TESTS)):
-        for node in parsed(path):
-            if isinstance(node, ast.Call) and is_settings(node) and not node.args:
-                if not {"deadline", "suppress_health_check"} <= {keyword.arg for keyword in node.keywords}:
-                    wrong.append(place(path, node))
-    assert wrong == []
+    needed = {"deadline", "suppress_health_check"}
+    assert [
+        place(path, node)
+        for path in sorted(set(SOURCES) - set(TESTS))
+        for node in parsed(path)
+        if isinstance(node, ast.Call) and is_settings(node) and not node.args
+        if not needed <= {keyword.arg for keyword in node.keywords}
+    ] == []
 
 
 def test_tests_read_no_clock():
-    wrong = []
-    for path in TESTS:
-        for node in parsed(path):
-            if isinstance(node, ast.Attribute) and (node.attr in CLOCKS or ast.unparse(node) == "time.time"):
-                wrong.append(place(path, node))
-    assert wrong == []
+    assert [
+        place(path, node)
+        for path in TESTS
+        for node in parsed(path)
+        if isinstance(node, ast.Attribute) and (node.attr in CLOCKS or ast.unparse(node) == "time.time")
+    ] == []
 
 
 def test_limits_in_tests_end_only_what_hangs():
