@@ -36,7 +36,7 @@ IMPORT = 60.0
 IMPORT_LIMIT = f"for importing the implementation; 0 is no limit (default: that of a case, at least {IMPORT:g})"
 SILENCE = 10.0
 """Seconds until the user is told that it still imports; told again each time that this has doubled."""
-GRACE = 5.0
+GRACE = 60.0
 """Seconds in which a child that is told to abort writes its stacks."""
 DEATH = 60.0
 """Seconds in which a child that was killed is gone; a driver takes a while to stop its GPU."""

@@ -14,7 +14,7 @@ from hypothesis.database import (
 
 READ_ONLY = "readonly:"
 REDIS = ("redis://", "rediss://", "unix://")
-ANSWER = 5.0
+ANSWER = 60.0
 """Seconds in which a Redis server has to answer."""
 
 

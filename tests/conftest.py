@@ -1,9 +1,37 @@
 import gc
+import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes depends on what else the machine does. ``test_load.py`` sees that no test says otherwise.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish():
     # What was imported and collected stays: garbage is not looked for in it again and again.
     gc.freeze()
+
+
+@pytest.fixture
+def calls():
+    """How many functions, of Python or C, a function calls: what is quick on any machine, however busy, makes few."""
+
+    def count(function):
+        seen = 0
+
+        def profile(frame, event, arg):
+            nonlocal seen
+            seen += event in ("call", "c_call")
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            function()
+        finally:
+            sys.setprofile(before)
+        return seen
+
+    return count

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hanging
 import torch
 
 SMALL = 16
@@ -36,6 +37,7 @@ def _segfault() -> None:
 
 
 def _hang() -> None:
+    hanging.begins()
     # A function of PyDLL keeps the interpreter's lock: no signal handler written in Python gets through.
     ctypes.PyDLL(None).pause()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import hanging
 import torch
 import triton
 import triton.language as tl
@@ -32,6 +33,11 @@ def _beyond(input: torch.Tensor) -> None:
     _store[(1,)](input, last)
 
 
+def _endless(input: torch.Tensor) -> None:
+    _spin[(1,)](torch.zeros(1, dtype=torch.int32, device=input.device))
+    hanging.begins()
+
+
 def _library(harm: Callable[[torch.Tensor], object]) -> SimpleNamespace:
     def relu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
         result = torch.nn.functional.relu(input, inplace)
@@ -43,5 +49,5 @@ def _library(harm: Callable[[torch.Tensor], object]) -> SimpleNamespace:
 
 
 illegal = _library(lambda input: _store[(1,)](input, 2**40))
-endless = _library(lambda input: _spin[(1,)](torch.zeros(1, dtype=torch.int32, device=input.device)))
+endless = _library(_endless)
 beyond = _library(_beyond)

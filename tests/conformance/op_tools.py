@@ -26,7 +26,6 @@ def drawn(strategy, examples: int, start: int = 0) -> list[Case]:
     @settings(
         max_examples=examples,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -189,14 +188,9 @@ def test_any_strides():
     assert compare(value.float().expand(4, 2, 3), within(value.expand(4, 2, 3))).passed
 
 
-def test_a_million_elements_in_a_fifth_of_a_second():
+def test_a_million_elements_are_no_million_calls(calls):
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(1 << 20, generator=generator, dtype=torch.float64)
     expected = Expected(value, 1e-7 * value.abs())
     output = value.float()
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        compare(output, expected)
-        times.append(time.process_time() - start)
-    assert min(times) < 0.2
+    assert calls(lambda: compare(output, expected)) < 1000

@@ -150,7 +150,7 @@ def test_counts_add_up_in_any_order():
     assert merged.whole("mm")
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, derandomize=True, database=None)
 @given(tensors(shapes.shapes(max_rank=5), dtypes.ALL))
 def test_what_one_tensor_shows_does_not_contradict_itself(spec):
     for first, second in itertools.combinations(features.names(features.tensor("1st", spec)), 2):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import deadly
+import hanging
 import hypothesis
 import pytest
 
@@ -33,7 +34,7 @@ ENDS = {
     "abs": ("crash", "ended itself with exit status 3", ""),
     "neg": ("crash", "ended by SIGABRT", "in function"),
     "exp": ("crash", "ended by SIGKILL (sent by the system when memory runs out", ""),
-    "sin": ("timeout", "no result after 5 s", "in _hang"),
+    "sin": ("timeout", "no result after 60 s", "in _hang"),
     "cos": ("errors", "can't allocate memory", ""),
 }
 """By op of ``deadly``: the check, what the message says, and a line of the stack."""
@@ -58,8 +59,9 @@ def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
-def test_every_end_is_a_failure_and_the_next_case_is_judged():
-    with judging("deadly", timeout=5.0) as child:
+def test_every_end_is_a_failure_and_the_next_case_is_judged(tmp_path, monkeypatch):
+    hanging.only_then(monkeypatch, tmp_path)
+    with judging("deadly") as child:
         for op, (check, message, stack) in ENDS.items():
             verdict = child.judge(Case(op=op, args=(LARGE,)))
             assert (verdict.status, verdict.failure.check) == ("failed", check), op

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import hanging
 import hypothesis
 import pytest
 import torch
@@ -16,7 +17,7 @@ from conformance.child import Child
 from conformance.session import PROFILES, Run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-LIMIT = 15.0
+LIMIT = 120.0
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ LIMIT = 15.0
 )
 def test_reported_and_repeated(name, check, says, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    hanging.only_then(monkeypatch, tmp_path)
     monkeypatch.setattr(session, "FATAL", {"crash": 3, "timeout": 2})
     monkeypatch.setattr(session, "SHRINKING", {"crash": 2, "timeout": 1})
     implementation, settings = f"deadly_gpu:{name}", hypothesis.settings(PROFILES["ci"], max_examples=20)

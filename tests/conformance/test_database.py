@@ -28,7 +28,8 @@ def server(tmp_path) -> Iterator[str]:
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         url = f"redis://127.0.0.1:{port}/0"
-        for _ in range(100):
+        # As long as it lives it may yet answer.
+        while process.poll() is None:
             try:
                 database.connect([url])
                 break

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hanging
 import hypothesis.core
 import pytest
 import torch
@@ -203,7 +204,8 @@ def test_implementations_that_give_nothing_to_judge(suite):
         result.stdout.fnmatch_lines([failed, message, "op *cases *", f"{op} *"])
 
 
-def test_a_case_that_hangs_fails_at_its_limit(suite):
+def test_a_case_that_hangs_fails_at_its_limit(suite, tmp_path, monkeypatch):
+    hanging.only_then(monkeypatch, tmp_path)
     arguments = ("--op", "add", "--dtype", "int8", "--case-timeout", "0.2", "--max-examples", "5")
     result = suite(*arguments, implementation="defects:hangs")
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -72,15 +72,20 @@ def test_the_clock_is_bound_when_the_module_is_imported(monkeypatch):
     assert measured(double)["ours"].median > 0
 
 
-def test_host_time_is_the_callers():
-    def slow(x):
-        time.sleep(1e-3)
-        return x
+def test_host_time_is_the_callers(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing, "_clock", lambda: now[0])
 
-    times = timing.host({"slow": slow, "fast": double}, sets(), calls=5, groups=4)
-    assert 1e-3 < times["slow"].median < 5e-3
-    assert len(times["slow"].seconds) == 4
-    assert times["fast"].median < times["slow"].median
+    def takes(seconds):
+        def function(x):
+            now[0] += seconds
+            return x
+
+        return function
+
+    times = timing.host({"slow": takes(0.5), "fast": takes(0.125)}, sets(), calls=5, groups=4)
+    assert times["slow"].seconds == [0.5] * 4
+    assert times["fast"].seconds == [0.125] * 4
 
 
 def test_a_ratio_over_one_is_faster():
@@ -173,7 +178,8 @@ def test_work_on_another_stream_is_counted_or_refused(late):
             return math.inf
         return times["ours"].median / times["theirs"].median
 
-    assert statistics.median(ratio() for _ in range(TRIES)) > 0.9
+    # What is not counted is nine tenths and more of the time; what a busy machine disturbs is less than half.
+    assert statistics.median(ratio() for _ in range(TRIES)) > 0.5
 
 
 @CUDA

@@ -16,9 +16,7 @@ def examples() -> Callable[..., list[Any]]:
     def collect(strategy: SearchStrategy, count: int = 300) -> list[Any]:
         found: list[Any] = []
 
-        @settings(
-            max_examples=count, database=None, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-        )
+        @settings(max_examples=count, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(strategy)
         def run(example: Any) -> None:
             found.append(example)

@@ -15,9 +15,7 @@ from strategies.specs import TensorSpec
 from strategies.tensors import materialize
 
 ANY = attention.attentions()
-SETTINGS = settings(
-    max_examples=3000, derandomize=False, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+SETTINGS = settings(max_examples=3000, derandomize=False, database=None, suppress_health_check=list(HealthCheck))
 
 
 def simplest(defect, seed: int = 0) -> Attention:

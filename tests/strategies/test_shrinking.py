@@ -13,9 +13,7 @@ from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import tensors
 
 # Not derandomized where CI is set, or the random numbers given would not be used.
-SETTINGS = settings(
-    max_examples=2000, derandomize=False, database=None, deadline=None, suppress_health_check=list(HealthCheck)
-)
+SETTINGS = settings(max_examples=2000, derandomize=False, database=None, suppress_health_check=list(HealthCheck))
 ANY = tensors(shapes.shapes(), dtypes.ALL)
 
 

@@ -76,7 +76,7 @@ def test_defaults_are_not_written():
     assert msgspec.json.encode(msgspec.json.decode(text[:-1] + b',"layout":{},"specials":[]}', type=TensorSpec)) == text
 
 
-@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+@settings(max_examples=200, database=None, derandomize=True)
 @given(tensors(shapes.shapes(), dtypes.NAMES))
 def test_json_gives_the_same_spec_back(spec):
     assert msgspec.json.decode(msgspec.json.encode(spec), type=TensorSpec) == spec

@@ -16,7 +16,7 @@ from strategies.tensors import digest, materialize, planted, tensors
 
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 SPECS = tensors(shapes.shapes(max_rank=5), dtypes.NAMES)
-MANY = settings(max_examples=200, deadline=None, database=None, derandomize=True)
+MANY = settings(max_examples=200, database=None, derandomize=True)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -195,7 +195,7 @@ def test_arguments_of_tensors(examples):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@settings(max_examples=100, deadline=None, database=None, derandomize=True)
+@settings(max_examples=100, database=None, derandomize=True)
 @given(SPECS)
 def test_a_gpu_gets_the_same_tensor(spec):
     here, there = materialize(spec), materialize(spec, device="cuda")

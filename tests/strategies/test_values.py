@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -322,11 +321,6 @@ def test_recipes_that_make_no_sense_for_a_dtype_are_not_drawn(examples):
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "int64"])
 @pytest.mark.parametrize("recipe", ["normal", "uniform", "ascending"])
-def test_a_million_elements_are_quick(name, recipe):
-    def seconds() -> float:
-        start = time.process_time()
-        materialize(TensorSpec((1024, 1024), name, recipe))
-        return time.process_time() - start
-
-    # About 20 ms of one core, whatever runs beside.
-    assert min(seconds() for _ in range(5)) < 0.1
+def test_a_million_elements_are_few_calls(name, recipe, calls):
+    # Elements are made in chunks.
+    assert calls(lambda: materialize(TensorSpec((1024, 1024), name, recipe))) < 10_000
