@@ -27,6 +27,7 @@ from conformance.checks.trial import (
     Trial,
     builtin_class,
     malformed,
+    refuses_as,
 )
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "applicable",
     "builtin_class",
     "findings",
+    "refuses_as",
 ]
 
 CHECKS: dict[str, Callable[[Trial], Finding]] = {
