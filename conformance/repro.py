@@ -46,6 +46,10 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     elif failure and failure.check in ACROSS_CALLS:
         raise ReproError(f"since {failure.check} compares this call with others, which the harness makes")
     prepared = prepare(case, device)
+    may_refuse = None
+    if prepared.refusal is not None and not verdict.refused and (meant := prepared.widened()):
+        # torch itself refuses it, and so may others.
+        may_refuse, prepared = builtin_class(prepared.refusal).__name__, meant
     size = sum(tensor.untyped_storage().nbytes() for tensor in prepared.inputs)
     if size > MAX_BYTES:
         raise ReproError(f"its inputs take {size} bytes; a script holds at most {MAX_BYTES}")
@@ -73,6 +77,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "written": {number: _storage(reference[number]) for number in prepared.spec.writes(case)} if copies else {},
         "moved": None if prepared.refusal else list(prepared.reference.moved),
         "refusal": builtin_class(prepared.refusal).__name__ if prepared.refusal else None,
+        "may_refuse": may_refuse,
         "tuple": isinstance(prepared.reference.value, tuple),
         "results": results,
         "failed": failed,

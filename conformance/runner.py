@@ -18,7 +18,18 @@ import strategies.tensors
 from conformance import cases, deviations, stand_ins
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, LAST_WORD, SAMPLED, Finding, Outcome, Trial, applicable
+from conformance.checks import (
+    CHECKS,
+    DEVIATION,
+    FAILED,
+    LAST_WORD,
+    SAMPLED,
+    Finding,
+    Outcome,
+    Trial,
+    applicable,
+    refuses_as,
+)
 from conformance.guards import Guard
 from conformance.implementations import TORCH, Implementation, load
 from conformance.spec import Call, OpSpec
@@ -154,6 +165,12 @@ class Prepared(msgspec.Struct, frozen=True):
             return Outcome(operands, value, error, moved=moved)
         return Outcome(operands, value, error, guard.fresh, guard.trespass(), moved)
 
+    def widened(self) -> Prepared | None:
+        """The same operands with torch's answer to the call that this one stands for, where torch refuses this one and
+        an implementation may take it; else None."""
+        meant = self.spec.widened(self.case) if self.refusal is not None else None
+        return None if meant is None else msgspec.structs.replace(self.derived(meant), case=self.case)
+
     def derived(self, case: Case) -> Prepared:
         """The same for another call that follows from this case. Raises what ``prepare`` raises."""
         return prepare(case, self.device)
@@ -238,7 +255,7 @@ def judge_prepared(
         if check in LAST_WORD and findings[-1].status == FAILED:
             break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
-    return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), prepared.refusal is not None)
+    return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), trial.refusal is not None)
 
 
 def resolve_device(name: str, worker: int = 0) -> torch.device:
@@ -273,6 +290,8 @@ def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, tho
         return result
 
     ours = prepared.guarded(observed, watch)
+    if prepared.refusal is not None and not refuses_as(ours.error, prepared.refusal):
+        prepared = prepared.widened() or prepared
 
     def excuse(case: Case, check: str) -> str | None:
         return deviations.named_deviation(case, check, device) if implementation.name == TORCH else None

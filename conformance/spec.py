@@ -99,6 +99,9 @@ class OpSpec:
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
     left_out: Callable[[Call], bool] = lambda call: False
     """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
+    widened: Callable[[Case], Case | None] = lambda case: None
+    """The call that a case stands for, of those that torch refuses and that an implementation may take all the same: an
+    implementation may refuse it as torch does, or do what the other call does."""
     peer: Callable[..., Any] | None = None
     """What is written in torch instead, and timed, where torch has no such function and the reference, in the dtype
     that is computed in, is not how anybody writes it for speed; None: the reference."""

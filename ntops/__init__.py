@@ -1,4 +1,4 @@
-"""Operators for large-language-model work on GPUs, with PyTorch's signatures, written in NineToothed on Triton."""
+"""Operators for large-language-model work on GPUs, with PyTorch's signatures: kernels in NineToothed, Triton, Gluon."""
 
 from ntops import _runtime  # noqa: I001  (it chooses compiled or interpreted before Triton is imported)
 from ntops import kernels, torch

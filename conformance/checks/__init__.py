@@ -29,6 +29,7 @@ from conformance.checks.trial import (
     Trial,
     builtin_class,
     malformed,
+    refuses_as,
 )
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "applicable",
     "builtin_class",
     "findings",
+    "refuses_as",
 ]
 
 CHECKS: dict[str, Callable[[Trial], Finding]] = {

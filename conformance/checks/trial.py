@@ -215,6 +215,11 @@ def builtin_class(kind: type[BaseException]) -> type[BaseException]:
     return next(builtin)
 
 
+def refuses_as(error: BaseException | None, refusal: type[BaseException]) -> bool:
+    """Whether an exception is of the class that torch raises."""
+    return error is not None and builtin_class(type(error)) is builtin_class(refusal)
+
+
 def describe(error: BaseException | None) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mpmath
+import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -58,14 +59,17 @@ def refused_shapes(draw: st.DrawFn, op: str, dtype: str) -> Case:
     """Calls whose ``normalized_shape`` or parameters do not fit, or are of the wrong type; ``eps`` too."""
     input = draw(tensors.tensors((2, 3, 5), dtype))
     wrong = st.sampled_from(((), (3,), (5, 3), (6, 5), (1, 5), (1, 2, 3, 5), (2, 3)))
-    kinds = ("normalized_shape", "0-d", "shape type", "weight shape", "weight type", "eps", "input")
+    kinds = ("normalized_shape", "0-d", "int", "shape type", "weight shape", "weight type", "eps", "input")
     match draw(st.sampled_from(kinds)):
         case "normalized_shape":
             return Case(op=op, args=(input, draw(wrong)))
         case "0-d":
             return Case(op=op, args=(TensorSpec((), dtype), draw(st.sampled_from(((), (1,))))))
+        case "int":
+            weight = draw(st.one_of(st.none(), tensors.tensors((5,), dtype)))
+            return elementwise.case(op, (input, draw(st.sampled_from((5, 5, 5, 3, -1, 0)))), weight=weight)
         case "shape type":
-            return Case(op=op, args=(input, draw(st.sampled_from((5, None, "5", 5.0)))))
+            return Case(op=op, args=(input, draw(st.sampled_from((True, None, "5", 5.0)))))
         case "weight shape":
             shape = draw(st.sampled_from(((3,), (1,), (), (1, 5), (3, 5))))
             return Case(op=op, args=(input, (5,)), kwargs={"weight": draw(tensors.tensors(shape, dtype))})
@@ -92,8 +96,17 @@ def batch(case: Case) -> Batch | None:
     return None if chosen is None else Batch(rows[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
 
 
+def widened(case: Case) -> Case | None:
+    """An int for ``normalized_shape`` stands for the tuple of it; torch takes tuples alone."""
+    if len(case.args) < 2 or type(case.args[1]) is not int:
+        return None
+    return msgspec.structs.replace(case, args=(case.args[0], (case.args[1],), *case.args[2:]), digests=())
+
+
 def _normalized(case: Case) -> tuple[int, ...]:
     match case.args[1]:
+        case int(size):
+            return (size,)
         case tuple(shape) | Ints(shape):
             return shape
     raise AssertionError(f"normalized_shape of a call that is not refused is {case.args[1]!r}")

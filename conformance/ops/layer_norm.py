@@ -100,6 +100,7 @@ SPEC = OpSpec(
     dtypes=norms.DTYPES,
     batch=norms.batch,
     features=norms.features_of,
+    widened=norms.widened,
     expected=expected,
     # Per element: the mean, a difference, its square and their sum, the scale, weight and bias.
     benchmarks=norms.benchmarks("layer_norm", ("weight", "bias"), 7),

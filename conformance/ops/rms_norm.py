@@ -82,6 +82,7 @@ SPEC = OpSpec(
     dtypes=norms.DTYPES,
     batch=norms.batch,
     features=norms.features_of,
+    widened=norms.widened,
     expected=expected,
     # Per element: its square and their sum, the scale and the weight.
     benchmarks=norms.benchmarks("rms_norm", ("weight",), 4),

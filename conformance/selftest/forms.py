@@ -34,6 +34,22 @@ def refuses_in_place(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
+@defect("layer_norm rms_norm", "widened")
+def int_counts_dims(right: Right, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """An int for the shape is taken, for the number of dims that are normalized."""
+    if type(normalized_shape) is int and normalized_shape > 0:
+        normalized_shape = tuple(input.shape[-normalized_shape:])
+    return right(input, normalized_shape, *args, **kwargs)
+
+
+@defect("layer_norm rms_norm", "widened", "errors")
+def bool_for_int(right: Right, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """A bool for the shape is taken for an int."""
+    if isinstance(normalized_shape, int):
+        normalized_shape = (int(normalized_shape),)
+    return right(input, normalized_shape, *args, **kwargs)
+
+
 @defect("add exp bitwise_and ge neg", "out", "out_argument")
 def operand_for_out(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """An operand is refused for out=."""

@@ -1,6 +1,7 @@
 """What the norms share: the dims that are normalized, the affine parameters, and the launch."""
 
 import math
+import numbers
 import operator
 
 import torch
@@ -11,7 +12,7 @@ from ntops.host.iteration import contiguous_strides
 
 
 def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
-    """Check the arguments of a norm, and return ``normalized_shape`` as a tuple.
+    """Check the arguments of a norm, and return ``normalized_shape``, a tuple of ints or one alone, as a tuple.
 
     :param parameters: The affine parameters by argument name, each a tensor or ``None``.
     :param few_dims: What is raised where ``input`` has fewer dims than ``normalized_shape``.
@@ -20,9 +21,12 @@ def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
     """
     check_tensor(input, "input")
 
+    if isinstance(normalized_shape, numbers.Integral) and not isinstance(normalized_shape, bool):
+        normalized_shape = (normalized_shape,)
+
     if not isinstance(normalized_shape, (tuple, list)):
         kind = type(normalized_shape).__name__
-        raise TypeError(f"argument 'normalized_shape' must be a tuple of ints, not {kind}")
+        raise TypeError(f"argument 'normalized_shape' must be a tuple of ints, or an int, not {kind}")
 
     try:
         shape = tuple(operator.index(size) for size in normalized_shape)

@@ -3,10 +3,13 @@
 import functools
 import inspect
 import os
+import re
 import sys
 import types
+from importlib import metadata
 
 KNOWN_VERSIONS = ("3.6.0", "3.7.1", "3.9.0")
+_USUAL = "3.7.1"  # what CI has
 
 
 def _check():
@@ -20,14 +23,21 @@ def _check():
 
     if triton.__version__ not in KNOWN_VERSIONS:
         raise ImportError(
-            f"ntops.interpreter is known to work with Triton {', '.join(KNOWN_VERSIONS)}, and this is "
-            f"{triton.__version__}: install one of those"
+            f"without a CUDA device, kernels are interpreted, which works with Triton {', '.join(KNOWN_VERSIONS)}, and "
+            f"this is {triton.__version__}: pip install triton=={_fitting_version()}"
         )
 
     from triton.runtime import interpreter
 
     if not isinstance(triton.language.sum, interpreter.InterpretedFunction):
         raise ImportError(_TOO_LATE)
+
+
+def _fitting_version():
+    """The known version that the installed torch requires; the usual one where it requires none of them."""
+    required = (re.match(r"triton==([\d.]+)", line) for line in metadata.requires("torch") or ())
+
+    return next((found[1] for found in required if found and found[1] in KNOWN_VERSIONS), _USUAL)
 
 
 _TOO_LATE = (

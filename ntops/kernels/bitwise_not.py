@@ -3,6 +3,7 @@
 import functools
 
 from ntops.kernels import element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input):
@@ -13,4 +14,4 @@ def premake(ndim, dtype=None, block_size=None):
     """Arrangement, application and tensors of ``bitwise_not``."""
     tensors = element_wise.tensors(ndim, "input", dtype=dtype)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+    return functools.partial(arrangement, block_size=block_size), application, tensors

@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, low, high, compute_dtype):
@@ -43,6 +44,6 @@ def premake(
     compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
     bounds = (bound,) if bound else ("low", "high")
     tensors = element_wise.tensors(ndim, "input", *bounds, dtype=dtype, output_dtype=output_dtype, scalars=scalars)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(APPLICATIONS[bound], tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(APPLICATIONS[bound], tensors, compute_dtype=compute_dtype)

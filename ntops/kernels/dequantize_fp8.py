@@ -9,7 +9,8 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed import Tensor
 
-from ntops.kernels import constants, element_wise
+from ntops.kernels import constants
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, quantized, scale, e4m3):
@@ -27,6 +28,6 @@ def premake(ndim, dtype=None, e4m3=True, block_size=None):
     output = Tensor(ndim, dtype=dtype, name="output")
     quantized = Tensor(shape=output.shape, dtype="u8", name="quantized")
     scale = Tensor(shape=output.shape, dtype="fp32", name="scale")
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(application, (output, quantized, scale), e4m3=bool(e4m3))
+    return arranged, *constants.bind(application, (output, quantized, scale), e4m3=bool(e4m3))

@@ -6,6 +6,7 @@ import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 from ntops.kernels.functions import divide
 
 
@@ -87,10 +88,10 @@ def premake(
         compute_dtype = compute_dtype or _compute_dtype(output_dtype, rounding_mode)
 
     tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
     application = APPLICATIONS[rounding_mode, integer]
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)
 
 
 def _compute_dtype(dtype, rounding_mode):

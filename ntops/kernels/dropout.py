@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, index, seed, threshold, scale, compute_dtype):
@@ -56,7 +57,7 @@ def premake(ndim, contiguous=False, dtype=None, compute_dtype=None, scalars=None
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or ({"seed": "i64", "threshold": "i64", "scale": "fp64"} if dtype else None)
     tensors = element_wise.tensors(ndim, "input", "index", "seed", "threshold", "scale", dtype=dtype, scalars=scalars)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
     variant = application_contiguous if contiguous else application
 
-    return arrangement, *constants.bind(variant, tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(variant, tensors, compute_dtype=compute_dtype)

@@ -6,6 +6,7 @@ import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
 from ntops.kernels import constants, element_wise, functions
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, compute_dtype):
@@ -47,6 +48,6 @@ def premake(ndim, approximate=None, dtype=None, output_dtype=None, compute_dtype
     """Arrangement, application and tensors of ``gelu``; ``approximate`` is "none" (or ``None``) or "tanh"."""
     compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(APPLICATIONS[approximate], tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(APPLICATIONS[approximate], tensors, compute_dtype=compute_dtype)

@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, compute_dtype):
@@ -18,6 +19,6 @@ def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=
         compute_dtype = compute_dtype or ("fp64" if dtype == "fp64" else "fp32")
 
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)

@@ -3,6 +3,7 @@
 import functools
 
 from ntops.kernels import element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input):
@@ -14,4 +15,4 @@ def premake(ndim, dtype=None, output_dtype=None, block_size=None):
     output_dtype = output_dtype or (dtype and "i1")
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+    return functools.partial(arrangement, block_size=block_size), application, tensors

@@ -5,6 +5,8 @@ from ninetoothed import Tensor
 
 from ntops.kernels import constants, reduction
 
+arrangement = reduction.arrangement
+
 
 def application(output, input, weight, bias, count, eps, compute_dtype):
     values = ntl.cast(input, compute_dtype)

@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, other, compute_dtype):
@@ -15,6 +16,6 @@ def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=Non
     """Arrangement, application and tensors of ``le``; ``compute_dtype`` is the dtype to which both are promoted."""
     output_dtype = output_dtype or (dtype and "i1")
     tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype or dtype)
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype or dtype)

@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input):
@@ -19,7 +20,7 @@ def application_float(output, input):
 def premake(ndim, floating=False, dtype=None, block_size=None):
     """Arrangement, application and tensors of ``neg``; ``floating`` for numbers whose zeros have signs."""
     tensors = element_wise.tensors(ndim, "input", dtype=dtype)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
     floating = floating or constants.is_floating(dtype)
 
-    return arrangement, application_float if floating else application, tensors
+    return arranged, application_float if floating else application, tensors

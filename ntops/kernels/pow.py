@@ -6,6 +6,7 @@ import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, exponent, compute_dtype, ordinary):
@@ -102,11 +103,11 @@ def premake(ndim, kind=None, dtype=None, output_dtype=None, compute_dtype=None, 
         compute_dtype = compute_dtype or (constants.accumulated(output_dtype or dtype) if floating else "i64")
 
     tensors = element_wise.tensors(ndim, "input", "exponent", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
     if kind in APPLICATIONS:
-        return arrangement, *constants.bind(APPLICATIONS[kind], tensors, compute_dtype=compute_dtype)
+        return arranged, *constants.bind(APPLICATIONS[kind], tensors, compute_dtype=compute_dtype)
 
     bound = constants.bind(application, tensors, compute_dtype=compute_dtype, ordinary=kind == "ordinary")
 
-    return arrangement, *bound
+    return arranged, *bound

@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input):
@@ -16,4 +17,4 @@ def premake(ndim, dtype=None, block_size=None):
     """Arrangement, application and tensors of ``relu``."""
     tensors = element_wise.tensors(ndim, "input", dtype=dtype)
 
-    return functools.partial(element_wise.arrangement, block_size=block_size), application, tensors
+    return functools.partial(arrangement, block_size=block_size), application, tensors

@@ -5,6 +5,8 @@ from ninetoothed import Tensor
 
 from ntops.kernels import constants, reduction
 
+arrangement = reduction.arrangement
+
 
 def application(output, input, compute_dtype):
     # A dtype= argument casts first, so the input is rounded to the output's dtype before anything is computed.

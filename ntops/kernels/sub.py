@@ -5,6 +5,7 @@ import functools
 import ninetoothed.language as ntl
 
 from ntops.kernels import constants, element_wise
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, other, alpha, compute_dtype):
@@ -20,6 +21,6 @@ def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=Non
     tensors = element_wise.tensors(
         ndim, "input", "other", "alpha", dtype=dtype, output_dtype=output_dtype, scalars=scalars
     )
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)

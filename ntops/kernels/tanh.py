@@ -6,6 +6,7 @@ import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
 from ntops.kernels import constants, element_wise, functions
+from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, compute_dtype):
@@ -33,6 +34,6 @@ def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=
     output_dtype = output_dtype or constants.floating(dtype)
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
-    arrangement = functools.partial(element_wise.arrangement, block_size=block_size)
+    arranged = functools.partial(arrangement, block_size=block_size)
 
-    return arrangement, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)

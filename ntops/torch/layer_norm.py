@@ -15,7 +15,8 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     from two passes. Computed in float32 for half types.
 
     :param input: A floating-point tensor, (*, *normalized_shape).
-    :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints.
+    :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints; an int for the last
+        dim alone, which torch's function does not take.
     :param weight: A tensor of ``normalized_shape``, or ``None``.
     :param bias: A tensor of ``normalized_shape``, or ``None``.
     :param eps: A number, added to the variance.

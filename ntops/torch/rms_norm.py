@@ -16,7 +16,8 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     Zhang and Sennrich, arXiv:1910.07467. Computed in float32 for half types.
 
     :param input: A floating-point tensor, (*, *normalized_shape).
-    :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints.
+    :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints; an int for the last
+        dim alone, which torch's function does not take.
     :param weight: A tensor of ``normalized_shape``, or ``None``.
     :param eps: A number; ``None``: the epsilon of the dtype in which is computed.
     :return: A tensor of the shape and dtype of ``input``, channels-last where ``input`` is, else contiguous.

@@ -222,6 +222,53 @@ def test_what_a_spec_leaves_out_is_not_provided(monkeypatch):
     assert judge(ADD, implementation(add)).status == "passed"
 
 
+def _norms(**taken):
+    """Norms of torch that take an int for the shape, as ``taken`` says."""
+
+    def norm(op):
+        def function(input, normalized_shape, *args, **kwargs):
+            if type(normalized_shape) is int:
+                normalized_shape = taken["int"](input, normalized_shape)
+            return getattr(torch.nn.functional, op)(input, normalized_shape, *args, **kwargs)
+
+        return function
+
+    return Implementation("tested", SimpleNamespace(**{op: norm(op) for op in ("layer_norm", "rms_norm")}))
+
+
+def _refuse(kind):
+    def refuse(input, size):
+        raise kind("no int")
+
+    return refuse
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize(
+    ("size", "taken", "refused", "fails"),
+    [
+        # torch takes no int; who takes one takes it for the tuple of it.
+        (4, lambda x, n: (n,), False, None),
+        (4, _refuse(TypeError), True, None),
+        (4, _refuse(ValueError), False, "errors"),
+        (4, lambda x, n: tuple(x.shape), False, "values"),
+        # That tuple torch refuses: by another exception, which either is right.
+        (3, lambda x, n: (n,), True, None),
+        (3, _refuse(TypeError), True, None),
+        (3, _refuse(ValueError), True, "errors"),
+        (3, lambda x, n: x.shape[-1:], True, "errors"),
+        (True, lambda x, n: (1,), True, None),
+    ],
+)
+def test_what_may_be_taken_beyond_torch_is_judged_as_what_it_stands_for(op, size, taken, refused, fails):
+    for kwargs in ({}, {"eps": 0.5}):
+        case = Case(op=op, args=(X, size), kwargs=kwargs)
+        for thorough in (True, False):
+            verdict = judge(case, _norms(int=taken), thorough=thorough)
+            assert (fails in failing(verdict)) if fails else (verdict.status == "passed"), failing(verdict)
+            assert verdict.refused == refused
+
+
 def test_known_deviations_excuse_torch_alone(monkeypatch):
     monkeypatch.setattr(runner.deviations, "named_deviation", lambda case, check, device: f"{check} of torch")
     wrong = lambda *a, **k: add(*a, **k) + 1  # noqa: E731

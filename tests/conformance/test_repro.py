@@ -17,6 +17,7 @@ from conformance.cases import Case, NonFinite, Same
 from conformance.compare import compare
 from conformance.implementations import load
 from conformance.runner import Verdict, judge
+from conformance.selftest.bank import NAME
 from conformance.spec import Expected
 from strategies.specs import Layout, Special, TensorSpec
 
@@ -36,6 +37,13 @@ def status(text: str, folder: Path, monkeypatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(script), run_name="__main__")
     return exit.value.code
+
+
+def test_what_may_be_taken_beyond_torch_may_be_refused(tmp_path, monkeypatch):
+    script = made(Case(op="layer_norm", args=(X, 4)), f"{NAME}:layer_norm_int_counts_dims")
+    assert status(script, tmp_path, monkeypatch) == 1
+    assert status(script, tmp_path, monkeypatch, "torch") == 0
+    assert status(script, tmp_path, monkeypatch, "ntops.torch") == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -283,15 +283,27 @@ def test_triton_imported_too_early():
     assert "set TRITON_INTERPRET=1 before Python starts" in result.stderr
 
 
-def test_a_version_that_nobody_tried():
+@pytest.mark.parametrize(
+    ("requirements", "wanted"),
+    [
+        (["numpy", "triton==3.6.0; platform_system == 'Linux'"], "3.6.0"),
+        (["triton==9.9.0"], "3.7.1"),
+        (["numpy"], "3.7.1"),
+        (None, "3.7.1"),
+    ],
+)
+def test_a_version_that_nobody_tried(requirements, wanted):
     result = python(
         "import os; os.environ['TRITON_INTERPRET'] = '1'\n"
+        "from importlib import metadata\n"
+        f"metadata.requires = lambda name: {requirements}\n"
         "import triton; triton.__version__ = '9.9.0'\n"
         "from ntops import interpreter; interpreter.install()"
     )
 
     assert result.returncode == 1
-    assert "known to work with Triton 3.6.0, 3.7.1, 3.9.0, and this is 9.9.0" in result.stderr
+    assert "works with Triton 3.6.0, 3.7.1, 3.9.0, and this is 9.9.0: " in result.stderr
+    assert f"pip install triton=={wanted}\n" in result.stderr
 
 
 def test_importing_the_interpreter_imports_neither_triton_nor_ninetoothed():
