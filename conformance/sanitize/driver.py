@@ -54,8 +54,6 @@ def main(arguments: Sequence[str]) -> int:
     """Do what the first file says, and write an Outcome to the second one."""
     plan_path, outcome_path = map(Path, arguments)
     plan = msgspec.json.decode(plan_path.read_bytes(), type=Plan)
-    if os.environ.get("TRITON_INSTRUMENTATION_MODE"):
-        _provide_scratch(plan.device)
     torch.set_float32_matmul_precision("high" if plan.tf32 else "highest")
     outcome = Outcome()
     if plan.control:
@@ -72,6 +70,7 @@ def _cases(plan: Plan, outcome: Outcome, path: Path) -> None:
     except ImplementationError as error:
         outcome.failed = str(error)
         return
+    _provide_scratch(plan.device)
     seen: dict[tuple[str, ...], int] = {}
     for file in plan.files:
         corpus.write(path, msgspec.json.encode(outcome))
@@ -116,6 +115,7 @@ def _call(
 
 
 def _control(plan: Plan, outcome: Outcome) -> None:
+    _provide_scratch(plan.device)
     try:
         controls.run(plan.control)
         outcome.called += 1
@@ -131,6 +131,9 @@ def _synchronize(device: str) -> None:
 
 def _provide_scratch(device: str) -> None:
     """Kernels with instrumentation keep their notes in memory that Triton asks for."""
+    if "TRITON_INSTRUMENTATION_MODE" not in os.environ:
+        return
+    # Imported here: implementations may want to be the first to do so.
     import triton
 
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=device))

@@ -1,4 +1,4 @@
-"""Time that passes only where something hangs, so that no limit depends on how busy the machine is."""
+"""Time that passes only while something hangs, so that no limit depends on how busy the machine is."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ _FILE = "PYTEST_HANGS"
 def begins() -> None:
     """Say, in a judged process, that it does not end from here on."""
     if path := os.environ.get(_FILE):
-        with open(path, "ab") as file:
-            file.write(b".")
+        Path(path).touch()
 
 
 def only_then(monkeypatch, folder: Path) -> None:
-    """For the one that waits for judged processes, one that hangs takes longer than any limit, and all else no time."""
+    """For the one that waits for judged processes, time passes while one of them hangs, and else never."""
     # Not where implementations are: these need no harness.
     from conformance import child
 
-    path = folder / "hangs"
-    path.touch()
+    path, now, kill = folder / "hangs", 0.0, child.Child._kill
+
+    def monotonic() -> float:
+        nonlocal now
+        now += 1000.0 * path.exists()
+        return now
+
+    def killed(self) -> int:
+        status = kill(self)
+        path.unlink(missing_ok=True)
+        return status
+
     monkeypatch.setenv(_FILE, str(path))
-    monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=lambda: 1e6 * path.stat().st_size))
+    monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(child.Child, "_kill", killed)
