@@ -115,7 +115,8 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
     groups = chosen.num_warps // 4
     batch, m, n = _batch(result).shape
     stored, is_turned = _described(_batch(result))
-    is_direct = stored is not None
+    # A store writes 16 bytes at a time, past the end of a row too: what lies between rows is not the result's.
+    is_direct = stored is not None and stored.shape[2] * stored.element_size() % 16 == 0
 
     if not is_direct:
         # Not ``repetition.empty``: a call that copies what its kernel stored must not be recorded.

@@ -163,6 +163,19 @@ def test_operands_of_any_layout_are_described(lay, batch, described):
 
 
 @hopper
+@kinds
+@pytest.mark.parametrize("m", [9, 139])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_what_lies_between_the_columns_of_a_result_is_left_alone(m, batch, described):
+    a, b = small(*batch, m, 72, dtype=described), small(*batch, 72, 264, dtype=described)
+    columns = torch.full((*batch, 264, 144), 7, dtype=described)
+    out = columns[..., :m].mT
+    (ntops.torch.bmm if batch else ntops.torch.mm)(a, b, out=out)
+    assert torch.equal(out, a @ b)
+    assert (columns[..., m:] == 7).all()
+
+
+@hopper
 @pytest.mark.parametrize("k", [8, 1000])
 @pytest.mark.parametrize("m", [1, 17, 300])
 def test_tiles_are_filled_with_zeros(m, k, described):
