@@ -51,8 +51,8 @@ def elements(*dtypes: str) -> int:
 
 @st.composite
 def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = False) -> Operands:
-    """Two tensors that broadcast, of equal or different dtypes; a third of them in one of the usual ways, often of one
-    shape, as most calls are, now and then one is 0-d, or both are the same.
+    """Two tensors that broadcast, of equal or different dtypes; mostly in one of the usual ways or of one shape, as in
+    most calls, now and then one is 0-d, or both are the same.
 
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
