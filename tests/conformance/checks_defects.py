@@ -82,8 +82,8 @@ def relu_past_the_input(input, inplace=False):
 def add_past_out(input, other, *, alpha=1, out=None):
     """A tail block that is stored whole into out."""
     result = torch.add(input, other, alpha=alpha, out=out)
-    if out is not None and out.is_contiguous() and 3 < out.numel() < 16:
-        store(out, out.numel(), 16 - out.numel())
+    if out is not None and out.is_contiguous() and out.numel() > 3 and out.numel() % 16:
+        store(out, out.numel(), 16 - out.numel() % 16)
     return result
 
 

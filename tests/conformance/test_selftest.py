@@ -38,7 +38,7 @@ BY_OP = {
     "bitwise_and": ("operand_for_out",),
     "cos": ("one_buffer",),
     "dequantize_fp8": ("other_format",),
-    "exp": ("contiguous",),
+    "exp": ("contiguous", "input_seen"),
     "fp8_gemm": ("fast_accumulation",),
     "layer_norm": ("nan_disturbs",),
     "quantize_fp8": ("toward_zero",),

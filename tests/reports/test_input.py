@@ -26,8 +26,13 @@ ROWS = {("add", "big"): 1e-4, ("mm", "big"): 3e-4}
 
 def fuzzing(examples):
     """The same examples each time, however busy the machine is."""
-    checks = list(HealthCheck)
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=checks)
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def small_bench(seed=0, **more):

@@ -88,7 +88,8 @@ def test_usual_broadcasts(examples, operands):
     assert operands > 2 or not {"equal", "other"} & set(patterns)
     for first in (True, False):
         assert any((len(one) < len(other)) == first for one, other, *_ in found), "either operand is the smaller one"
-    assert any({len(one), len(other)} == {1, 2} for one, other, *_ in found if shapes.pattern_of(one, other) == "both")
+    pairs = [pair for drawn in found for pair in itertools.combinations(drawn, 2)]
+    assert any({len(one), len(other)} == {1, 2} for one, other in pairs if shapes.pattern_of(one, other) == "both")
 
 
 @pytest.mark.parametrize(

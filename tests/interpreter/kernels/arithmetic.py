@@ -145,7 +145,7 @@ def scalars(rng):
 @triton.jit
 def random_kernel(out, integers, seed, N: tl.constexpr):
     i = tl.program_id(0) * N + tl.arange(0, N)
-    tl.store(out + i, tl.rand(seed, i) + tl.randn(seed, i))
+    tl.store(out + i, tl.rand(seed, i))
     tl.store(integers + i, tl.randint(seed, i).to(tl.int32, bitcast=True))
 
 
@@ -160,6 +160,19 @@ def random_numbers(rng):
         [torch.zeros(programs * n), torch.zeros(programs * n, dtype=torch.int32), int(rng.integers(2**31))],
         {"N": n},
     )
+
+
+@triton.jit
+def normal_kernel(out, seed, N: tl.constexpr):
+    i = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out + i, tl.randn(seed, i))
+
+
+@family(like_stock=False)
+def normal_numbers(rng):
+    programs, n = size(rng, 4), 16
+
+    return normal_kernel, (programs,), [torch.zeros(programs * n), int(rng.integers(2**31))], {"N": n}
 
 
 @triton.jit

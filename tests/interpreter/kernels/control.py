@@ -96,7 +96,7 @@ def function_kernel(out, x, y, n, BLOCK: tl.constexpr):
     tl.store(out + i, c - d + e, mask=i < n)
 
 
-@family
+@family(like_stock=False)
 def functions(rng):
     n, block = size(rng, 100), int(2 ** rng.integers(1, 6))
     x, y = floats(rng, n), floats(rng, n)
