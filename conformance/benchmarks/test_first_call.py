@@ -34,7 +34,7 @@ CLOCK = Replay()
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
     found: dict[str, Benchmark] = {}
-    for spec, row in _rows.selected(option("--op"), option("--dtype")).values():
+    for spec, row in _rows.selected(option("--op") or (), option("--dtype") or ()).values():
         found[spec.name] = min(found.get(spec.name, row), row, key=lambda one: (one.bytes, one.flops))
     metafunc.parametrize("row", found.values(), ids=found)
 

@@ -33,7 +33,7 @@ CLOCK = Replay()
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    found = _rows.selected(option("--op"), option("--dtype"))
+    found = _rows.selected(option("--op") or (), option("--dtype") or ())
     metafunc.parametrize(("spec", "row"), found.values(), ids=found)
 
 

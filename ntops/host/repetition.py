@@ -17,6 +17,7 @@ import itertools
 import threading
 
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
@@ -71,8 +72,8 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        # A tangent is nothing that a tensor's geometry tells.
-        if _local.recording is not None or memory.differentiates_forward():
+        # A tangent is nothing that a tensor's geometry tells; asked for here without a call, since each call comes by.
+        if _local.recording is not None or forward_ad._current_level >= 0:
             return function(*args, **kwargs)
 
         for again in recent:

@@ -62,6 +62,13 @@ def test_every_operator_has_rows_of_its_own_names_and_a_small_one():
         assert all(row.bytes > 0 and row.flops >= 0 for row in spec.benchmarks), names
 
 
+@pytest.mark.parametrize("suite", ["test_ops.py", "test_first_call.py"])
+def test_all_operators_have_rows_where_none_is_named(suite, tmp_path):
+    run = bench(tmp_path, "--collect-only", suite=suite)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert all(f"[{op}" in run.stdout for op in ("abs", "mm", "softmax")), run.stdout
+
+
 def test_rows_are_written_with_all_that_a_report_needs(tmp_path):
     done = bench(tmp_path, "--op", "abs", "--op", "dropout", "--benchmark-only", "--benchmark-json", "b.json")
     assert done.returncode == 0, done.stdout + done.stderr
