@@ -144,6 +144,12 @@ def deep_cases():
     return f"{sum(int(line[1]) for line in table)} cases"
 
 
+def checked_by_memcheck():
+    found = re.search(r"^memcheck: (.*)$", (RECORD / "sanitize.txt").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
 FILES = {
     "conformance-products.json": lambda: judged("products"),
     "conformance-rows.json": lambda: judged("rows"),
@@ -154,6 +160,7 @@ FILES = {
     "first-call.json": kept,
     "selftest.json": defects,
     "interpreter.json": lambda: "",
+    "sanitize.txt": checked_by_memcheck,
 }
 
 
