@@ -19,8 +19,17 @@ def rounded_once(function, widest=np.longdouble):
         wider = widest if dtype == np.float64 else _WIDER[dtype]
         # NumPy's pow has short cuts for an exponent of stride 0, which round in another way.
         operands = [np.array(array, dtype=wider, order="C") for array in np.broadcast_arrays(*arrays)]
+        result = function(*operands).astype(dtype)
 
-        return function(*operands).astype(dtype)
+        if wider is np.longdouble:
+            # Of infinities the C library's widest functions are wrong in places (glibc: powl(-inf, -2^63) is inf), and
+            # float64 needs no wider format for them.
+            finite = np.logical_and.reduce([np.isfinite(operand) for operand in operands])
+
+            if not finite.all():
+                result = np.where(finite, result, function(*(operand.astype(dtype) for operand in operands)))
+
+        return result
 
     return call
 

@@ -63,6 +63,14 @@ def test_an_element_has_the_same_bits_everywhere(name):
             assert [digest(found) for found in placed(function, arrays)] == [expected] * 12
 
 
+def test_powers_of_infinities():
+    """glibc's function of long double gives inf for the first."""
+    base = np.array([-np.inf, -np.inf, np.inf, -np.inf, np.nan, 1.0, -1.0])
+    exponent = np.array([-(2.0**63), -3.0, -0.5, 3.0, 0.0, np.nan, np.inf])
+    expected = [0.0, -0.0, 0.0, -np.inf, 1.0, 1.0, 1.0]
+    np.testing.assert_array_equal(FUNCTIONS["libdevice pow"][0](base, exponent), expected)
+
+
 @pytest.mark.parametrize("exponent", [-1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("name", ["libdevice pow", "libdevice fast_pow"])

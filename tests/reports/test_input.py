@@ -144,7 +144,7 @@ def mutants(draw, document):
 def test_any_change_of_a_file_gives_a_verdict_or_one_line(kind, tmp_path):
     base, new = made.write(tmp_path, "base.json", valid(kind)), tmp_path / "new.json"
 
-    @fuzzing(150)
+    @fuzzing(80)
     @given(mutants(valid(kind)))
     def fuzz(data):
         new.write_bytes(data)
@@ -161,7 +161,7 @@ def test_any_change_of_a_file_gives_a_page_or_one_line(kind, tmp_path):
     document = small_report(tmp_path / "made") if kind == "report" else valid(kind)
     mutant = tmp_path / "in.json"
 
-    @fuzzing(10)
+    @fuzzing(6)
     @given(mutants(document))
     def fuzz(data):
         mutant.write_bytes(data)
