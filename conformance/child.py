@@ -96,6 +96,9 @@ class Child:
             return
         try:
             answer = self._receive(Importing | Unusable, START)
+        except _Death as death:
+            raise DeviceError(f"the process that judges did not start: {death}") from None
+        try:
             if isinstance(answer, Importing):
                 answer = self._receive(Ready | Unusable, self.import_timeout, self._still_importing)
         except _Death as death:

@@ -1,4 +1,4 @@
-"""What is said of a name that does not exist."""
+"""The error message for an unknown name, with the nearest valid ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""What answers on the CPU in place of torch where its answer there is not CUDA's: calls that torch takes on CUDA alone,
-or lays out or rounds in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU has to have
-them.
+"""CPU substitutes for torch references that differ from CUDA: calls that only CUDA takes, or that the CPU lays out or
+rounds in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU has to have them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ class StandIn:
     name: str
     ops: tuple[str, ...]
     check: str
-    """What torch itself fails by on the CPU: "errors", "metadata" or, on some CPUs, "values"."""
+    """What torch itself fails by on the CPU: "errors" or "metadata"; "values" marks a reference replaced for its speed,
+    which excuses no failure."""
     applies: Callable[[Call], bool]
     answer: Function
     """Called on the CPU, torch's function before the arguments: gives CUDA's shape, dtype and strides, and values that

@@ -90,7 +90,7 @@ def median_interval(seconds, **options):
 def ratio(ours, other, **options):
     """``(ratio, low, high)``: how many times as fast ``ours`` is as ``other``, by their medians, which stand beside it.
 
-    The interval draws rounds that were timed together together, so that what slows both leaves it narrow.
+    The interval resamples rounds in pairs, so that what slows both leaves it narrow.
     """
 
     def quotient(ours, other):

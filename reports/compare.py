@@ -260,7 +260,8 @@ def markdown(comparison: Comparison) -> str:
     counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
     head = f"**{len(worse) or 'No'} regression{'s' if len(worse) > 1 else ''}**"
     if comparison.with_torch:
-        head += f", **but {len(comparison.with_torch)} rows are slower with torch beside them**"
+        number = len(comparison.with_torch)
+        head += f", **but {number} row{'s are' if number > 1 else ' is'} slower with torch beside them**"
     counted = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     lines = [f"{head} ({counted})", ""]
     if comparison.shifted:

@@ -19,6 +19,7 @@ from conformance import spec as specs
 from conformance.cases import CaseError
 from conformance.child import seconds
 from conformance.implementations import DEFAULT
+from conformance.names import unknown_name
 from conformance.sanitize import batches, controls, reports, summary
 from conformance.sanitize.batches import Batch, Result, SanitizerError
 from conformance.sanitize.driver import Plan
@@ -69,6 +70,7 @@ def _sanitize(options: argparse.Namespace, extra: Sequence[str]) -> list[Result]
                 results.append(done.result())
                 print(f"[{len(results)}/{len(planned)}] {summary.progress(results[-1])}", file=sys.stderr, flush=True)
         except BaseException:
+            batches.stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     order = {batch: number for number, batch in enumerate(planned)}
@@ -78,7 +80,7 @@ def _sanitize(options: argparse.Namespace, extra: Sequence[str]) -> list[Result]
 def _planned(options: argparse.Namespace, tools: Sequence[str]) -> Iterator[Batch]:
     folders = [options.corpus] if options.corpus else [corpus.SHIPPED, corpus.FAILURES]
     if unknown := set(options.op or ()) - set(specs.registry()):
-        raise SanitizerError(f"unknown op {min(unknown)!r}; valid are {', '.join(sorted(specs.registry()))}")
+        raise SanitizerError(unknown_name("op", min(unknown), sorted(specs.registry())))
     files: Mapping[str, Sequence[Path]] = batches.chosen(
         corpus.files(folders), options.op, options.cases, options.max_elements
     )

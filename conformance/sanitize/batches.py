@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -37,6 +39,9 @@ _COMMON = (
     *("--check-exit-code", "no"),
 )
 
+
+stopped = threading.Event()
+"""Set where the user interrupts: processes that run are ended, and none waits for its limit."""
 
 NAME = "compute-sanitizer"
 TOOLKIT = "/usr/local/cuda/bin"
@@ -100,10 +105,14 @@ def chosen(files: Iterable[Path], ops: Sequence[str] | None, number: int, max_el
 
     ``number``: of each op so many at most (0: all), each with as many features that those before it do not have as any.
     """
-    read = [(file, cases.read(file, max_elements=max(max_elements, cases.MAX_ELEMENTS))) for file in files]
+    read: list[tuple[Path, Case]] = []
+    for file in files:
+        # What the process that calls it would refuse to read.
+        with contextlib.suppress(cases.TooLarge):
+            read.append((file, cases.read(file, max_elements=max_elements)))
     by_op: dict[str, list[tuple[Path, Case]]] = {op: [] for op in sorted(ops or specs.registry())}
     for file, case in sorted(read, key=lambda one: (elements(one[1]), one[0].name)):
-        if case.op in by_op and elements(case) <= max_elements:
+        if case.op in by_op:
             by_op[case.op].append((file, case))
     return {op: _various(found, number) for op, found in by_op.items() if found}
 
@@ -184,9 +193,11 @@ def _wait(command: Sequence[str], environment: Mapping[str, str], output: IO[byt
         env=environment,
         start_new_session=True,
     )
+    end = time.monotonic() + timeout if timeout else math.inf
     try:
-        return process.wait(timeout or None)
-    except subprocess.TimeoutExpired:
+        while time.monotonic() < end and not stopped.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(1)
         return None
     finally:
         with contextlib.suppress(ProcessLookupError):

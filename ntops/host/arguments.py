@@ -46,15 +46,18 @@ def check_tensor(value, name, dtypes=DTYPES):
         )
 
 
+_KNOWN = ("cpu", "cuda", "meta")
+
+
 def check_memory(value, name):
-    """Refuse a tensor whose values are not what its memory holds, so that a kernel would not see them. Of one on the
-    meta device :func:`common_device` says so, where it is told from one that is on the wrong device.
+    """Refuse a tensor whose values are not what its memory holds, so that a kernel would not see them.
+    :func:`common_device` refuses tensors of other devices, meta ones among them.
 
     :raises NotImplementedError: It is sparse, quantized, nested or negated lazily; fake, functional, batched or tracked
         by a transform, or of a subclass with a dispatch of its own; dual; without storage. Or a mode or transform is
         active under which torch makes such tensors, or follows what is called.
     """
-    if not memory.is_ordinary(value):
+    if value.device.type in _KNOWN and not memory.is_ordinary(value):
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
             raise NotImplementedError(
                 f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out"

@@ -64,6 +64,8 @@ def fastest(
 
         with on_device(output.device):
             if output.is_cuda and torch.cuda.is_current_stream_capturing():
+                # Recorded, the call would never be measured.
+                repetition.prevent()
                 return chosen
 
             _known[key] = _measured(candidates, launch, output) if len(candidates) > 1 else candidates[0]

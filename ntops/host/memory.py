@@ -1,5 +1,7 @@
-"""What torch keeps apart from memory: tensors that kernels cannot be launched on, and the modes under which torch makes
-such tensors. The private names of torch's dispatcher that this takes are here alone."""
+"""Tensors that kernels cannot be launched on, and the modes under which torch makes such tensors.
+
+The private names of torch's dispatcher that this takes are here, but for what ``repetition`` asks for at each call.
+"""
 
 import torch
 from torch.autograd import forward_ad

@@ -253,8 +253,8 @@ def launch(kernel, grid, options, *args):
 
     if _local.recording is not None:
         # An autotuned kernel may be another one next time.
-        known = compiled if isinstance(kernel, JITFunction) else None
-        _local.recording.launches.append((known, (*grid, 1, 1)[:3], args))
+        repeated = compiled if isinstance(kernel, JITFunction) else None
+        _local.recording.launches.append((repeated, (*grid, 1, 1)[:3], args))
 
 
 def _is_there(tensor):

@@ -44,7 +44,7 @@ class Watch(TorchDispatchMode):
         return True
 
     def __enter__(self):
-        _local.watch = self
+        self._outer, _local.watch = _local.watch, self
 
         # Somebody may have put a function in the place of Triton's chain.
         if hasattr(self._hooks, "add"):
@@ -54,7 +54,7 @@ class Watch(TorchDispatchMode):
 
     def __exit__(self, exc_type, exc_val, exc_tb):
         super().__exit__(exc_type, exc_val, exc_tb)
-        _local.watch = None
+        _local.watch = self._outer
 
         if hasattr(self._hooks, "remove"):
             self._hooks.remove(self._launch)
