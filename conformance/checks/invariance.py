@@ -94,7 +94,7 @@ def settings(trial: Trial) -> Finding:
 
 
 def has_settings(trial: Trial) -> bool:
-    """Whether the implementation has settings, under one of which this case is one to try."""
+    """Choose the cases that are called under a setting of the implementation, where it has any."""
     return cases.seed(trial.case) // 23 % SHARE_SET == 0 and bool(_settings(trial))
 
 
@@ -104,7 +104,7 @@ def _settings(trial: Trial) -> Sequence[str]:
 
 
 def _wrong(trial: Trial, again: Outcome) -> str:
-    """What is wrong with the outcome of the same call, made in another way; it raised nothing."""
+    """Describe what is wrong with an outcome of the same call made in another way; the call raised nothing."""
     if message := again.trespass or malformed(again.value, trial.reference.value):
         return message
     other = dataclasses.replace(trial, ours=again)

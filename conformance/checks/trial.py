@@ -57,7 +57,7 @@ class Outcome:
     trespass: str = ""
     """What was written to a margin."""
     moved: tuple[bool, ...] = ()
-    """Whether the version counter of each operand did."""
+    """Tell for each operand whether its version counter moved."""
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The results as tensors; only for an outcome that is well formed."""
@@ -216,7 +216,7 @@ def builtin_class(kind: type[BaseException]) -> type[BaseException]:
 
 
 def refuses_as(error: BaseException | None, refusal: type[BaseException]) -> bool:
-    """Whether an exception is of the class that torch raises."""
+    """Tell whether an exception is of the class that torch raises."""
     return error is not None and builtin_class(type(error)) is builtin_class(refusal)
 
 

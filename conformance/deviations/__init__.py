@@ -1,4 +1,4 @@
-"""Where torch disagrees with the oracle: a table.
+"""List where torch disagrees with the oracle, in one table.
 
 It excuses torch itself where it is the implementation judged, and nobody else; no bound is widened for it. Which calls
 torch's CPU takes or refuses otherwise than CUDA is in ``conformance.refusals`` and ``conformance.stand_ins``. The sign

@@ -1,4 +1,4 @@
-"""Where torch disagrees with the oracle: attention."""
+"""List where torch disagrees with the oracle: attention."""
 
 from __future__ import annotations
 

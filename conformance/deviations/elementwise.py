@@ -1,4 +1,4 @@
-"""Where torch disagrees with the oracle: elementwise functions and dropout."""
+"""List where torch disagrees with the oracle: elementwise functions and dropout."""
 
 from __future__ import annotations
 

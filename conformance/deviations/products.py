@@ -1,4 +1,4 @@
-"""Where torch disagrees with the oracle: matrix products."""
+"""List where torch disagrees with the oracle: matrix products."""
 
 from __future__ import annotations
 

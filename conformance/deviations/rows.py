@@ -1,4 +1,4 @@
-"""Where torch disagrees with the oracle: softmax and layer_norm."""
+"""List where torch disagrees with the oracle: softmax and layer_norm."""
 
 from __future__ import annotations
 
