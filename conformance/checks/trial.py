@@ -57,7 +57,7 @@ class Outcome:
     trespass: str = ""
     """What was written to a margin."""
     moved: tuple[bool, ...] = ()
-    """Tell for each operand whether its version counter moved."""
+    """For each operand, whether its version counter moved."""
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """The results as tensors; only for an outcome that is well formed."""
