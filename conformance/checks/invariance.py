@@ -94,7 +94,7 @@ def settings(trial: Trial) -> Finding:
 
 
 def has_settings(trial: Trial) -> bool:
-    """Tell whether this case is called under the settings of the implementation; never where it has none."""
+    """Tell whether this case is called under one of the settings of the implementation; never where it has none."""
     return cases.seed(trial.case) // 23 % SHARE_SET == 0 and bool(_settings(trial))
 
 
