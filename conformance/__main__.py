@@ -1,4 +1,4 @@
-"""``python -m conformance reproduce|show|list|corpus``: saved cases."""
+"""``python -m conformance reproduce|show|list|corpus``: saved cases and sequences."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance import cases, corpus, messages, prune, runner
+from conformance import cases, corpus, messages, plain, prune, runner, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.child import CASE_TIMEOUT, IMPORT_LIMIT, Child, HarnessError, seconds
 from conformance.implementations import DEFAULT, ImplementationError
 from conformance.names import unknown_name
+from conformance.sequences import CallSequence
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
 
@@ -29,16 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def reproduce(options: argparse.Namespace) -> int:
-    """Replay a saved case, in a process of its own, and say what came of it."""
+    """Replay a saved case or sequence, in a process of its own, and say what came of it."""
     case = _read(options)
     limits = {"timeout": options.case_timeout, "import_timeout": options.import_timeout}
     with contextlib.closing(Child(options.implementation, options.device, **limits)) as child:
-        verdict = child.judge(case)
+        verdict = child.judge(case) if isinstance(case, Case) else child.play(case)
+        if isinstance(case, Case) and plain.fits(case, verdict):
+            again = child.plain([case])[0]
+            verdict = again if again.failure else verdict
         print(child.output(), end="")
     name, device = options.implementation, child.about.device
-    print(messages.call(case))
+    print(messages.told(case))
     if verdict.status == runner.NOT_PROVIDED:
-        raise ImplementationError(f"{name} does not provide this call of {case.op}")
+        raise ImplementationError(f"{name} does not provide this call of {verdict.op}")
     if verdict.status == runner.OUT_OF_MEMORY:
         raise runner.DeviceError(f"{device}: torch itself runs out of memory for this case")
     if text := messages.findings(verdict):
@@ -53,11 +57,13 @@ def reproduce(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Print a saved case for reading, with the elements of its operands."""
-    case = _read(options)
-    print(f"{cases.case_id(case)}{': ' if case.note else ''}{case.note}")
-    print(messages.call(case))
-    for number, tensor in enumerate(cases.materialize(case)[2]):
-        print(f"operand {number}: {tensor}")
+    found = _read(options)
+    print(f"{sequences.identity(found)}{': ' if found.note else ''}{found.note}")
+    print(messages.told(found))
+    for place, case in enumerate(sequences.calls(found)):
+        of = "" if isinstance(found, Case) else f" of step {place + 1}"
+        for number, tensor in enumerate(cases.materialize(case)[2]):
+            print(f"operand {number}{of}: {tensor}")
     return PASSED
 
 
@@ -69,9 +75,13 @@ def list_(options: argparse.Namespace) -> int:
     for name in [options.op] if options.op else sorted(known):
         print(f"{name}: {', '.join(known[name].dtypes)}")
     for path in corpus.files([options.corpus] if options.corpus else [corpus.SHIPPED, corpus.FAILURES]):
-        case = cases.read(path)
-        if options.op in (None, case.op):
-            print(f"{path}{': ' if case.note else ''}{case.note}")
+        try:
+            found = sequences.read(path)
+        except CaseError as error:
+            print(error)
+            continue
+        if options.op in (None, *(case.op for case in sequences.calls(found))):
+            print(f"{path}{': ' if found.note else ''}{found.note}")
     return PASSED
 
 
@@ -93,8 +103,8 @@ def prune_(options: argparse.Namespace) -> int:
     return PASSED
 
 
-def _read(options: argparse.Namespace) -> Case:
-    return cases.read(options.case, max_elements=options.max_elements, max_bytes=options.max_bytes)
+def _read(options: argparse.Namespace) -> Case | CallSequence:
+    return sequences.read(options.case, max_elements=options.max_elements, max_bytes=options.max_bytes)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import stat
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -21,8 +22,10 @@ from conformance.names import unknown_name
 from strategies import layouts
 from strategies.specs import TensorSpec
 
+T = TypeVar("T")
+
 SCHEMA = 1
-MAX_ELEMENTS = 2**24
+MAX_ELEMENTS = 2**27
 """Elements that one case may hold, unless the user raises it."""
 MAX_BYTES = 2**20
 """Size of a case file, unless the user raises it; a case without tensor data is a few hundred bytes."""
@@ -42,7 +45,8 @@ class DType(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="dtype"
 
 
 class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same", omit_defaults=True):
-    """The very tensor object of an earlier operand, or a view of its storage that begins ``-shift`` elements before it.
+    """The very tensor object of an earlier operand, or a view of its storage: one that begins ``-shift`` elements
+    before it, or has its last two dims swapped (``turned``).
 
     Operands are the tensors of a case, numbered over args, then kwargs by name.
     """
@@ -50,6 +54,12 @@ class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same", 
     operand: int
     shift: int = 0
     """At most 0, and not beyond the start of the operand's storage (its layout's ``offset``)."""
+    turned: bool = False
+
+    @property
+    def is_view(self) -> bool:
+        """Tell a view of the operand from the operand itself."""
+        return bool(self.shift) or self.turned
 
 
 class View(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="view"):
@@ -90,6 +100,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     op: str
     args: tuple[Argument, ...]
     kwargs: dict[str, Argument] = {}
+    form: str = ""
+    """One of ``conformance.forms.FORMS``, in which the call is written; empty: as ``args`` and ``kwargs`` are."""
     digests: tuple[str, ...] = ()
     note: str = ""
     permanent: bool = False
@@ -97,6 +109,14 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 class CaseError(ValueError):
     """A case that is not well formed, or a file that does not hold one. The message is for people."""
+
+
+class UnknownOp(CaseError):
+    """A case of an op that there is not, or no more."""
+
+
+class Unreadable(CaseError):
+    """A file that cannot be read, or is too large."""
 
 
 class TooLarge(CaseError):
@@ -107,7 +127,6 @@ class _Header(msgspec.Struct):
     """What is read first, so that a file of another schema is called that and not "unknown field"."""
 
     schema: int
-    op: str
 
 
 def canonical(case: Case) -> Case:
@@ -129,6 +148,8 @@ def case_id(case: Case) -> str:
     """``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``, without digests, note and permanence."""
     plain = msgspec.to_builtins(canonical(case))
     del plain["digests"], plain["note"], plain["permanent"]
+    if not case.form:
+        del plain["form"]
     digest = hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
     return f"{case.op}-{digest[:10]}"
 
@@ -141,10 +162,16 @@ def seed(case: Case) -> int:
 def encode(case: Case) -> bytes:
     """The case as JSON for people: indented, keys in a fixed order, one newline at the end."""
     plain = msgspec.to_builtins(canonical(case))
-    if not case.permanent:
-        # What is not said need not be known to whom reads it.
-        del plain["permanent"]
+    # What is not said need not be known to whom reads it.
+    for name in ("permanent", "form"):
+        if not plain[name]:
+            del plain[name]
     return msgspec.json.format(msgspec.json.encode(plain), indent=2) + b"\n"
+
+
+def in_one_line(case: Case) -> str:
+    """The JSON of a case, to be shown."""
+    return msgspec.json.format(encode(case), indent=-1).decode()
 
 
 def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> Case:
@@ -153,36 +180,56 @@ def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> Case:
     Raises CaseError: not JSON, not a case, another schema, an unknown op, dtype or recipe, more than
     ``max_elements`` elements in operands or result.
     """
-    try:
-        header = msgspec.json.decode(data, type=_Header)
-        if header.schema != SCHEMA:
-            raise CaseError(f"its schema is {header.schema}, and this harness reads schema {SCHEMA} only")
-        case = msgspec.json.decode(data, type=Case)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CaseError(f"not a case: {error}") from None
+    case = parsed(data, Case, "a case")
     validate(case, max_elements=max_elements)
     return case
 
 
+def parsed(data: bytes | str, kind: type[T], what: str) -> T:
+    """JSON of schema ``SCHEMA`` as a struct of class ``kind``. Raises CaseError; ``what``: what it should be."""
+    try:
+        header = msgspec.json.decode(data, type=_Header)
+        if header.schema != SCHEMA:
+            raise CaseError(f"its schema is {header.schema}, and this harness reads schema {SCHEMA} only")
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CaseError(f"not {what}: {error}") from None
+
+
 def read(path: Path | str, *, max_elements: int = MAX_ELEMENTS, max_bytes: int = MAX_BYTES) -> Case:
     """The case in a file. Raises CaseError, naming the file, also where it cannot be read or is too large."""
+    try:
+        return decode(content(path, max_bytes=max_bytes), max_elements=max_elements)
+    except Unreadable:
+        raise
+    except CaseError as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
+def content(path: Path | str, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a file that may hold a case. Raises Unreadable, naming the file."""
     path = Path(path)
     try:
+        # A FIFO or a device may never come to an end.
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise Unreadable(f"{path}: not a file")
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise CaseError(f"{path}: cannot be read: {error.strerror}") from None
+        raise Unreadable(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > max_bytes:
-        raise CaseError(f"{path}: larger than {max_bytes} bytes, which no case needs")
-    try:
-        return decode(data, max_elements=max_elements)
-    except CaseError as error:
-        raise type(error)(f"{path}: {error}") from None
+        raise Unreadable(f"{path}: larger than {max_bytes} bytes")
+    return data
 
 
 def operands(case: Case) -> tuple[TensorSpec, ...]:
     """The tensors of the case, in the order in which operands are numbered."""
     return tuple(argument for argument in _arguments(case) if isinstance(argument, TensorSpec))
+
+
+def size(case: Case) -> tuple[int, int]:
+    """Elements of operands, then length: the smaller of two failing cases is the one to show."""
+    return sum(math.prod(spec.shape) for spec in operands(case)), len(encode(case))
 
 
 def dtype_of(case: Case) -> str:
@@ -208,8 +255,9 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], 
         match argument:
             case TensorSpec():
                 return next(remaining)
-            case Same(operand, shift):
-                return _shifted(tensors[operand], shift)
+            case Same(operand, shift, turned):
+                one = _shifted(tensors[operand], shift)
+                return one.transpose(-2, -1) if turned else one
             case NonFinite(text):
                 return float(text)
             case View(operand, dim, start, length):
@@ -242,12 +290,15 @@ def written(case: Case) -> frozenset[int]:
 
 def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
     """Raises CaseError unless the case is one of a known op whose tensors can be made within ``max_elements``."""
-    # Imported here: conformance.spec needs Case.
+    # Imported here: they need Case.
+    from conformance import forms
     from conformance import spec as specs
 
     spec = specs.registry().get(case.op)
     if spec is None:
-        raise CaseError(unknown_name("op", case.op, sorted(specs.registry())))
+        raise UnknownOp(unknown_name("op", case.op, sorted(specs.registry())))
+    if case.form and case.form not in forms.FORMS:
+        raise CaseError(unknown_name("form", case.form, forms.FORMS))
     for name in case.kwargs:
         if not name.isidentifier():
             raise CaseError(f"keyword argument {name!r} is not a name")
@@ -259,6 +310,8 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
                 seen += 1
             case Same(operand) if not 0 <= operand < seen:
                 raise CaseError(f"an argument is the same tensor as operand {operand}, but {seen} come before it")
+            case Same(operand, turned=True) if len(operands(case)[operand].shape) < 2:
+                raise CaseError(f"an argument is operand {operand} with its last two dims swapped, which has fewer")
             case Same(operand, shift) if not -operands(case)[operand].layout.offset <= shift <= 0:
                 raise CaseError(f"an argument is operand {operand} shifted by {shift}, out of its storage")
             case View(operand) if not 0 <= operand < seen:

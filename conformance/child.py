@@ -1,4 +1,4 @@
-"""Cases judged in a child process, which may die of them: a fresh one then takes over."""
+"""Cases judged in two processes: the judge, and the judged, which may die of them. Fresh ones then take over."""
 
 from __future__ import annotations
 
@@ -6,29 +6,34 @@ import contextlib
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import Pipe
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 import torch
 
-from conformance import cases, processes
+from conformance import cases, plain, processes, sequences
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
-from conformance.child_main import Importing, Item, Ready, Reply, Request, Setup, Unusable
-from conformance.implementations import Implementation, ImplementationError
+from conformance.child_main import Gone, Importing, Item, Play, Ready, Reply, Request, Script, Setup, Unusable
+from conformance.implementations import TORCH, Implementation, ImplementationError
 from conformance.repro import ReproError
-from conformance.runner import CRASH, TIMEOUT, DeviceError, Verdict
+from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, DeviceError, Verdict
+from conformance.sequences import CallSequence
 
 CASE_TIMEOUT = 120.0
 """Seconds for one case, unless the user says otherwise."""
 ITEM = 30
 """A test of an op as a whole may take so many times as long as one case."""
+SEQUENCE = 3
+"""A sequence of calls, likewise."""
 START = 600.0
 """Seconds that a child may take to import the harness, and to find its device."""
 IMPORT = 60.0
@@ -43,7 +48,9 @@ DEATH = 60.0
 TAIL = 25
 """Lines of what a child printed last, and of its stack, that are shown when it dies."""
 _GLANCE = 0.5
-"""Seconds between looks at whether a child still lives: a process that it forked may keep the socket open."""
+"""Seconds between looks at whether the processes still live: what they forked may keep a socket open."""
+_LAST_WORD = 5.0
+"""Seconds that the judge has for its answer when the judged has ended."""
 
 _T = TypeVar("_T")
 
@@ -55,17 +62,22 @@ class HarnessError(RuntimeError):
 class _Death(Exception):
     """The child gave no answer. ``check`` is what the failure is called, the message says how it ended."""
 
-    def __init__(self, check: str, message: str) -> None:
+    def __init__(self, check: str, message: str, killed: bool = False, judge: bool = False) -> None:
         super().__init__(message)
         self.check = check
+        self.killed = killed
+        """By SIGKILL, as where memory runs out."""
+        self.judge = judge
+        """It was the judge that ended, and not what it judges."""
 
 
 class Child:
-    """A process of its own for an implementation on a device, started at once and, when it died, anew for the next
-    case. Neither CUDA nor the implementation is touched in this process.
+    """Two processes for an implementation on a device, the judge and the judged, started at once and, when one died,
+    anew for the next case. Neither CUDA nor the implementation is touched in this process.
 
     ``worker``: GPUs are taken in turn. ``timeout``: seconds for one case. ``import_timeout``: seconds for importing the
     implementation; None is ``timeout``, or ``IMPORT`` if that is more. 0 is no limit.
+    Raises ImplementationError or DeviceError: what no name can be.
     """
 
     def __init__(
@@ -77,10 +89,15 @@ class Child:
         timeout: float = 0.0,
         import_timeout: float | None = None,
     ) -> None:
+        # Names come from the command line, which may hold any bytes.
+        if not implementation.isprintable():
+            raise ImplementationError(f"implementation {implementation!r}: not a name")
+        if not device.isprintable():
+            raise DeviceError(f"device {device!r}: not a name")
         self.timeout = timeout
         self.import_timeout = (timeout and max(timeout, IMPORT)) if import_timeout is None else import_timeout
         self._setup = Setup(implementation, device, worker, checks)
-        self._printed = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (until this object goes)
+        self._printed = _in_memory()
         # Every child appends to it, so that it can be cut while one writes.
         fcntl.fcntl(self._printed, fcntl.F_SETFL, os.O_APPEND)
         self._ready = False
@@ -90,17 +107,17 @@ class Child:
     def ready(self) -> None:
         """Wait for the child; while importing takes long, a line on stderr says so. Raises DeviceError or
         ImplementationError, also where importing ends the process or passes its time."""
-        if self._process is None:
+        if self._judge is None:
             self._start()
         if self._ready:
             return
         try:
-            answer = self._receive(Importing | Unusable, START)
+            answer = self._receive(Importing | Unusable | Gone, START)
         except _Death as death:
             raise DeviceError(f"the process that judges did not start: {death}") from None
         try:
             if isinstance(answer, Importing):
-                answer = self._receive(Ready | Unusable, self.import_timeout, self._still_importing)
+                answer = self._receive(Ready | Unusable | Gone, self.import_timeout, self._still_importing)
         except _Death as death:
             name = self._setup.implementation
             raise ImplementationError(f"implementation {name!r}: importing it failed: {death}") from None
@@ -121,24 +138,58 @@ class Child:
     def implementation(self) -> Implementation:
         """Its name, and what it provides; to be called in the child alone."""
         provider = SimpleNamespace(**dict.fromkeys(self.about.provides, _elsewhere))
-        return Implementation(self._setup.implementation, provider, self.about.claims)
+        return Implementation(self._setup.implementation, provider, self.about.claims, self.about.left_out)
 
     @property
     def device(self) -> torch.device:
         return torch.device(self.about.device)
 
-    def judge(self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None) -> Verdict:
-        """``runner.judge`` in the child. That it dies or passes its time is a failure like any other.
+    def judge(
+        self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None, search: str = ""
+    ) -> Verdict:
+        """``runner.judge`` in the child, of a case of a search. That it dies or passes its time is a failure like any.
 
         Raises HarnessError: the harness itself failed.
         """
-        identity = cases.case_id(case)
+        return self._judged_as(
+            Request(cases.canonical(case), thorough, checks, search=search), cases.case_id(case), case.op
+        )
+
+    def play(self, sequence: CallSequence) -> Verdict:
+        """``sequence_judge.judge`` in the child, likewise."""
+        request, identity = Play(sequences.canonical(sequence)), sequences.sequence_id(sequence)
+        return self._judged_as(request, identity, sequence.ops[0], SEQUENCE)
+
+    def plain(self, chosen: Sequence[Case]) -> list[Verdict]:
+        """``plain.judge`` in the child, likewise."""
+        if not chosen:
+            return []
         try:
-            verdict = self._ask(Request(cases.canonical(case), thorough, checks), self.timeout).verdict
+            return [*self._ask(Script([*map(cases.canonical, chosen)], START), ITEM * self.timeout).verdicts]
         except _Death as death:
-            return Verdict(identity, case.op, FAILED, (Finding(death.check, FAILED, str(death)),))
+            finding = Finding(death.check, FAILED, f"making calls for a script to repeat: {death}")
+            return [Verdict(cases.case_id(chosen[0]), chosen[0].op, FAILED, (finding,))]
+
+    def _judged_as(self, request: Request | Play, identity: str, op: str, times: int = 1) -> Verdict:
+        try:
+            verdict = self._ask(request, times * self.timeout).verdict
+        except _Death as death:
+            if isinstance(request, Request) and (death.killed or death.judge):
+                case = request.case
+                if self._beyond(case, death, request.thorough, request.checks):
+                    return Verdict(identity, op, OUT_OF_MEMORY)
+            return Verdict(identity, op, FAILED, (Finding(death.check, FAILED, str(death)),))
         assert verdict is not None
         return verdict
+
+    def _beyond(self, case: Case, death: _Death, thorough: bool, checks: Sequence[str] | None) -> bool:
+        """Whether a case is beyond the judge, who has not the memory for its oracle: it is judged apart, of torch."""
+        setup = self._setup
+        if setup.implementation == TORCH:
+            return death.judge
+        apart = Child(TORCH, setup.device, setup.worker, setup.checks, self.timeout)
+        with contextlib.closing(apart):
+            return apart.judge(case, thorough, checks).status == OUT_OF_MEMORY
 
     def script(self, case: Case, verdict: Verdict, *_: Any) -> str:
         """``repro.script`` in the child, which has to ask torch on the device. Raises ReproError."""
@@ -163,32 +214,42 @@ class Child:
         return self._cut(0)
 
     def close(self) -> None:
-        """End the process, if there is one. The next case starts another."""
-        if self._process is not None:
+        """End the processes, if there are any. The next case starts others."""
+        if self._judge is not None:
             self._connection.close()
-            self._process.ended(GRACE)
+            for process in (self._judge, self._judged):
+                process.ended(GRACE)
             self._kill()
 
     def _start(self) -> None:
-        self._process: processes.Process | None
-        self._process, self._connection = processes.start(_environment(), self._printed)
+        self._judge: processes.Process | None
+        environment = _environment()
+        self._connection, asked = Pipe()
+        with asked:
+            judges, judged = socket.socketpair()
+            with judges, judged:
+                self._judged = processes.start(
+                    processes.JUDGED, plain.environment(environment), self._printed, [judged.fileno()]
+                )
+                descriptors = [asked.fileno(), judges.fileno()]
+                self._judge = processes.start(processes.JUDGE, environment, self._printed, descriptors)
         self._ready, self._begun = False, 0
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.json.encode(self._setup))
 
-    def _ask(self, request: Request | Item, timeout: float) -> Reply:
+    def _ask(self, request: Request | Play | Script | Item, timeout: float) -> Reply:
         self.ready()
         self._begun = os.fstat(self._printed.fileno()).st_size
         try:
             # Where the child is dead already, receiving tells.
             with contextlib.suppress(ConnectionError):
                 self._connection.send_bytes(msgspec.json.encode(request))
-            reply = self._receive(Reply, timeout)
+            reply = self._receive(Reply | Gone, timeout)
         except _Death:
             raise
         except BaseException:
             # Interrupted: what the child answers later must not be taken for the answer to the next request.
-            if self._process is not None:
+            if self._judge is not None:
                 self._kill()
             raise
         if reply.lost:
@@ -205,40 +266,56 @@ class Child:
     def _receive(
         self, kind: type[_T] | Any, seconds: float, waiting: Callable[[float], object] = lambda seconds: None
     ) -> Any:
-        """The child's next message. Raises _Death, and then the child is gone. ``waiting``: told after ``SILENCE``
-        seconds, and each time that these have doubled."""
-        process, begin, silence = self._process, time.monotonic(), SILENCE
+        """The judge's next message. Raises _Death, and then both processes are gone. ``waiting``: told after
+        ``SILENCE`` seconds, and each time that these have doubled."""
+        judge, begin, silence = self._judge, time.monotonic(), SILENCE
         end = begin + seconds if seconds else float("inf")
-        assert process is not None
+        assert judge is not None
         try:
             while not self._connection.poll(max(0.0, min(_GLANCE, end - time.monotonic()))):
                 if time.monotonic() >= begin + silence:
                     waiting(silence)
                     silence *= 2
-                if process.ended(0) and not self._connection.poll(0):
+                if judge.ended(0) and not self._connection.poll(0):
                     raise EOFError
+                # What it forked may keep its socket open, so that the judge does not see it.
+                if self._judged.ended(0) and not self._connection.poll(_LAST_WORD):
+                    raise self._died(self._judged)
                 if time.monotonic() >= end:
                     # The handler of this signal writes the stacks, also where native code holds the interpreter's lock.
-                    os.kill(process.pid, signal.SIGABRT)
-                    process.ended(GRACE)
+                    os.kill(self._judged.pid, signal.SIGABRT)
+                    self._judged.ended(GRACE)
                     self._kill()
                     raise _Death(TIMEOUT, f"no result after {seconds:g} s{self._tail()}")
-            return msgspec.json.decode(self._connection.recv_bytes(), type=kind)
+            answer = msgspec.json.decode(self._connection.recv_bytes(), type=kind)
         except (EOFError, ConnectionError):
-            process.ended(GRACE)
-            raise _Death(CRASH, f"{_ending(self._kill())}{self._tail()}") from None
+            raise self._died(judge) from None
+        except KeyboardInterrupt:
+            # What it answers later must not be taken for another answer, and nobody waits for its end.
+            self._kill()
+            raise
+        if isinstance(answer, Gone):
+            raise self._died(self._judged)
+        return answer
 
-    def _kill(self) -> int:
-        process, self._process = self._process, None
-        assert process is not None
+    def _died(self, process: processes.Process) -> _Death:
+        """What is raised where one of the two processes, which are gone then, has ended."""
+        process.ended(GRACE)
+        statuses = self._kill()
+        status = statuses[process is self._judged]
+        judge = process is not self._judged
+        return _Death(CRASH, f"{_ending(status)}{self._tail()}", status == -signal.SIGKILL, judge)
+
+    def _kill(self) -> tuple[int, int]:
+        """End both processes, and all that they started. How the judge and the judged ended."""
+        judge, self._judge = self._judge, None
+        assert judge is not None
         self._connection.close()
-        # The whole session: what the child started goes with it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        try:
-            return process.wait(DEATH)
-        except subprocess.TimeoutExpired:
-            raise HarnessError(f"process {process.pid} does not end although it was killed {DEATH:g} s ago") from None
+        for process in (judge, self._judged):
+            # The whole session: what the process started goes with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return _status(judge), _status(self._judged)
 
     def _tail(self) -> str:
         """What the child printed last while it judged its last case, and the innermost part of its stack."""
@@ -256,6 +333,13 @@ class Child:
         text = os.pread(descriptor, os.fstat(descriptor).st_size - begin, begin)
         self._printed.truncate(begin)
         return text.decode(errors="replace")
+
+
+def _in_memory() -> IO[bytes]:
+    """A file that a full disk does not touch, where the system has such."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("printed"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def _environment() -> dict[str, str]:
@@ -280,6 +364,13 @@ def _ending(status: int) -> str:
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     why = " (sent by the system when memory runs out, or by somebody)" if number == signal.SIGKILL else ""
     return f"the process was ended by {name}{why}"
+
+
+def _status(process: processes.Process) -> int:
+    try:
+        return process.wait(DEATH)
+    except subprocess.TimeoutExpired:
+        raise HarnessError(f"process {process.pid} does not end although it was killed {DEATH:g} s ago") from None
 
 
 def _elsewhere(*arguments: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The program of the child process in which cases are judged: what crashes or hangs there harms nobody else.
+"""The program of the judge: it has the references, the oracles and the verdict, and never imports what is judged.
 
-``conformance.child`` starts it and talks to it, one JSON message at a time, over a socket of its own: what is judged
-may print what it likes.
+That is imported by another process (``conformance.runtime``), which makes the calls. ``conformance.child`` starts both,
+and talks to the judge, one JSON message at a time, over a socket of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ import msgspec
 import pytest
 import torch
 
-from conformance import cases, repro, runner
-from conformance import spec as specs
+from conformance import cases, messages, plain, repro, runner, sequence_judge, sequences
+from conformance.calls import GONE, Judged, Lost, NotProvided
 from conformance.cases import Case
-from conformance.checks import FAILED, Finding
-from conformance.implementations import Implementation, ImplementationError, NotProvided, load
-from conformance.processes import dies_with_parent
+from conformance.checks import FAILED, Finding, turns
+from conformance.implementations import Implementation, ImplementationError, load_judged
 from conformance.runner import CRASH, Verdict
 
 
@@ -53,6 +52,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     provides: frozenset[str]
     """The ops that the implementation has."""
     claims: Mapping[str, Sequence[str]]
+    left_out: Mapping[str, str]
+    large: int
+    """Elements that a large call may have."""
+    changed: Sequence[str]
+    """As of ``implementations.Implementation``."""
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    """The answer to anything where the judged process is found to have ended."""
 
 
 class Unusable(msgspec.Struct, frozen=True, tag=True):
@@ -70,6 +78,21 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     checks: Sequence[str] | None = None
     """None: those of the Setup."""
     verdict: Verdict | None = None
+    search: str = ""
+    """Which one draws it."""
+
+
+class Play(msgspec.Struct, frozen=True, tag=True):
+    """Judge a sequence of calls."""
+
+    sequence: sequences.CallSequence
+
+
+class Script(msgspec.Struct, frozen=True, tag=True):
+    """Let a script make cases, as a user does."""
+
+    cases: Sequence[Case]
+    seconds: float
 
 
 class Item(msgspec.Struct, frozen=True, tag=True):
@@ -78,10 +101,12 @@ class Item(msgspec.Struct, frozen=True, tag=True):
     arguments: Sequence[str]
 
 
-class Reply(msgspec.Struct, frozen=True):
-    """The answer to a Request."""
+class Reply(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a Request, a Play, a Script or an Item."""
 
     verdict: Verdict | None = None
+    verdicts: Sequence[Verdict] = ()
+    """Of a Script, on each of its cases."""
     outcome: str = ""
     """Of a test: passed, failed or skipped."""
     message: str = ""
@@ -92,46 +117,53 @@ class Reply(msgspec.Struct, frozen=True):
     fault: str = ""
     """The traceback, where the harness itself failed."""
     lost: bool = False
-    """This process can judge no more and ends."""
+    """The judged process can go on no more, and both end."""
 
 
-def main(descriptor: int) -> None:
-    """Judge what is asked for over the socket ``descriptor``, until its other end is closed."""
-    os.set_inheritable(descriptor, False)
+def main(descriptor: int, judged_descriptor: int) -> None:
+    """Judge what is asked for over the socket ``descriptor``, until its other end is closed. The judged process is at
+    the other end of ``judged_descriptor``."""
+    for one in (descriptor, judged_descriptor):
+        os.set_inheritable(one, False)
     _prepare()
+    judged = Judged(judged_descriptor)
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, ConnectionError):
         setup = msgspec.json.decode(connection.recv_bytes(), type=Setup)
         try:
             device = runner.resolve_device(setup.device, setup.worker)
             connection.send_bytes(msgspec.json.encode(Importing()))
-            implementation = load(setup.implementation)
+            implementation = load_judged(setup.implementation, judged, device)
+        except Lost:
+            connection.send_bytes(msgspec.json.encode(Gone()))
+            _end(1)
         except (runner.DeviceError, ImplementationError) as error:
             what = "device" if isinstance(error, runner.DeviceError) else "implementation"
             connection.send_bytes(msgspec.json.encode(Unusable(what, str(error))))
             _end(0)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+        name = messages.device_name(device)
         claims = {op: tuple(names) for op, names in implementation.claimed.items()}
-        provides = frozenset(op for op in specs.registry() if implementation.function(op) is not None)
-        connection.send_bytes(msgspec.json.encode(Ready(str(device), name, provides, claims)))
+        provides, large = frozenset(vars(implementation.provider)), runner.LARGE[implementation.kernels]
+        ready = Ready(str(device), name, provides, claims, implementation.left_out, large, implementation.changed)
+        connection.send_bytes(msgspec.json.encode(ready))
         # What was imported stays: garbage is not looked for in it again and again.
         gc.freeze()
         while True:
-            request = msgspec.json.decode(connection.recv_bytes(), type=Request | Item)
+            request = msgspec.json.decode(connection.recv_bytes(), type=Request | Play | Script | Item)
             reply = _answer(request, implementation, device, setup.checks)
             connection.send_bytes(msgspec.json.encode(reply))
-            if reply.lost:
+            if isinstance(reply, Gone) or reply.lost:
                 _end(1)
     _end(0)
 
 
 def _prepare() -> None:
-    """Leave a stack behind when crashing, and nothing else; go when the parent goes; go first when memory runs out."""
+    """Leave a stack behind when crashing, and nothing else; go soon when memory runs out."""
     faulthandler.enable(sys.stderr)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    dies_with_parent()
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
+            # As what is judged: the one that takes the memory goes.
             Path("/proc/self/oom_score_adj").write_text("1000")
 
 
@@ -143,30 +175,53 @@ def _end(status: int) -> None:
 
 
 def _answer(
-    request: Request | Item, implementation: Implementation, device: torch.device, checks: Sequence[str] | None
-) -> Reply:
+    request: Request | Play | Script | Item,
+    implementation: Implementation,
+    device: torch.device,
+    checks: Sequence[str] | None,
+) -> Reply | Gone:
+    assert implementation.judged is not None
+    lost = ""
     try:
         if isinstance(request, Item):
             reply = _run(request, implementation, device)
+        elif isinstance(request, Play):
+            reply = Reply(sequence_judge.judge(request.sequence, implementation, device))
+        elif isinstance(request, Script):
+            reply = Reply(verdicts=plain.judge(request.cases, implementation, device, request.seconds or None))
         elif request.verdict is None:
+            if not request.thorough:
+                turns.within(request.search)
             reply = Reply(
                 runner.judge(request.case, implementation, device, request.checks or checks, request.thorough)
             )
         else:
             reply = Reply(script=repro.script(request.case, request.verdict, implementation, device))
+        if device.type == "cuda":
+            # Whatever was said of the case: where the context is gone, nothing that was read from the GPU counts.
+            lost = implementation.judged.lost()
+            lost = lost and f"{GONE}: {lost}"
     except repro.ReproError as error:
         reply = Reply(no_script=str(error))
+    except Lost as error:
+        if not str(error):
+            return Gone()
+        reply, lost = Reply(), str(error)
     # The parent raises it again, as a fault of the harness.
     except Exception:  # noqa: BLE001
         reply = Reply(fault=traceback.format_exc())
-    # Whatever was said of the case: where the context is gone, nothing that was read from the GPU counts.
-    if lost := _lost_context(device):
-        message = f"the GPU's context is lost, and the process with it: {lost}"
-        verdict = None
+    if lost:
+        verdict, finding = None, Finding(CRASH, FAILED, lost)
         if isinstance(request, Request):
-            finding, identity = Finding(CRASH, FAILED, message), cases.case_id(request.case)
-            verdict = Verdict(identity, request.case.op, FAILED, (finding,))
-        reply = Reply(verdict, outcome=FAILED, message=message, no_script=lost, lost=True)
+            verdict = Verdict(cases.case_id(request.case), request.case.op, FAILED, (finding,))
+        elif isinstance(request, Play):
+            identity, op = sequences.sequence_id(request.sequence), request.sequence.ops[0]
+            verdict = Verdict(identity, op, FAILED, (finding,))
+        elif isinstance(request, Script):
+            identity, op = cases.case_id(request.cases[0]), request.cases[0].op
+            verdict = Verdict(identity, op, FAILED, (finding,))
+        verdicts = [verdict] if isinstance(request, Script) and verdict else []
+        reply = Reply(verdict, verdicts, outcome=FAILED, message=lost, no_script=lost, lost=True)
     return reply
 
 
@@ -177,6 +232,8 @@ class Within:
     def __init__(self, implementation: Implementation, device: torch.device) -> None:
         self.implementation, self.device = implementation, device
         self.reply = Reply(outcome=FAILED, message="the test was not found in the child process")
+        self.lost: Lost | None = None
+        """That the judged process ended."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self) -> Generator[None, Any, Any]:
@@ -184,6 +241,9 @@ class Within:
             return (yield)
         except NotProvided as missing:
             pytest.skip(f"not provided: {missing}")
+        except Lost as lost:
+            self.lost = lost
+            raise
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
@@ -195,15 +255,6 @@ class Within:
 def _run(item: Item, implementation: Implementation, device: torch.device) -> Reply:
     within = Within(implementation, device)
     pytest.main([*item.arguments, "-s", "-p", "no:cacheprovider", "-p", "no:terminal"], plugins=[within])
+    if within.lost is not None:
+        raise within.lost
     return within.reply
-
-
-def _lost_context(device: torch.device) -> str:
-    """The error that the GPU's context is stuck with (an illegal address, say); empty where it can go on."""
-    if device.type != "cuda":
-        return ""
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return str(error).partition("\n")[0]
-    return ""

@@ -28,6 +28,8 @@ class Comparison(msgspec.Struct, frozen=True):
     allowed: float = 0.0
     ulps: float = 0.0
     """The largest error of a judged element in units in the last place of the output dtype, at the oracle's value."""
+    rounded: float | None = None
+    """What the oracle is rounded to, where the output is another number although it is within the bound."""
     judged: int = 0
     """Elements judged."""
     failed: int = 0
@@ -41,7 +43,8 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
 
     An element passes when it is NaN where the oracle is NaN; the same infinity where the oracle is infinite; an
     infinity or a finite number where the oracle lies within the bound of the point where rounding overflows; and
-    otherwise when ``|output - oracle| <= ulp / 2 + bound``, ulp being that of the output dtype at the oracle's value.
+    otherwise when ``|output - oracle| <= ulp / 2 + bound``, ulp being that of the output dtype at the oracle's value,
+    and it is one of the numbers in ``rounded``, where there are any.
     Without a bound every element must be equal (any NaN equals any NaN). The sign of a zero counts only where
     ``signed_zero`` says so and the oracle is exactly zero. What is equal to ``instead`` passes too. Elements outside
     ``judged`` are not looked at.
@@ -59,6 +62,8 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
     else:
         with np.errstate(all="ignore"):
             share, error, allowed = _within(output, expected)
+            misrounded = _misrounded(output, expected) & (share <= 1)
+            share[misrounded] = math.inf
         if expected.instead is not None:
             instead = ~_flat(kept(output, expected)[0])
             share[instead] = error[instead] = 0.0
@@ -117,6 +122,18 @@ def _within(output: torch.Tensor, expected: Expected) -> tuple[np.ndarray, np.nd
     return share, error, ulp / 2 + bound
 
 
+def _misrounded(output: torch.Tensor, expected: Expected) -> np.ndarray:
+    """Where an output is none of the numbers that the oracle may be rounded to, the sign of a zero counted with them
+    where it is judged."""
+    ours, found = output.double(), torch.zeros(output.shape, dtype=torch.bool)
+    for number in expected.rounded:
+        right = (ours == number) | (ours.isnan() & number.isnan())
+        if expected.signed_zero:
+            right &= (number != 0) | (ours.signbit() == number.signbit())
+        found |= right
+    return _flat(~found) if expected.rounded else np.zeros(output.numel(), bool)
+
+
 def _flat(tensor: torch.Tensor) -> np.ndarray:
     return tensor.reshape(-1).numpy()
 
@@ -125,13 +142,14 @@ def _special(
     ours: np.ndarray, value: np.ndarray, bound: np.ndarray, low: np.ndarray | float, form: bounds.Format
 ) -> tuple[np.ndarray, np.ndarray]:
     """Share and error where the output or the oracle is NaN or infinite."""
-    # How far the oracle is from the point where rounding to nearest gives infinity (NaN in a format without any).
+    # How far the oracle is from the point where rounding to nearest gives that infinity (NaN in a format without any).
     last = math.ldexp(1.0, math.frexp(form.max)[1] - 1) * 2.0 ** (1 - form.precision)
-    short = (form.max - np.abs(value)) - np.sign(value) * low + last / 2
+    sign = np.where(np.signbit(ours), -1.0, 1.0) if form.infinite else np.where(np.signbit(value), -1.0, 1.0)
+    short = (form.max - sign * value) - sign * low + last / 2
     overflows = np.where(short <= 0, 0.0, np.where(short <= bound, short / bound, math.inf))
     if form.infinite:
         same = (np.isnan(ours) & np.isnan(value)) | (ours == value)
-        overflown = np.isinf(ours) & np.isfinite(value) & (np.signbit(ours) == np.signbit(value))
+        overflown = np.isinf(ours) & np.isfinite(value)
     else:
         same = np.isnan(ours) & ~np.isfinite(value)
         overflown = np.isnan(ours) & np.isfinite(value)
@@ -159,6 +177,7 @@ def _worst(
         )
     failed = int((share > 1).sum())
     index = tuple(int(i) for i in np.unravel_index(place, output.shape))
+    misrounded = bool(expected.rounded) and math.isinf(share[place]) and error[place] <= allowed[place]
     return Comparison(
         passed=not failed,
         share=float(share[place]),
@@ -168,6 +187,7 @@ def _worst(
         error=float(error[place]),
         allowed=float(allowed[place]),
         ulps=ulps,
+        rounded=expected.rounded[0][index].item() if misrounded else None,
         judged=judged,
         failed=failed,
     )

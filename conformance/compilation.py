@@ -26,9 +26,8 @@ import rich.console
 import rich.progress
 import rich.table
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
 
-from conformance import cases, machine_code
+from conformance import cases, drawing, machine_code
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import DEFAULT, Implementation, NotProvided, load
@@ -189,20 +188,7 @@ def _calls(spec: OpSpec, examples: int) -> list[Case]:
     """The benchmark shapes of an op, and calls of each dtype from its strategy, the same ones each time."""
     calls = [benchmark.case for benchmark in spec.benchmarks]
     for dtype in spec.dtypes:
-
-        @settings(
-            max_examples=examples,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),  # nothing is tested here
-        )
-        @given(spec.cases([dtype]))
-        def collect(case: Case) -> None:
-            calls.append(case)
-
-        collect()
+        calls += drawing.drawn(spec.cases([dtype]), dtype, examples)
     return calls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
@@ -15,15 +16,27 @@ import hypothesis
 import msgspec
 import pytest
 
-from conformance import cases, corpus, coverage, database, journal, metrics, runner
+from conformance import (
+    cases,
+    corpus,
+    database,
+    journal,
+    known_failures,
+    runner,
+    sequences,
+    terminal,
+)
 from conformance import spec as specs
+from conformance.causes import Failed
 from conformance.checks import CHECKS
 from conformance.child import CASE_TIMEOUT, IMPORT_LIMIT, Child, seconds
 from conformance.child_main import Within
-from conformance.coverage import Seen
+from conformance.collector import Collector, op_of
 from conformance.implementations import DEFAULT, ImplementationError
-from conformance.metrics import Record, Tally
+from conformance.metrics import Tally
 from conformance.names import unknown_name
+from conformance.plain import PLAIN, Pool
+from conformance.sequence_judge import SEQUENCE
 from conformance.session import PROFILES, Run
 
 # Benchmarks are not part of the gate; named on the command line they are collected all the same.
@@ -39,11 +52,19 @@ class Options:
     def __init__(self, config: pytest.Config) -> None:
         known = specs.registry()
         self.ops = _among("op", config.getoption("--op"), sorted(known))
+        self.gone: list[str] = []
+        """Saved cases of ops that there are not."""
+        self.asked = self.ops if config.getoption("--op") else []
+        """The ops that were named."""
         valid = list(dict.fromkeys(dtype for spec in known.values() for dtype in spec.dtypes))
         self.dtypes = _among("dtype", config.getoption("--dtype"), valid)
         self.checks = (
-            _among("check", config.getoption("--check"), list(CHECKS)) if config.getoption("--check") else None
+            _among("check", config.getoption("--check"), [*CHECKS, SEQUENCE, PLAIN])
+            if config.getoption("--check")
+            else None
         )
+        self.sequences = self.checks is None or SEQUENCE in self.checks
+        """Whether calls that follow one another are judged."""
         default = "ci" if os.environ.get("CI") else "smoke"
         self.profile = _among("profile", [config.getoption("--hypothesis-profile") or default], [*PROFILES])[0]
         self.implementation: str = config.getoption("--implementation")
@@ -54,9 +75,19 @@ class Options:
         self.max_elements: int = config.getoption("--max-elements")
         self.save_to: Path = folder or corpus.FAILURES
         self.makes_folder = not self.save_to.exists()
+        self.saved_before = frozenset(self.save_to.glob("*.json"))
         self.metrics: Path | None = config.getoption("--metrics")
         if self.metrics is not None and not self.metrics.absolute().parent.is_dir():
             raise pytest.UsageError(f"--metrics {self.metrics}: there is no folder {self.metrics.parent}")
+        self.known, self.write_known = frozenset[known_failures.Entry](), config.getoption("--write-known-failures")
+        if self.write_known is not None and not self.write_known.absolute().parent.is_dir():
+            folder = self.write_known.parent
+            raise pytest.UsageError(f"--write-known-failures {self.write_known}: there is no folder {folder}")
+        if (file := config.getoption("--known-failures")) is not None:
+            try:
+                self.known = known_failures.read(file, self.implementation, list(CHECKS))
+            except known_failures.KnownError as error:
+                raise pytest.UsageError(f"--known-failures {error}") from None
         try:
             self.database = database.connect(config.getoption("--database") or ())
         except database.DatabaseError as error:
@@ -83,7 +114,12 @@ class Options:
         if self.within is None:
             limits = config.getoption("--case-timeout"), config.getoption("--import-timeout")
             device, number = config.getoption("--device"), _worker_number(config)
-            self.child = Child(self.implementation, device, number, self.checks, *limits)
+            try:
+                self.child = Child(self.implementation, device, number, self.checks, *limits)
+            except (ImplementationError, runner.DeviceError) as error:
+                raise pytest.UsageError(str(error)) from None
+
+        self.pool = Pool()
 
     def run(self, written: journal.Journal | None = None) -> Run:
         """What is judged, and how."""
@@ -97,9 +133,12 @@ class Options:
             settings=self.settings,
             seed=self.seed,
             max_elements=self.max_elements,
+            large=0 if self.within else self.child.about.large,
             child=None if self.within else self.child,
             journal=written,
             database=self.database,
+            pool=self.pool,
+            known=self.known,
         )
 
     def saved(self) -> list[Path]:
@@ -107,12 +146,16 @@ class Options:
         found: dict[str, Path] = {}
         for path in corpus.files(self.folders):
             try:
-                case = cases.read(path, max_elements=sys.maxsize)
+                found_there = sequences.read(path, max_elements=sys.maxsize)
+            except cases.UnknownOp as error:
+                if not self.asked:
+                    found[str(path)] = path
+                    self.gone.append(str(error))
             except cases.CaseError:
                 found[str(path)] = path
             else:
-                if self._wanted(case):
-                    found.setdefault(cases.case_id(case), path)
+                if any(map(self._wanted, sequences.calls(found_there))):
+                    found.setdefault(sequences.identity(found_there), path)
         return [*found.values()]
 
     def _wanted(self, case: cases.Case) -> bool:
@@ -125,6 +168,7 @@ class Options:
 _OPTIONS = pytest.StashKey[Options]()
 _TALLY = pytest.StashKey[Tally]()
 _FOUND = pytest.StashKey[list[str]]()
+_TERMINAL = pytest.StashKey[terminal.Terminal]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -141,6 +185,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     shared = "where failing examples are kept and tried first: a folder or redis://HOST/N, or either after readonly:"
     add("--database", action="append", metavar="URL", help=f"{shared}; repeatable (default: none)")
     add("--metrics", type=Path, metavar="FILE.json", help="write the counts and shares of the bound here")
+    no_news = "failures that do not fail the run; written by --write-known-failures"
+    add("--known-failures", type=Path, metavar="FILE.json", help=no_news)
+    add("--write-known-failures", type=Path, metavar="FILE.json", help="write the failures of this run here")
     limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
     add("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
     add("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
@@ -155,6 +202,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # First, so that an unknown --hypothesis-profile is told here and not by an internal error of Hypothesis's plugin.
     options = config.stash[_OPTIONS] = Options(config)
     config.stash[_TALLY] = Tally()
+    processes = getattr(config.option, "numprocesses", None)
+    if processes and not all(map(_is_text, (os.getcwd(), *sys.argv, *sys.path))):
+        raise pytest.UsageError("pytest-xdist works only where the names of folders are UTF-8; use -n 0")
     # The child of a worker gets ready while tests are collected.
     if options.within is not None or hasattr(config, "workerinput"):
         return
@@ -166,11 +216,14 @@ def pytest_configure(config: pytest.Config) -> None:
     except OSError as error:
         raise pytest.UsageError(f"failing cases cannot be saved in {options.save_to}: {error.strerror}") from None
     config.stash[_FOUND] = [
-        f"an earlier run of {options.implementation} was killed while it judged; saved {path}"
+        f"an earlier run of {options.implementation} was killed while it judged; {what}"
         for left in journal.recover(options.save_to, options.implementation)
-        for path in corpus.keep_left(left, options.save_to)
+        for what in corpus.keep_left(left, options.save_to)
     ]
-    config.pluginmanager.register(_Collector(config), "conformance-collector")
+    config.stash[_TERMINAL] = terminal.Terminal(config)
+    config.pluginmanager.register(config.stash[_TERMINAL], "conformance-terminal")
+    collector = Collector(options, config.stash[_TALLY], config.stash[_TERMINAL])
+    config.pluginmanager.register(collector, "conformance-collector")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -199,7 +252,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """``test_<op>.py`` is what one op is asked beyond its cases: collected where that op is judged."""
-    op = _op(collection_path)
+    op = op_of(collection_path)
     return True if op is not None and op not in config.stash[_OPTIONS].ops else None
 
 
@@ -207,7 +260,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Those tests run in the child, as a whole; here they need no fixtures."""
     if config.stash[_OPTIONS].within is None:
         for item in items:
-            if isinstance(item, pytest.Function) and _op(item.path) is not None:
+            if isinstance(item, pytest.Function) and op_of(item.path) is not None:
                 item.fixturenames = []
 
 
@@ -219,15 +272,32 @@ def pytest_collection_finish() -> None:
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     options = pyfuncitem.config.stash[_OPTIONS]
-    if options.within is not None or _op(pyfuncitem.path) is None:
+    if options.within is not None or op_of(pyfuncitem.path) is None:
         return None
     outcome, message = options.child.run([f"{pyfuncitem.path}::{pyfuncitem.name}", *options.arguments])
     print(options.child.output(), end="")
     if outcome == "skipped":
         pytest.skip(message.removeprefix("Skipped: "))
     if outcome != "passed":
-        pytest.fail(message, pytrace=False)
+        first = message.strip().rpartition("\n")[2]
+        failure = Failed(f"{pyfuncitem.name}: {message}", op_of(pyfuncitem.path) or "", "", pyfuncitem.name)
+        (failure,) = known_failures.marked([failure], options.known)
+        pyfuncitem.user_properties.append((terminal.FAILURES, msgspec.json.encode([failure]).decode()))
+        (pytest.xfail if failure.known else functools.partial(pytest.fail, pytrace=False))(first)
     return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After the last item, wherever items run: some cases once more, made by a script."""
+    options = item.config.stash[_OPTIONS]
+    if nextitem is not None or options.within is not None:
+        return
+    failed = known_failures.marked(options.run().plain(), options.known)
+    if failed:
+        item.user_properties.append((terminal.AFTERWARDS, msgspec.json.encode(failed).decode()))
+    if told := [failure.title for failure in failed if not failure.known]:
+        pytest.fail("\n".join(told), pytrace=False)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -237,8 +307,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "saved" in metafunc.fixturenames:
         paths = options.saved()
         metafunc.parametrize("saved", paths, ids=[path.stem for path in paths])
+    elif "whole_op" in metafunc.fixturenames:
+        metafunc.parametrize("whole_op", list(dict(options.pairs)) if options.sequences else [])
     else:
-        metafunc.parametrize(("op", "dtype"), options.pairs)
+        # Where nothing but sequences is asked for, no case is.
+        metafunc.parametrize(("op", "dtype"), [] if options.checks == [SEQUENCE] else options.pairs)
 
 
 @pytest.fixture(scope="session")
@@ -252,90 +325,6 @@ def run(pytestconfig: pytest.Config) -> Iterator[Run]:
     header = journal.Header(options.implementation, worker)
     with contextlib.closing(journal.Journal(options.save_to, header)) as written:
         yield options.run(written)
-
-
-class _Collector:
-    """Adds up what the items report, wherever they ran, and what workers left that were killed."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.options, self.tally = config.stash[_OPTIONS], config.stash[_TALLY]
-        self.killed: list[str] = []
-        self.coverage: list[coverage.Coverage] = []
-        self.low: list[coverage.Coverage] = []
-        """Those below the floor."""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call":
-            return
-        for name, value in report.user_properties:
-            if name == "conformance":
-                self.tally.merge(msgspec.json.decode(str(value), type=list[Record]))
-            elif name == "coverage":
-                self.tally.coverage.merge(msgspec.json.decode(str(value), type=list[Seen]))
-
-    # Last: by then the workers have ended.
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        options = self.options
-        for left in journal.recover(options.save_to, options.implementation):
-            report = options.run().salvage(left)
-            self.tally.merge(report.tally.sorted(), report.tally.coverage.seen())
-            self.killed.append("\n\n".join((f"worker {left.header.worker} was killed", *report.failures)))
-        if options.makes_folder:
-            # Not where something was saved.
-            with contextlib.suppress(OSError):
-                options.save_to.rmdir()
-        # At once: a run that is stopped while coverage is counted keeps what it found.
-        self._write_metrics()
-        # What few cases leave out is no news.
-        if options.settings.max_examples >= PROFILES["ci"].max_examples:
-            # By now the workers have ended.
-            processes = getattr(session.config.option, "numprocesses", None) or 1
-            self.coverage = self.tally.coverage.coverage(processes)
-        if options.floor:
-            self.low = coverage.below_floor(self.tally.coverage, self.coverage)
-        if (self.killed or self.low) and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        options, tally = self.options, self.tally
-        if self.killed:
-            terminalreporter.section("processes that were killed while they judged")
-            terminalreporter.line("\n\n".join(self.killed))
-        if not tally.records:
-            return
-        terminalreporter.section(f"conformance of {options.implementation} on {options.child.about.device_name}")
-        for line in metrics.table(tally.by_op()):
-            terminalreporter.line(line)
-        if self.coverage:
-            terminalreporter.section("coverage of pairs of features")
-            for line in coverage.table(self.coverage):
-                terminalreporter.line(line)
-        for found in self.low:
-            terminalreporter.line(coverage.complaint(found), red=True)
-        if options.metrics is not None:
-            self._write_metrics()
-            terminalreporter.line(f"metrics written to {options.metrics}")
-
-    def _write_metrics(self) -> None:
-        options = self.options
-        if options.metrics is None or not self.tally.records:
-            return
-        about = {
-            "implementation": options.implementation,
-            "device": options.child.about.device,
-            "profile": options.profile,
-            "max_examples": options.settings.max_examples,
-            "seed": options.seed,
-            "checks": list(options.checks or CHECKS),
-        }
-        corpus.write(options.metrics, metrics.document(self.tally.sorted(), about, self.coverage))
-
-
-def _op(path: Path) -> str | None:
-    """The op whose own tests a file holds."""
-    op = path.stem.removeprefix("test_")
-    return op if op in specs.registry() else None
 
 
 def _among(what: str, named: list[str] | None, valid: list[str]) -> list[str]:
@@ -360,6 +349,11 @@ def _seed(config: pytest.Config, profile: str) -> int:
 
 def _worker_number(config: pytest.Config) -> int:
     return int(config.workerinput["workerid"].removeprefix("gw")) if hasattr(config, "workerinput") else 0
+
+
+def _is_text(name: str) -> bool:
+    """Whether UTF-8 can hold it."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _positive(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,11 +11,12 @@ import msgspec
 import torch
 
 import strategies.tensors
-from conformance import cases, messages, repro
+from conformance import cases, messages, repro, sequences
 from conformance.cases import Case
 from conformance.implementations import Implementation
 from conformance.journal import Left
 from conformance.runner import Verdict
+from conformance.sequences import CallSequence
 
 SHIPPED = Path(__file__).with_suffix("")
 """The saved cases that are part of this package."""
@@ -43,22 +45,30 @@ def save(
     folder: Path,
     replayed: Path | None = None,
     script_of: Callable[[Case, Verdict, Implementation, torch.device], str] = repro.script,
+    where: str = "",
 ) -> str:
     """Save a failing case and its script, and return the message about it, which names both files.
 
-    A case that was replayed from a file stays where it is; its script goes to ``folder`` all the same.
-    ``script_of``: writes the script in another process, perhaps.
+    A case that was replayed from a file stays where it is; its script goes to ``folder`` all the same. Where nothing
+    can be written the message says so, and holds the case.
+    ``script_of``: writes the script in another process, perhaps. ``where``: the name of the device.
     """
     check = verdict.failure.check if verdict.failure else "none"
-    path = replayed or keep(case, f"{check} failed for {implementation.name} on {device}", folder)
-    script = folder / f"repro_{verdict.id}.py"
-    folder.mkdir(parents=True, exist_ok=True)
+    path, script, unsaved, missing = replayed, folder / f"repro_{verdict.id}.py", "", ""
     try:
-        write(script, script_of(case, verdict, implementation, device).encode())
-        missing = ""
+        path = path or keep(case, f"{check} failed for {implementation.name} on {device}", folder)
+    except OSError as error:
+        unsaved = error.strerror or str(error)
+    try:
+        text = script_of(case, verdict, implementation, device)
+        folder.mkdir(parents=True, exist_ok=True)
+        write(script, text.encode())
     except repro.ReproError as error:
         missing = str(error)
-    return messages.failure(case, verdict, implementation.name, device, path, script, missing)
+    except OSError as error:
+        missing = f"since it cannot be written: {error.strerror}"
+    about = messages.Kept(path, script, missing, unsaved)
+    return messages.failure(case, verdict, implementation.name, device, about, where)
 
 
 def keep(case: Case, note: str, folder: Path) -> Path:
@@ -69,18 +79,35 @@ def keep(case: Case, note: str, folder: Path) -> Path:
     return path
 
 
-def keep_left(left: Left, folder: Path) -> list[Path]:
-    """Save what a killed process left, and return where."""
-    name = left.header.implementation
-    return [
-        keep(case, f"{verdict.failure.check} failed for {name}", folder)
-        for case, verdict in left.failing()
-        if verdict.failure
-    ]
+def keep_sequence(sequence: CallSequence, note: str, folder: Path) -> Path:
+    """Save a sequence under its id, and return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{sequences.sequence_id(sequence)}.json"
+    steps = tuple(msgspec.structs.replace(step, case=with_digests(step.case)) for step in sequence.steps)
+    write(path, sequences.encode(msgspec.structs.replace(sequence, steps=steps, note=note)))
+    return path
+
+
+def keep_left(left: Left, folder: Path) -> list[str]:
+    """Save what a killed process left, and say where, or why that cannot be."""
+    name, told = left.header.implementation, []
+    for case, verdict in left.failing():
+        if verdict.failure:
+            try:
+                told.append(f"saved {keep(case, f'{verdict.failure.check} failed for {name}', folder)}")
+            except OSError as error:
+                told.append(f"a case cannot be saved, {error.strerror}: {cases.in_one_line(case)}")
+    return told
 
 
 def write(path: Path, data: bytes) -> None:
     """Write a file as a whole or not at all, also when several processes write the same one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError:
+        # A part of it, on a full disk.
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

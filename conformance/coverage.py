@@ -165,7 +165,7 @@ class _Op:
         singles = [one for one in single if one not in self.bits]
         pairs = []
         feasible = hit = 0
-        for first, second in itertools.combinations(single, 2):
+        for first, second in itertools.combinations(filter(features.paired, single), 2):
             if self.hits(first, second):
                 feasible, hit = feasible + 1, hit + 1
             elif evidence.feasible(first, second):

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 ALARM = 5e-15
-"""The probability at most with which one statistic of a right mask alarms. There are about a hundred in a call, so that
-a thousand cases alarm with less than 1e-9."""
+"""The probability at most with which one statistic of a right mask alarms. There are under two hundred in a call, so
+that a thousand cases alarm with less than 1e-9."""
 
 
 def faults(masks: Sequence[torch.Tensor], seen: torch.Tensor, chance: float) -> Iterator[str]:
@@ -37,9 +37,39 @@ def faults(masks: Sequence[torch.Tensor], seen: torch.Tensor, chance: float) -> 
                 shown = torch.logical_and(*pairs(flat[start:], lag))
                 if message := unlikely((a == b)[shown], alike, tries):
                     yield f"of elements that are {lag} apart, call {number} treats alike {message}"
+    for number, mask in enumerate(masks):
+        yield from _windows(mask.reshape(-1), flat, chance, number)
     for number, mask in enumerate(masks[1:], 1):
         if message := unlikely((mask == masks[0])[seen], alike):
             yield f"calls 0 and {number} treat alike {message}"
+        yield from _shifted(masks[0].reshape(-1), mask.reshape(-1), flat, alike, number)
+
+
+def _windows(kept: torch.Tensor, seen: torch.Tensor, chance: float, number: int) -> Iterator[str]:
+    """Test three and four neighbours, which may depend on each other though no two do.
+
+    Of n independent elements an odd number is kept with a probability of (1 - (1 - 2 chance)^n) / 2.
+    """
+    for size in (3, 4):
+        for start in range(size):
+            count = (len(kept) - start) // size
+            part, shown = (mask[start : start + count * size].view(count, size) for mask in (kept, seen))
+            odd = part.sum(1)[shown.all(1)] % 2 == 1
+            if message := unlikely(odd, (1 - (1 - 2 * chance) ** size) / 2):
+                yield f"of {size} neighbours, from {start} on, call {number} keeps an odd number {message}"
+
+
+def _shifted(first: torch.Tensor, later: torch.Tensor, seen: torch.Tensor, alike: float, number: int) -> Iterator[str]:
+    """Whether a later mask is the first one moved on or turned around: no pair of elements shares one with another, so
+    that all are independent."""
+    if message := unlikely((first == later.flip(0))[seen & seen.flip(0)], alike):
+        yield f"call {number} turned around and call 0 treat alike {message}"
+    total = len(first)
+    for one, other, what in ((first, later, "beyond"), (later, first, "before")):
+        for lag in suspects(one, seen, other):
+            message = unlikely((one[: total - lag] == other[lag:])[seen[: total - lag] & seen[lag:]], alike, 2 * total)
+            if message:
+                yield f"of elements of call {number} that are {lag} {what} those of call 0, they treat alike {message}"
 
 
 def lags(shape: Sequence[int]) -> list[int]:
@@ -50,14 +80,19 @@ def lags(shape: Sequence[int]) -> list[int]:
     return sorted(lag for lag in steps | {1 << k for k in range(total.bit_length())} if 0 < lag < total)
 
 
-def suspects(kept: torch.Tensor, seen: torch.Tensor) -> list[int]:
+def suspects(kept: torch.Tensor, seen: torch.Tensor, other: torch.Tensor | None = None) -> list[int]:
     """The three distances at which elements are most alike, or most unlike, of all that leave a pair; by the theorem of
-    Wiener and Khinchin. They are chosen by what is then tested, so that each counts for as many tests as there are."""
+    Wiener and Khinchin. They are chosen by what is then tested, so that each counts for as many tests as there are.
+
+    ``other``: the mask whose elements lie that far beyond those of ``kept``; None: the same."""
     total = len(kept)
     if not seen.any():
         return []
-    centred = torch.where(seen, kept.double() - kept[seen].double().mean(), 0.0)
-    alike = torch.fft.irfft(torch.fft.rfft(centred, 2 * total).abs() ** 2)[: total // 2 + 1]
+    spectra = [
+        torch.fft.rfft(torch.where(seen, mask.double() - mask[seen].double().mean(), 0.0), 2 * total)
+        for mask in ((kept,) if other is None else (kept, other))
+    ]
+    alike = torch.fft.irfft(spectra[0].conj() * spectra[-1], 2 * total)[: total // 2 + 1]
     alike[0] = 0
     scores = alike.abs() / (total - torch.arange(len(alike))).double().sqrt()
     return [lag for lag in scores.topk(min(3, len(scores))).indices.tolist() if lag]

@@ -24,6 +24,8 @@ from strategies.specs import CONTIGUOUS, Special, TensorSpec
 
 EXAMPLES = 6
 """Cases with each feature of which others are made."""
+LARGEST = 1 << 18
+"""Elements of such a case: torch is asked of many."""
 
 
 def _group(feature: str) -> str:
@@ -99,8 +101,11 @@ class Evidence:
         self._asked: dict[str, bool | None] = {}
         self._known: dict[tuple, Iterator[tuple[frozenset[str], Case]]] = {}
         self._having: dict[str, list[Case]] = {}
+        self._seen: set[tuple[str, str]] = set()
         for case in sorted(examples, key=_smaller):
-            self._keep(case)
+            self._seen.update(itertools.combinations(sorted(self._features(case)), 2))
+            if _smaller(case)[0] <= LARGEST:
+                self._keep(case)
         for name, having in self._having.items():
             # From the largest, which can become most, to small ones.
             self._having[name] = having[:: -max(len(having) // EXAMPLES, 1)][:EXAMPLES]
@@ -140,6 +145,8 @@ class Evidence:
     def feasible(self, first: str, second: str) -> bool:
         """Whether two features can be in one case: unless they contradict each other, or torch refuses all calls
         that have both. How operands broadcast follows from their shapes: with that, only if such a call is found."""
+        if (min(first, second), max(first, second)) in self._seen:
+            return True
         if contradictory(first, second):
             return False
         pair, refused = {first, second}, False
@@ -149,6 +156,8 @@ class Evidence:
                 if accepted:
                     return True
                 refused = refused or accepted is False
+                if any(pair <= self._features(fitted) and self.accepts(fitted) for fitted in _fitted(candidate)):
+                    return True
         return not refused and "broadcast" not in (_group(first), _group(second))
 
     def _candidates(self, first: str, second: str) -> Iterator[tuple[frozenset[str], Case]]:
@@ -181,13 +190,25 @@ class Evidence:
         return self._asked[key]
 
 
+_MOST = 1 << 26
+"""Elements of the largest operand times those of the next: as many as a product or a sum of the two may have."""
+
+
 def _takes(case: Case) -> bool | None:
+    largest = sorted(math.prod(spec.shape) for spec in cases.operands(case))[-2:]
+    if math.prod(largest) > _MOST:
+        return None
     try:
         prepared = runner.prepare(case, "cpu")
+        refused = prepared.refusal is not None
+    except (MemoryError, RuntimeError) as error:
+        if not runner.is_out_of_memory(error):
+            raise
+        return None
     except (TypeError, ValueError):
         # What is made of others may give an argument twice, or lack one, and then torch was not asked.
         return None
-    return prepared.refusal is None and not _resizes_operand(prepared)
+    return not refused and not _resizes_operand(prepared)
 
 
 # --- calls made of others -----------------------------------------------------------------------------------------
@@ -202,18 +223,24 @@ Key = int | str
 _SHAPE = ("rank", "size", "row")
 _SHAPES = {
     **{f"rank={rank}": [(2, 3, 5, 4, 3)[:rank], (1, 1, 1, 1, 1)[:rank]] for rank in range(6)},
-    "size=empty": [(0,), (0, 3)], "size=one": [(), (1,), (1, 1)], "size=to 64": [(5,), (3, 5)],
-    "size=to 1024": [(70,), (13, 17)], "size=more": [(1100,), (33, 47)],
+    "size=empty": [(0,), (0, 3)], "size=one": [(), (1,), (1, 1)], "size=to 64": [(5,), (3, 5), (8,), (7,), (9,)],
+    "size=to 1024": [(70,), (13, 17), (128,), (127,), (129,)],
+    "size=more": [(1100,), (33, 47), (2048,), (2047,), (2049,)],
     "row=1": [(5, 1)], "row=power": [(4,), (3, 4)], "row=power - 1": [(7,), (3, 7)], "row=power + 1": [(9,), (3, 9)],
     "row=other": [(6,), (3, 6)],
 }  # fmt: skip
 """Shapes by the feature that they show."""
-_BROADCASTS: dict[str, tuple[Shape, Shape]] = {
-    "equal": ((3, 5), (3, 5)), "1xM": ((3, 5), (1, 5)), "Nx1": ((3, 5), (3, 1)), "M": ((3, 5), (5,)),
-    "Bx1xM": ((2, 3, 5), (2, 1, 5)), "1xHx1x1": ((2, 3, 4, 5), (1, 3, 1, 1)), "0-d": ((3, 5), ()),
-    "both": ((3, 1), (1, 5)), "other": ((3, 5), (1,)),
+_WHOLE = (2, 3, 2, 3, 5)
+_BROADCASTS: dict[str, list[tuple[Shape, Shape]]] = {
+    "equal": [(_WHOLE[-rank:], _WHOLE[-rank:]) for rank in (2, 3, 4, 5, 1)],
+    "1xM": [((3, 5), (1, 5))], "Nx1": [((3, 5), (3, 1))], "Bx1xM": [((2, 3, 5), (2, 1, 5))],
+    "1xHx1x1": [((2, 3, 4, row), (1, 3, 1, 1)) for row in (5, 4, 7, 6)],
+    "M": [(_WHOLE[-rank:], (5,)) for rank in (2, 3, 4, 5)],
+    "0-d": [(_WHOLE[-rank:], ()) for rank in (2, 3, 4, 5, 1)],
+    "both": [((5,), (3, 1)), *(((*_WHOLE[-rank:-1], 1), (1, 5)) for rank in (2, 3, 4, 5))],
+    "other": [(_WHOLE[-rank:], (1,)) for rank in (2, 3, 4, 5, 1)],
 }  # fmt: skip
-"""Shapes of two operands by how they broadcast."""
+"""Shapes of two operands by how they broadcast, for each rank that the larger one may have."""
 _MENU = (0, 1, 4, 7, 9, 6, 70, 1100)
 _RECIPE = {kind: recipe for recipe, kind in reversed(features.VALUES.items())}
 _SPECIAL = {kind: value for value, kind in reversed(features.SPECIALS.items())}
@@ -246,7 +273,7 @@ def _spec(spec: TensorSpec, **changes: Any) -> TensorSpec:
     known = values.specials_of(fields["dtype"])
     fields["specials"] = tuple(special for special in fields["specials"] if special.value in known)
     try:
-        fields["layout"].check(len(fields["shape"]))
+        fields["layout"].check(fields["shape"])
     except ValueError:
         fields["layout"] = CONTIGUOUS
     return TensorSpec(**fields)
@@ -259,7 +286,9 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
     changes: list[dict[str, Any]] = []
     if what == "broadcast":
         operands = [(key, x) for key, x in arguments.items() if isinstance(x, TensorSpec) and key != "out"][:2]
-        for shapes in itertools.permutations(_BROADCASTS[one], len(operands)):
+        for shapes in itertools.chain.from_iterable(
+            itertools.permutations(pair, len(operands)) for pair in _BROADCASTS[one]
+        ):
             fitting = zip(operands, shapes, strict=True)
             changed: dict[Key, Argument] = {key: _spec(spec, shape=shape) for (key, spec), shape in fitting}
             yield _replaced(case, changed)
@@ -277,6 +306,10 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
         if not isinstance(target, TensorSpec):
             continue
         mine = changes
+        if (what, one) == ("size", "empty"):
+            # A dim at a time: another operand may have to fit the others.
+            rank = len(target.shape)
+            mine = [{"shape": (*target.shape[:dim], 0, *target.shape[dim + 1 :])} for dim in range(rank)] + changes
         if what == "layout":
             mine = [{"layout": layout} for layout in layouts.examples(target.shape, one)]
             if not mine:
@@ -337,6 +370,19 @@ def _crossed(case: Case, donor: Case, feature: str) -> Iterator[Case]:
                 yield _replaced(case, {key: _spec(target, shape=given.shape, layout=given.layout)})
     yield msgspec.structs.replace(case, kwargs=donor.kwargs, digests=())
     yield msgspec.structs.replace(donor, kwargs=case.kwargs, digests=())
+
+
+def _fitted(case: Case) -> Iterator[Case]:
+    """Where an operand is given for ``out``: the case with that one contiguous, and all operands of its shape."""
+    out = case.kwargs.get("out")
+    if isinstance(out, Same) and not out.is_view:
+        written = cases.operands(case)[out.operand]
+        alike: dict[Key, Argument] = {
+            key: _spec(spec, shape=written.shape, **({"layout": CONTIGUOUS} if spec is written else {}))
+            for key, spec in _arguments(case).items()
+            if isinstance(spec, TensorSpec)
+        }
+        yield _replaced(case, alike)
 
 
 def _resized(case: Case) -> Iterator[Case]:

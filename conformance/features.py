@@ -24,22 +24,28 @@ RANKS = ("0", "1", "2", "3", "4", "5")
 LAYOUTS = tuple(name for name in layouts.CLASSES if name != "channels_last")
 SIZES = ("empty", "one", "to 64", "to 1024", "more")
 """Of elements: none, one, within the smallest blocks, within one large block, over several of any size."""
+REACH = "reach"
+REACHES = {"to 2^12": 2**12, "to 2^16": 2**16, "to 2^20": 2**20, "to 2^24": 2**24, "to 2^31": 2**31}
+"""Of the elements of a large tensor: up to which limit of a kernel or its grid they go. Counted, but not in pairs: few
+cases are large."""
 ROWS = ("1", "power", "power - 1", "power + 1", "other")
 """Of the last dim: on the edges of blocks, or not."""
 VALUES = {
-    "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain",
+    "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain", "ties": "plain",
     "zeros": "few", "constant": "few", "one_hot": "few",
     "ascending": "ordered", "descending": "ordered",
     "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled",
     "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
+    "normal_tiny": "scaled", "rising": "ordered", "first_large": "scaled", "cancelling": "scaled",
     "powers": "scaled",
+    "magnitudes": "plain", "bytes": "plain",
     "masked": "mask", "prefix": "mask",
     "halves": "repeated", "neighbours": "repeated",
 }  # fmt: skip
 """The class of each recipe of values."""
 SPECIALS = {
-    "nan": "nan", "-nan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "tiny": "tiny", "-tiny": "tiny",
-    "max": "extreme", "min": "extreme",
+    "nan": "nan", "-nan": "nan", "snan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "tiny": "tiny",
+    "-tiny": "tiny", "max": "extreme", "min": "extreme", "masked out": "extreme",
 }  # fmt: skip
 """The class of each special value that is planted."""
 
@@ -126,6 +132,8 @@ def tensor(name: str, spec: TensorSpec, without: Collection[str] = ()) -> Featur
         f"{name} size": (size(elements),),
         f"{name} layout": (layout(spec),),
     }
+    if elements > 1024:
+        found[f"{name} {REACH}"] = (reach(elements),)
     if elements and spec.shape:
         found[f"{name} row"] = (row(spec.shape[-1]),)
     if elements and spec.values in VALUES:
@@ -152,6 +160,16 @@ def size(elements: int) -> str:
     if elements < 2:
         return SIZES[elements]
     return SIZES[2 if elements <= 64 else 3 if elements <= 1024 else 4]
+
+
+def reach(elements: int) -> str:
+    """The class of a large number of elements."""
+    return next((name for name, most in REACHES.items() if elements <= most), "beyond 2^31")
+
+
+def paired(feature: str) -> bool:
+    """Whether coverage asks for pairs of a feature with all others."""
+    return not feature.partition("=")[0].endswith(REACH)
 
 
 def row(size: int) -> str:

@@ -65,13 +65,13 @@ class Guard(TorchDispatchMode):
         if not written:
             band = self._band(len(data), poison(tensor.dtype, self.around), _named("an input", tensor))
             band.buffer[MARGIN : band.last] = data
-            return _over(band.inside(), tensor, tensor.storage_offset())
+            return over(band.inside(), tensor, tensor.storage_offset())
         # No NaN, so that storing what was read outside shows.
         around = OTHER if self.around else NUMBER
         band = self._band(len(data), around, _named("an operand that the call is given to write", tensor))
         band.buffer[MARGIN : band.last] = data
         offset = MARGIN // tensor.itemsize + tensor.storage_offset()
-        band.operand = _over(band.buffer.untyped_storage(), tensor, offset)
+        band.operand = over(band.buffer.untyped_storage(), tensor, offset)
         return band.operand
 
     def trespass(self):
@@ -112,7 +112,7 @@ class Guard(TorchDispatchMode):
         if not length:
             return result
         band = self._band(length, NUMBER, _named("a tensor that the call allocated", result))
-        guarded = _over(band.inside(), result, 0)
+        guarded = over(band.inside(), result, 0)
         if name in _FILLED:
             return guarded.copy_(result)
         self.fresh = True
@@ -133,7 +133,7 @@ class Guard(TorchDispatchMode):
                 larger = self._band(length, band.around, band.name)
                 larger.buffer[MARGIN : larger.last] = poison(tensor.dtype, self.fill)
                 larger.buffer[MARGIN : MARGIN + storage.nbytes()] = memory_of(tensor)
-                _over(larger.inside(), tensor, tensor.storage_offset(), tensor)
+                over(larger.inside(), tensor, tensor.storage_offset(), tensor)
         elif length > band.last:
             if storage.nbytes() < length + MARGIN:
                 storage.resize_(length + MARGIN)
@@ -186,7 +186,7 @@ def _named(name, tensor):
     return f"{name} ({tensor.dtype}, shape {list(tensor.shape)})"
 
 
-def _over(storage, like, offset, tensor=None):
+def over(storage, like, offset, tensor=None):
     """A tensor (this one, or a new one) in ``storage`` with dtype, shape and strides of another."""
     tensor = torch.empty(0, dtype=like.dtype, device=storage.device) if tensor is None else tensor
     return tensor.set_(storage, offset, like.shape, like.stride())

@@ -35,8 +35,13 @@ class Left(msgspec.Struct):
     running: Case | None = None
 
     def failing(self) -> list[tuple[Case, Verdict]]:
-        """What failed, the last of each check, and the case that ran."""
-        found = {verdict.failure.check: (case, verdict) for case, verdict in self.judged if verdict.failure}
+        """What failed, the smallest of each check, and the case that ran."""
+        found: dict[str, tuple[Case, Verdict]] = {}
+        for case, verdict in self.judged:
+            if verdict.failure and (
+                (known := found.get(verdict.failure.check)) is None or cases.size(case) <= cases.size(known[0])
+            ):
+                found[verdict.failure.check] = (case, verdict)
         if self.running is not None:
             finding = Finding(CRASH, FAILED, f"worker {self.header.worker} was killed while this case was judged")
             verdict = Verdict(cases.case_id(self.running), self.running.op, FAILED, (finding,))
@@ -47,43 +52,65 @@ class Left(msgspec.Struct):
 class Journal:
     """A file of lines: a header, then each case before it is judged and its verdict after. Locked while its process
     lives, removed when it is closed. Written without buffering, so that it outlives SIGKILL, but not a power cut.
-
-    Raises OSError: the folder cannot be written.
+    Where it cannot be written nothing is raised: ``trouble`` says so.
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
-        folder = folder / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / f"{header.worker}-{uuid.uuid4().hex}.jsonl"
-        # Under its name only once it is locked: who finds one without a lock takes it for left behind.
-        hidden = self.path.with_suffix(".new")
-        self._file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._header = _line(header)
-        os.write(self._file, self._header)
-        hidden.rename(self.path)
+        self.path = folder / FOLDER / f"{header.worker}-{uuid.uuid4().hex}.jsonl"
+        self._header, self._file, self._left, self._trouble, self._told = _line(header), -1, False, "", False
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Under its name only once it is locked: who finds one without a lock takes it for left behind.
+            hidden = self.path.with_suffix(".new")
+            self._file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._write(self._header)
+            hidden.rename(self.path)
+        except OSError as error:
+            self._trouble = self._trouble or error.strerror
 
     def begin(self, case: Case) -> None:
         """Before a case is judged."""
-        os.write(self._file, _line(cases.canonical(case)))
+        self._write(_line(cases.canonical(case)))
 
     def end(self, verdict: Verdict) -> None:
         """After it was judged."""
-        os.write(self._file, _line(verdict))
+        self._write(_line(verdict))
 
     def clear(self) -> None:
         """What failed is saved, and all is counted."""
-        os.ftruncate(self._file, len(self._header))
+        if self._file >= 0:
+            os.ftruncate(self._file, len(self._header))
+
+    def leave(self) -> None:
+        """Keep what it holds when it is closed: the run was interrupted, and who ends it tells what was found."""
+        self._left = True
 
     def close(self) -> None:
-        self.path.unlink(missing_ok=True)
-        os.close(self._file)
+        if not self._left:
+            self.path.unlink(missing_ok=True)
+        if self._file >= 0:
+            os.close(self._file)
+
+    def trouble(self) -> str:
+        """Why it cannot be written, once; empty where it can."""
+        told, self._told = self._told, bool(self._trouble)
+        return "" if told or not self._trouble else f"what is judged cannot be noted in {self.path}: {self._trouble}"
+
+    def _write(self, data: bytes) -> None:
+        if self._file >= 0:
+            try:
+                while data:
+                    # Where there is room for a part it is written, and the rest is refused.
+                    data = data[os.write(self._file, data) :]
+            except OSError as error:
+                self._trouble = self._trouble or error.strerror
 
 
 def recover(folder: Path, implementation: str) -> list[Left]:
     """What processes that judged ``implementation`` and no longer live left in ``folder``; their journals go."""
     found = []
-    for path in sorted((folder / FOLDER).glob("*.jsonl")):
+    for path in filter(Path.is_file, sorted((folder / FOLDER).glob("*.jsonl"))):
         with contextlib.suppress(OSError, IndexError, msgspec.DecodeError), path.open("rb") as file:
             # Refused while its process lives.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

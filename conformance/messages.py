@@ -5,17 +5,31 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 import torch
 
+from conformance import cases, environment
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, operands
 from conformance.checks import FAILED, UNCLAIMED
 from conformance.implementations import DEFAULT
 from conformance.runner import Verdict
+from conformance.sequences import CallSequence, Step, sequence_id
 from strategies import layouts
 from strategies.specs import TensorSpec
 
 _SIGNS = {FAILED: "failed", UNCLAIMED: "does not hold (not claimed)"}
+
+
+class Kept(NamedTuple):
+    """Where a failing case and its script are: ``path`` is None where it cannot be saved, ``unsaved`` says why."""
+
+    path: Path | None
+    script: Path
+    no_script: str = ""
+    """Why there is no script."""
+    unsaved: str = ""
 
 
 def tensor(spec: TensorSpec) -> str:
@@ -38,8 +52,10 @@ def call(case: Case) -> str:
         match argument:
             case TensorSpec():
                 return tensor(argument)
-            case Same(operand, shift):
-                return f"operand {operand} itself" if not shift else f"operand {operand}, {-shift} elements earlier"
+            case Same(operand, shift, turned):
+                swapped = ", its last two dims swapped" if turned else ""
+                moved = f", {-shift} elements earlier" if shift else ""
+                return f"operand {operand}{moved}{swapped}" if shift or turned else f"operand {operand} itself"
             case View(operand, dim, start, length):
                 return f"operand {operand}, {start} to {start + length} of dim {dim}"
             case DType(name):
@@ -54,7 +70,70 @@ def call(case: Case) -> str:
 
     lines = [f"    {text(argument)}," for argument in case.args]
     lines += [f"    {name}={text(case.kwargs[name])}," for name in sorted(case.kwargs)]
-    return "\n".join((f"{case.op}(", *lines, ")"))
+    return "\n".join((f"{case.op}(", *lines, f")  # form: {case.form}" if case.form else ")"))
+
+
+SHOWN = 8
+"""Steps of a sequence that a message shows."""
+_MEMORY = {
+    "new": "new memory",
+    "address": "new tensors at the addresses of earlier ones",
+    "freed": "the same, made when those of the call before are gone",
+    "same": "the same tensors, changed in place",
+    "behind": "the same tensors, changed unknown to torch",
+}
+_RESULT = {
+    "kept": "result kept",
+    "view": "a view of the result kept",
+    "dropped": "result dropped",
+    "overwritten": "result overwritten by the user",
+}
+
+
+def steps(sequence: CallSequence) -> str:
+    """The calls of a sequence, what a case does not say before each."""
+
+    def text(number: int, step: Step) -> str:
+        settings = msgspec.to_builtins(step.settings)
+        times = [f"{step.times} times, other contents each"] * (step.times > 1)
+        told = (_MEMORY[step.memory], _RESULT[step.result], *times, *(f"{k}={v}" for k, v in settings.items()))
+        return f"{number + 1}. {'; '.join(told)}\n{call(step.case)}"
+
+    lines = [text(*numbered) for numbered in enumerate(sequence.steps[:SHOWN])]
+    more = len(sequence.steps) - len(lines)
+    return "\n".join((*lines, *([f"and {more} more"] if more else [])))
+
+
+def told(found: Case | CallSequence) -> str:
+    """What a file holds: the call, or the calls."""
+    return call(found) if isinstance(found, Case) else steps(found)
+
+
+def sequence_failure(
+    sequence: CallSequence,
+    verdict: Verdict,
+    implementation: str,
+    device: torch.device,
+    path: Path,
+    note: str = "",
+    where: str = "",
+) -> str:
+    """All about the failure of a sequence, and the command that repeats it; ``where`` as of ``failure``."""
+    check = verdict.failure.check if verdict.failure else "nothing"
+    found = [finding.message for finding in verdict.findings if finding.status == FAILED]
+    return "\n".join(
+        (
+            f"{', '.join(sequence.ops)}: {check} failed for {implementation} on {device}, {sequence_id(sequence)}",
+            f"{sequence.count} calls of one process:",
+            steps(sequence),
+            *found,
+            *([note] if note else []),
+            environment.line(implementation, where or device_name(device)),
+            f"saved {_relative(path)}",
+            "replay it:",
+            f"    {reproduce_command(path, implementation, device)}",
+        )
+    )
 
 
 def findings(verdict: Verdict) -> str:
@@ -72,11 +151,12 @@ def failure(
     verdict: Verdict,
     implementation: str,
     device: torch.device,
-    path: Path,
-    script: Path,
-    no_script: str = "",
+    kept: Kept,
+    where: str = "",
 ) -> str:
-    """All about one failure, and the two commands that repeat it; ``no_script`` says why there is no script."""
+    """All about one failure, and the two commands that repeat it.
+
+    ``where``: the name of the device, where it is not to be asked for here."""
     check = verdict.failure.check if verdict.failure else "nothing"
     dtypes = ", ".join(dict.fromkeys(spec.dtype for spec in operands(case))) or "no tensors"
     return "\n".join(
@@ -84,13 +164,32 @@ def failure(
             f"{case.op} ({dtypes}): {check} failed for {implementation} on {device}, case {verdict.id}",
             call(case),
             findings(verdict),
-            f"saved {_relative(path)}" + ("" if no_script else f" and {_relative(script)}"),
+            environment.line(implementation, where or device_name(device)),
+            *_saved(kept, case),
             "replay it:",
-            f"    {reproduce_command(path, implementation, device)}",
-            "without the harness:" if not no_script else f"without the harness: no script was made, {no_script}",
-            *([] if no_script else [f"    python {shlex.quote(_relative(script))}"]),
+            f"    {reproduce_command(kept.path or Path('CASE.json'), implementation, device)}",
+            *_script(kept),
         )
     )
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _saved(kept: Kept, case: Case) -> list[str]:
+    written = [_relative(path) for path in (kept.path, None if kept.no_script else kept.script) if path is not None]
+    lines = [f"saved {' and '.join(written)}"] if written else []
+    if kept.path is None:
+        lines += [f"the case cannot be saved, {kept.unsaved}; make CASE.json of it:", cases.in_one_line(case)]
+    return lines
+
+
+def _script(kept: Kept) -> list[str]:
+    if kept.no_script:
+        return [f"without the harness: no script was made, {kept.no_script}"]
+    return ["without the harness:", f"    python {shlex.quote(_relative(kept.script))}"]
 
 
 def reproduce_command(path: Path, implementation: str, device: torch.device) -> str:

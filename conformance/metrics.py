@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import bisect
-import platform
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import metadata
 from typing import Any
 
 import msgspec
-import torch
 
 from conformance import power
 from conformance.cases import Case, canonical, dtype_of
 from conformance.checks import DEVIATION, UNCLAIMED
 from conformance.coverage import Counter, Coverage, Seen
+from conformance.environment import environment
 from conformance.runner import NOT_PROVIDED, Verdict
 
 EDGES = tuple(2.0**power for power in range(-10, 1))
 """Upper edges of the buckets in which shares of the bound are counted, after those of exactly 0; then over 1."""
-PACKAGES = ("torch", "triton", "ninetoothed", "numpy", "hypothesis", "ntops")
+COUNTS = ("cases", "passed", "failed", "not_provided", "deviated", "out_of_memory", "refused", "legal")
+"""What is added up of a record."""
 
 
 class Worst(msgspec.Struct, frozen=True):
@@ -62,6 +61,12 @@ class Record(msgspec.Struct):
     """Cases for which torch or the oracle needs more memory than there is."""
     refused: int = 0
     """Calls that torch refuses, of which the refusal was judged; they are among the passed or failed."""
+    legal: int = 0
+    """Calls that were drawn as legal ones, and have a verdict."""
+    legal_refused: Example | None = None
+    """Those of them that torch refuses all the same."""
+    left_out: dict[str, Example] = {}
+    """Calls that the implementation leaves out, by what it says; they are among the not provided."""
     worst: Worst | None = None
     torch_largest: float | None = None
     """The largest share of the bound that torch itself used in any case."""
@@ -77,6 +82,11 @@ class Record(msgspec.Struct):
     unclaimed: dict[str, Example] = {}
     """Properties that do not hold and are not claimed, by check."""
 
+    @property
+    def judged(self) -> int:
+        """Calls that torch takes, and of which the result was judged."""
+        return self.passed + self.failed - self.refused
+
 
 class Tally:
     """Records by op and dtype, and which features the cases had. ``add`` counts a verdict, ``merge`` takes in what
@@ -88,17 +98,22 @@ class Tally:
         self._seen: set[str] = set()
         self.merge(records)
 
-    def add(self, case: Case, verdict: Verdict) -> None:
-        """Count one case, unless this tally has it already."""
+    def add(self, case: Case, verdict: Verdict, legal: bool = False, alone: bool = True) -> None:
+        """Count one case, unless this tally has it already. ``legal``: it was drawn as a call that torch takes; not
+        ``alone``: the verdict is on a sequence of calls of which it is the first."""
         if verdict.id in self._seen:
             return
         self._seen.add(verdict.id)
         case = canonical(case)
-        if not verdict.refused and verdict.status != NOT_PROVIDED:
+        if alone and not verdict.refused and verdict.status != NOT_PROVIDED:
             self.coverage.add(case)
         record = self._record(case.op, dtype_of(case))
         record.cases += 1
-        record.refused += verdict.refused
+        if verdict.status in ("passed", "failed"):
+            record.refused += verdict.refused
+            record.legal += legal
+            if legal and verdict.refused:
+                record.legal_refused = _more(record.legal_refused, Example(1, case))
         match verdict.status:
             case "passed":
                 record.passed += 1
@@ -111,6 +126,7 @@ class Tally:
                 record.out_of_memory += 1
             case _:
                 record.not_provided += 1
+                _see(record.left_out, verdict.reason, Example(1, case))
         for finding in verdict.findings:
             if finding.status == DEVIATION:
                 _see(record.deviations, finding.message, Example(1, case))
@@ -140,8 +156,12 @@ class Tally:
         self.coverage.merge(seen)
         for other in records:
             mine = self._record(other.op, other.dtype)
-            for count in ("cases", "passed", "failed", "not_provided", "deviated", "out_of_memory", "refused"):
+            for count in COUNTS:
                 setattr(mine, count, getattr(mine, count) + getattr(other, count))
+            if other.legal_refused is not None:
+                mine.legal_refused = _more(mine.legal_refused, other.legal_refused)
+            for name, example in other.left_out.items():
+                _see(mine.left_out, name, example)
             mine.failures.extend(other.failures)
             for name, example in other.deviations.items():
                 _see(mine.deviations, name, example)
@@ -168,14 +188,25 @@ class Tally:
         return self.records.setdefault((op, dtype), Record(op, dtype))
 
 
+_PARTS = (
+    ("judged", "judged"),
+    ("refused", "refused"),
+    ("not provided", "not_provided"),
+    ("excused", "deviated"),
+    ("out of memory", "out_of_memory"),
+)
+"""What the cases of a record are divided into, by name; but for the last one each is a column."""
+
+
 def table(records: list[Record]) -> list[str]:
-    """The records as lines of text: one for each op, then what deviates and what is not claimed."""
-    head = ("op", "cases", "passed", "failed", "refused", "not provided", "deviations", "of the bound", "torch", "in")
+    """The records as lines of text: one for each op, what they add up to, then by name what was not judged or is
+    excused."""
+    head = ("op", "cases", "passed", "failed", *(name for name, _ in _PARTS[:-1]), "of the bound", "torch", "in")
     rows = [
         (
             record.op,
-            *map(str, (record.cases, record.passed, record.failed, record.refused, record.not_provided)),
-            str(record.deviated),
+            *map(str, (record.cases, record.passed, record.failed)),
+            *(str(getattr(record, count)) for _, count in _PARTS[:-1]),
             _share(record.worst.share) if record.worst else "-",
             _share(record.worst.torch_share) if record.worst else "-",
             f"{record.worst.id} ({dtype_of(record.worst.case)})" if record.worst else "-",
@@ -191,36 +222,32 @@ def table(records: list[Record]) -> list[str]:
         ).rstrip()
         for row in (head, *rows)
     ]
+    parts = ((name, sum(getattr(record, count) for record in records)) for name, count in _PARTS)
+    lines.append(f"of {sum(record.cases for record in records)} cases " + ", ".join(f"{n} {part}" for part, n in parts))
     for record in records:
         if record.out_of_memory:
             lines.append(f"{record.op}: {record.out_of_memory} cases were not judged: torch itself ran out of memory")
+        lines += [f"{record.op}: {e.count} calls left out: {n}" for n, e in record.left_out.items()]
         lines += [f"{record.op}: known deviation of torch, {e.count} times: {n}" for n, e in record.deviations.items()]
         lines += [f"{record.op}: {n} is not claimed and broken in {e.count} cases" for n, e in record.unclaimed.items()]
     return lines
 
 
-def document(records: list[Record], about: dict[str, Any], coverage: Sequence[Coverage] = ()) -> bytes:
-    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, the records, and which
-    pairs of features were tried."""
-    found = (power.power(record.op, record.dtype) for record in records if record.cases > record.not_provided)
-    whole = {"schema": 1, **about, **environment(), "power": [one for one in found if one]}
-    whole |= {"coverage": coverage, "records": records}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
-
-
-def environment() -> dict[str, Any]:
-    """Versions of all that decides what a run gives, and the names of processor and GPU."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return {
-        "versions": {"python": platform.python_version(), **found},
-        "platform": platform.platform(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
+def document(
+    records: list[Record],
+    about: dict[str, Any],
+    coverage: Sequence[Coverage] = (),
+    complaints: Sequence[str] = (),
+    whole: bool = True,
+) -> bytes:
+    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, the records, which
+    pairs of features were tried, and why the run failed beside failing cases. Not ``whole``: without
+    power, which takes seconds."""
+    counted = [record for record in records if record.cases > record.not_provided] if whole else []
+    found = (power.power(record.op, record.dtype) for record in counted)
+    data = {"schema": 1, **about, **environment(), "power": [one for one in found if one]}
+    data |= {"complaints": complaints, "coverage": coverage, "records": records}
+    return msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
 
 
 def _add(counts: list[int], more: list[int]) -> None:
@@ -235,11 +262,12 @@ def _share(share: float) -> str:
     return f"{share:.3f}" if share < 1000 else f"{share:.2g}"
 
 
+def _more(known: Example | None, example: Example) -> Example:
+    return Example(example.count + (known.count if known else 0), (known or example).case)
+
+
 def _see(examples: dict[str, Example], name: str, example: Example) -> None:
-    if name in examples:
-        examples[name].count += example.count
-    else:
-        examples[name] = Example(example.count, example.case)
+    examples[name] = _more(examples.get(name), example)
 
 
 def _worse(record: Record, worst: Worst) -> None:

@@ -1,8 +1,10 @@
-"""Processes that run ``child_main``: started anew, which takes seconds of imports, or, on a machine without a GPU,
-forked from one that has made these imports and does nothing else.
+"""Processes of the judge and of what it judges: started anew, which takes seconds of imports, or, on a machine without
+a GPU, forked from one that has made these imports and does nothing else.
 
 That one never calls torch, and imports nothing that is judged: it has no threads of torch's and no CUDA context, which
-would not survive a fork. What is judged each child imports for itself, in the environment of the time.
+would not survive a fork. What is judged each process imports for itself, in the environment of the time.
+
+The server of judged processes loads this file by its path: nothing of the harness is imported there.
 """
 
 from __future__ import annotations
@@ -13,27 +15,30 @@ import ctypes
 import functools
 import gc
 import importlib
+import importlib.util
+import json
 import os
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from multiprocessing import Pipe, connection
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
-
-import msgspec
+from types import ModuleType
+from typing import IO, Any, Protocol
 
 
 class ServerError(RuntimeError):
     """The process that forks others failed."""
 
 
+JUDGE, JUDGED = "judge", "judged"
+"""The programs: ``child_main.main`` and ``runtime.main``."""
 _STATUS = struct.Struct("i")
+_LENGTH = struct.Struct("<I")
 _UNREAD = ("HOME", "USERPROFILE", "PY_COLORS")
 """Variables that none of the imports reads, and that differ from one of our tests to the next; as does PYTEST_*."""
 
@@ -53,13 +58,31 @@ class Process(Protocol):
         ...
 
 
-def start(environment: Mapping[str, str], printed: IO[bytes]) -> tuple[Process, Connection]:
-    """A process that runs ``child_main.main``, and the connection to it. It prints to ``printed``."""
-    ours, theirs = Pipe()
-    with theirs:
-        if _gpu():
-            return _Started(environment, printed, theirs), ours
-        return _server(environment).fork(environment, printed, theirs, ours), ours
+def start(program: str, environment: Mapping[str, str], printed: IO[bytes], descriptors: Sequence[int]) -> Process:
+    """A process that runs a program with these descriptors of sockets. It prints to ``printed``."""
+    if _gpu():
+        return _Started(program, environment, printed, descriptors)
+    return _server(environment, program).fork(environment, printed, descriptors)
+
+
+def _main(program: str) -> Callable[..., object]:
+    """The function of a program, and its imports made."""
+    if program == JUDGED:
+        return _by_path("runtime").main
+    from conformance import child_main
+    from conformance import spec as specs
+
+    specs.registry()
+    return child_main.main
+
+
+def _by_path(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _gpu() -> bool:
@@ -68,20 +91,28 @@ def _gpu() -> bool:
 
 
 def _command(call: str) -> list[str]:
-    # What can be imported here can be imported there.
-    return [sys.executable, "-u", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}"]
+    # What can be imported here can be imported there. This file is loaded by its path.
+    load = (
+        "from importlib.util import module_from_spec, spec_from_file_location",
+        f"spec = spec_from_file_location('processes', {__file__!r})",
+        "processes = module_from_spec(spec)",
+        "spec.loader.exec_module(processes)",
+    )
+    return [sys.executable, "-u", "-c", "; ".join(("import sys", f"sys.path[:] = {sys.path!r}", *load, call))]
 
 
 class _Started(subprocess.Popen[bytes]):
     """A process started anew."""
 
-    def __init__(self, environment: Mapping[str, str], printed: IO[bytes], theirs: Connection) -> None:
+    def __init__(
+        self, program: str, environment: Mapping[str, str], printed: IO[bytes], descriptors: Sequence[int]
+    ) -> None:
         super().__init__(
-            _command(f"from conformance.child_main import main; main({theirs.fileno()})"),
+            _command(f"processes.run({program!r}, {[*descriptors]})"),
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,
-            pass_fds=[theirs.fileno()],
+            pass_fds=descriptors,
             env=environment,
             # Of its own, so that Ctrl-C reaches this process alone, and that all of it can be killed.
             start_new_session=True,
@@ -99,12 +130,12 @@ class _Started(subprocess.Popen[bytes]):
 # --- forked ------------------------------------------------------------------------------------------------------
 
 
-class _Place(msgspec.Struct, frozen=True):
-    """Where a process finds itself: what one that is started anew would inherit."""
-
-    environment: Mapping[str, str]
-    path: list[str]
-    directory: str
+def run(program: str, descriptors: Sequence[int]) -> None:
+    """Be a process that was started anew."""
+    dies_with_parent()
+    main = _main(program)
+    _tidy()
+    main(*descriptors)
 
 
 class _Forked:
@@ -117,47 +148,56 @@ class _Forked:
     @functools.cached_property
     def pid(self) -> int:
         # Not before it is needed: the server may still be importing.
-        if not (said := self._status.recv(_STATUS.size)):
+        if not (said := self._said()):
             raise ServerError("the process that forks others ended before it had forked one; its stderr says why")
         return _STATUS.unpack(said)[0]
 
     def ended(self, seconds: float) -> bool:
-        return bool(self.pid and connection.wait([self._status], seconds))
+        return bool(self.pid and select.select([self._status], (), (), seconds)[0])
 
     def wait(self, timeout: float) -> int:
         if not self.ended(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         with self._status:
-            said = self._status.recv(_STATUS.size)
+            said = self._said()
         # A keeper that was killed says nothing, and its child was killed with it.
         return _STATUS.unpack(said)[0] if said else -signal.SIGKILL
+
+    def _said(self) -> bytes:
+        """A number; nothing where who says it is gone."""
+        with contextlib.suppress(ConnectionError):
+            return self._status.recv(_STATUS.size)
+        return b""
 
 
 class _Server:
     """The process that forks, from the side of those who ask it to."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], program: str) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                _command(f"from conformance.processes import serve; serve({theirs.fileno()})"),
+                _command(f"processes.serve({theirs.fileno()}, {program!r})"),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 start_new_session=True,
             )
-        self._read = _what_is_read(environment)
+        self._program, self._read = program, _what_is_read(environment)
 
-    def serves(self, environment: Mapping[str, str]) -> bool:
-        """Whether a process that is started anew would find the same when it imports."""
-        return self._process.poll() is None and self._read == _what_is_read(environment)
+    def serves(self, environment: Mapping[str, str], program: str) -> bool:
+        """Whether a process of the program that is started anew would find the same when it imports."""
+        alike = self._program == program and self._read == _what_is_read(environment)
+        return alike and self._process.poll() is None
 
-    def fork(self, environment: Mapping[str, str], printed: IO[bytes], theirs: Connection, ours: Connection) -> _Forked:
+    def fork(self, environment: Mapping[str, str], printed: IO[bytes], descriptors: Sequence[int]) -> _Forked:
         status, keeper = socket.socketpair()
+        # What one that is started anew would inherit.
+        place = json.dumps({"environment": {**environment}, "path": sys.path, "directory": os.getcwd()}).encode()
         # Where the server is dead already, the status tells.
         with keeper, contextlib.suppress(ConnectionError):
-            socket.send_fds(self._socket, [b"\0"], [theirs.fileno(), printed.fileno(), keeper.fileno()])
-            ours.send_bytes(msgspec.json.encode(_Place(environment, sys.path, os.getcwd())))
+            socket.send_fds(self._socket, [b"\0"], [printed.fileno(), keeper.fileno(), *descriptors])
+            status.sendall(_LENGTH.pack(len(place)) + place)
         return _Forked(status)
 
     def close(self) -> None:
@@ -167,16 +207,16 @@ class _Server:
 
 
 _running: list[_Server] = []
-_MOST = 3
-"""Servers at once: more than one where the environment changed. Each takes the memory of its imports."""
+_MOST = 6
+"""Servers at once: more than one of a program where the environment changed. Each takes the memory of its imports."""
 
 
-def _server(environment: Mapping[str, str]) -> _Server:
-    found = next((server for server in _running if server.serves(environment)), None)
+def _server(environment: Mapping[str, str], program: str) -> _Server:
+    found = next((server for server in _running if server.serves(environment, program)), None)
     if found is None:
         if len(_running) == _MOST:
             _running.pop(0).close()
-        _running.append(found := _Server(environment))
+        _running.append(found := _Server(environment, program))
     return found
 
 
@@ -192,13 +232,10 @@ def _what_is_read(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def serve(descriptor: int) -> None:
+def serve(descriptor: int, program: str) -> None:
     """The program of the server: fork for each byte that comes over the socket ``descriptor``, until its other end is
-    closed. With the byte come the child's connection, the file that it prints to, and its keeper's socket."""
-    from conformance import child_main
-    from conformance import spec as specs
-
-    specs.registry()
+    closed. With the byte come the file that the process prints to, its keeper's socket, and its own descriptors."""
+    main = _main(program)
     # What was imported stays: neither is it looked for garbage, nor copied for that.
     gc.collect()
     gc.freeze()
@@ -206,28 +243,33 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     asked = socket.socket(fileno=descriptor)
     while True:
-        _, descriptors, _, _ = socket.recv_fds(asked, 1, 3)
+        _, descriptors, _, _ = socket.recv_fds(asked, 1, 8)
         if not descriptors:
             os._exit(0)
         if not os.fork():
             asked.close()
-            _keep(*descriptors, child_main.main)
+            _keep(main, *descriptors)
         for one in descriptors:
             os.close(one)
 
 
-def _keep(judged: int, printed: int, status: int, main: Callable[[int], object]) -> None:
+def _keep(main: Callable[..., object], printed: int, status: int, *descriptors: int) -> None:
     """Fork the child, and say how it ends: a process that does not import, judge or print cannot die of it. It goes
     when the server goes, and the child with it."""
     dies_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if not (child := os.fork()):
-        os.close(status)
-        _become(judged, printed)
-        main(judged)
-    os.close(judged)
-    os.close(printed)
     with contextlib.suppress(ConnectionError), socket.socket(fileno=status) as told:
+        (length,) = _LENGTH.unpack(_exactly(told, _LENGTH.size))
+        place = json.loads(_exactly(told, length))
+        if not (child := os.fork()):
+            told.close()
+            dies_with_parent()
+            _become(place, printed)
+            _tidy()
+            main(*descriptors)
+            os._exit(0)
+        for one in (printed, *descriptors):
+            os.close(one)
         told.send(_STATUS.pack(child))
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert ended is not None
@@ -237,21 +279,36 @@ def _keep(judged: int, printed: int, status: int, main: Callable[[int], object])
     os._exit(0)
 
 
-def _become(judged: int, printed: int) -> None:
-    """What a process that is started anew is by itself."""
+def _exactly(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        if not (part := link.recv(size - len(data))):
+            raise ConnectionError("who asked for a process is gone")
+        data += part
+    return data
+
+
+def _become(place: Mapping[str, Any], printed: int) -> None:
+    """Make this process what one that is started anew is by itself. ``place``: what it inherits."""
     os.setsid()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     for stream in (1, 2):
         os.dup2(printed, stream)
     os.close(printed)
-    with Connection(os.dup(judged)) as theirs:
-        place = msgspec.json.decode(theirs.recv_bytes(), type=_Place)
     os.environ.clear()
-    os.environ.update(place.environment)
-    sys.path[:] = place.path
-    os.chdir(place.directory)
+    os.environ.update(place["environment"])
+    sys.path[:] = place["path"]
+    os.chdir(place["directory"])
     importlib.invalidate_caches()
+
+
+def _tidy() -> None:
+    """Leave nothing in the main module that a script has not, and no object out of the garbage collector's sight."""
+    names = vars(sys.modules["__main__"])
+    for name in [name for name in names if not name.startswith("__")]:
+        del names[name]
+    gc.unfreeze()
 
 
 def dies_with_parent() -> None:

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from conformance import cases, corpus, features
+from conformance import cases, corpus, features, sequences
 from conformance import spec as specs
 from conformance.cases import Case
+from conformance.sequences import CallSequence
 
 Shown = frozenset[tuple[str, ...]]
 """Features and pairs of features that a case has; and what it was kept for."""
@@ -24,9 +25,19 @@ def redundant(folder: Path) -> dict[Path, str]:
     """
     if folder.resolve() in (corpus.SHIPPED, corpus.LARGE):
         return {}
-    known = {cases.case_id(_read(path)): path for path in corpus.files([corpus.SHIPPED, corpus.LARGE])}
-    saved = {path: _read(path) for path in corpus.files([folder])}
-    reasons, covered = {}, set[tuple[str, ...]]()
+    known = {sequences.identity(_read(path)): path for path in corpus.files([corpus.SHIPPED, corpus.LARGE])}
+    saved, reasons, covered = dict[Path, Case](), dict[Path, str](), set[tuple[str, ...]]()
+    for path in corpus.files([folder]):
+        try:
+            one = _read(path)
+        except cases.UnknownOp:
+            reasons[path] = "its op is gone"
+            continue
+        if isinstance(one, Case):
+            saved[path] = one
+        # Which calls disturb one another no feature tells: a sequence goes only where it is there twice.
+        elif (kept := known.setdefault(sequences.identity(one), path)) != path:
+            reasons[path] = f"the same sequence as {kept}"
     for path in sorted(saved, key=lambda path: _rank(saved[path])):
         case, shown = saved[path], shows(saved[path])
         identity = cases.case_id(case)
@@ -62,6 +73,6 @@ def _rank(case: Case) -> tuple[bool, int, int, str]:
     return not case.permanent, -len(shows(case)), elements, cases.case_id(case)
 
 
-def _read(path: Path) -> Case:
+def _read(path: Path) -> Case | CallSequence:
     # No tensor is made of it.
-    return cases.read(path, max_elements=sys.maxsize)
+    return sequences.read(path, max_elements=sys.maxsize)

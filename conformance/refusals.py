@@ -53,6 +53,16 @@ def _bool_alpha_for_another_out(call: Call) -> bool:
     return isinstance(call.kwargs.get("alpha"), bool) and isinstance(out, torch.Tensor) and out.dtype != torch.bool
 
 
+def numbers_alone(call: Call) -> bool:
+    """Whether both operands are Python numbers."""
+    return len(call.args) == 2 and all(isinstance(x, bool | int | float) for x in call.args)
+
+
+def _numbers_into_out(call: Call) -> bool:
+    """Both operands are numbers of the CPU, of which a kernel for a GPU takes one."""
+    return numbers_alone(call) and isinstance(call.kwargs.get("out"), torch.Tensor)
+
+
 def _floating_out(call: Call) -> bool:
     """A number as the first operand is refused with an ``out`` of any dtype."""
     out = call.kwargs.get("out")
@@ -150,6 +160,13 @@ REFUSALS: tuple[Refusal, ...] = (
             args=(TensorSpec((2, 3, 5), "float32"), TensorSpec((2, 5, 4), "float32")),
             kwargs={"out": TensorSpec((2, 3, 4), "float32", layout=Layout(expanded=(2,)))},
         ),
+    ),
+    Refusal(
+        "two numbers into an out",
+        ops=("add", "sub", "mul", "div"),
+        error=RuntimeError,
+        applies=_numbers_into_out,
+        case=Case(op="add", args=(2, 1), kwargs={"out": TensorSpec((), "int64")}),
     ),
     Refusal(
         "an exponent beyond float32",

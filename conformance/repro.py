@@ -7,7 +7,6 @@ import inspect
 import keyword
 import math
 import pprint
-import textwrap
 import zlib
 from fractions import Fraction
 from types import ModuleType
@@ -16,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, distribution, guards, messages, standalone
+from conformance import bounds, distribution, dress, environment, forms, guards, messages, standalone
+from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import Outcome, builtin_class
 from conformance.compare import kept
@@ -55,7 +55,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         raise ReproError(f"its inputs take {size} bytes; a script holds at most {MAX_BYTES}")
     results: list[dict[str, Any]] = []
     if prepared.refusal is None:
-        expected = prepared.spec.expected(prepared.call)
+        expected = forms.expected(prepared.spec, case, prepared.call)
         results = [
             _result(result, one, prepared.reference, verdict) | ({} if prepared.spec.strides else {"strides": None})
             for result, one in zip(
@@ -81,14 +81,17 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "tuple": isinstance(prepared.reference.value, tuple),
         "results": results,
         "failed": failed,
+        "layouts": "layout_invariant" in implementation.claims(case.op),
         "deterministic": failed == "deterministic" or "deterministic" in implementation.claims(case.op),
     }
     # What the rest of the script takes from other modules, and the names under which it gets that.
     parts: dict[str, ModuleType] = {"faults": distribution} if any(result["random"] for result in results) else {}
     if failed in ("guard_bands", "fully_written"):
         parts["guarded"] = guards
+    dresses = (dress,) if dress.is_dressed(case.form) else ()
     # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
-    about = f"{messages.call(case)}\n{messages.findings(verdict)}"
+    found = environment.line(implementation.name, messages.device_name(device))
+    about = f"{messages.call(case)}\n{messages.findings(verdict)}\n{found}"
     return "\n".join(
         (
             f'"""A call of {case.op} that goes wrong. Needs torch, and nothing of the harness that found it.',
@@ -101,7 +104,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
             "",
             *(f"# {line}".rstrip() for line in about.splitlines()),
             inspect.getsource(standalone).split('"""', 2)[2],
-            *(inspect.getsource(part).split('"""', 2)[2] for part in parts.values()),
+            *(inspect.getsource(part).split('"""', 2)[2] for part in (*parts.values(), *dresses)),
             "",
             _call(case),
             "",
@@ -119,35 +122,73 @@ def _call(case: Case) -> str:
     """The call, as it would be written by hand."""
     count = 0
 
+    # Operands are numbered in the order of the plain form.
     def text(argument: Argument) -> str:
         nonlocal count
         match argument:
             case TensorSpec():
                 count += 1
                 return f"operands[{count - 1}]"
-            case Same(operand, shift):
+            case Same(operand, shift, turned):
                 it = f"operands[{operand}]"
-                return f"{it}.as_strided({it}.shape, {it}.stride(), {it}.storage_offset() - {-shift})" if shift else it
+                if shift:
+                    it = f"{it}.as_strided({it}.shape, {it}.stride(), {it}.storage_offset() - {-shift})"
+                return f"{it}.transpose(-2, -1)" if turned else it
             case View(operand, dim, start, length):
                 return f"operands[{operand}].narrow({dim}, {start}, {length})"
             case DType(name):
                 return f"torch.{name}"
             case Variant(name):
-                return f"importlib.import_module('torch.nn.attention.bias').CausalVariant.{name}"
+                variant = f"importlib.import_module('torch.nn.attention.bias').CausalVariant.{name}"
+                return f"own({case.op}, {variant})" if case.form == forms.dress.OWN else variant
             case Ints(items):
                 return repr(list(items))
             case NonFinite(value):
-                return f"float({value!r})"
-            case float() if not math.isfinite(argument):
-                return f"float({str(argument)!r})"
-        return repr(argument)
+                return number(float(value))
+        return number(argument)
 
-    parts = [text(argument) for argument in case.args]
-    for name in sorted(case.kwargs):
+    def number(value: Any) -> str:
+        if case.form == forms.NUMPY and (found := forms.of_numpy(value, seed(case))) is not value:
+            if isinstance(found, tuple):
+                return f"({''.join(f'{number(one)}, ' for one in value)})"
+            return f"importlib.import_module('numpy').{type(found).__name__}({number_text(value)})"
+        return number_text(value)
+
+    def number_text(value: Any) -> str:
+        return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+    for name in case.kwargs:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise ReproError(f"keyword argument {name!r} is not a name")
-        parts.append(f"{name}={text(case.kwargs[name])}")
-    return f"def call({case.op}, operands):\n" + textwrap.indent(f"return {case.op}({', '.join(parts)})", "    ")
+    args = [text(argument) for argument in case.args]
+    texts = {name: text(case.kwargs[name]) for name in sorted(case.kwargs)}
+    if case.form == forms.SIZES:
+        make = "list" if forms.sizes(case) is list else "torch.Size"
+        args = [f"{make}({one})" if type(x) is tuple else one for x, one in zip(case.args, args, strict=True)]
+    if case.form == forms.TENSORS:
+        for name, value in case.kwargs.items():
+            if isinstance(value, int | float) and forms.is_factor(name, value):
+                texts[name] = f"torch.tensor({value!r}, dtype={forms.of_torch(value).dtype})"
+    positional, named = forms.arguments(case, args, texts)
+    parts = [f"{x}" for x in positional] + [f"{name}={value}" for name, value in named.items()]
+    made = f"{case.op}({', '.join(parts)})"
+    if not dress.is_dressed(case.form):
+        return f"def call({case.op}, operands):\n    return {made}"
+    inplace = case.kwargs.get("inplace") is True
+    writes = dress.kept(case.form, sorted(specs.registry()[case.op].writes(case)), inplace)
+    return "\n".join(
+        (
+            f"def call({case.op}, operands):",
+            f"    kept, operands = operands, dressed({case.form!r}, operands, {writes})",
+            "    value = None",
+            "    try:",
+            f"        with surroundings({case.form!r}):",
+            f"            value = {made}",
+            "    finally:",
+            f"        value = undressed({case.form!r}, kept, operands, value)",
+            "    return value",
+        )
+    )
 
 
 def _operand(tensor: torch.Tensor) -> dict[str, Any]:
@@ -181,6 +222,7 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         "dtype": _Code(str(result.dtype)),
         "strides": list(result.stride()),
         "same_as": next((i for i, operand in enumerate(reference.operands) if operand is result), None),
+        "traits": dress.traits(result),
         "shares": result.untyped_storage().data_ptr() in pointers,
         "places": _pack(places),
         "judged": _pack(judged),
@@ -195,6 +237,9 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
     ulps = bounds.ulp(chosen.numpy(), result.dtype)
     ends = [interval(*element, form) for element in zip(chosen.tolist(), rest, bound, ulps, strict=True)]
     low, high = np.array(ends, np.float64).reshape(-1, 2).T
+    if expected.rounded:
+        numbers = torch.stack([number.reshape(-1) for number in expected.rounded])[:, torch.from_numpy(places)].numpy()
+        low, high = numbers.min(0), numbers.max(0)
     if not form.infinite:
         # Overflow gives NaN there, which an interval cannot say; where both may be right the harness alone judges.
         data["judged"] = _pack(judged & ~np.isinf(low) & ~np.isinf(high))

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import functools
 import os
-import sys
-import warnings
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 import strategies.tensors
-from conformance import cases, deviations, stand_ins
+from conformance import calls, cases, deviations, forms, runtime, stand_ins
 from conformance import spec as specs
+from conformance.calls import Local, Remote
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
@@ -30,12 +28,13 @@ from conformance.checks import (
     applicable,
     refuses_as,
 )
-from conformance.guards import Guard
 from conformance.implementations import TORCH, Implementation, load
 from conformance.spec import Call, OpSpec
 
 NOT_PROVIDED = "not_provided"
 OUT_OF_MEMORY = "out_of_memory"
+REASON = 100
+"""Characters that are kept of why an implementation leaves a call out."""
 CRASH, TIMEOUT = "crash", "timeout"
 """What failures are called that no check finds: the process that judged the case died, or took too long."""
 
@@ -66,147 +65,171 @@ class Verdict(msgspec.Struct, frozen=True):
         return next((finding.torch_share for finding in self.findings if finding.torch_share is not None), None)
 
     @property
+    def reason(self) -> str:
+        """What the implementation says of a call that it leaves out."""
+        return next((finding.message for finding in self.findings if finding.status == NOT_PROVIDED), "no reason given")
+
+    @property
     def failure(self) -> Finding | None:
         """The finding after which a failure is called: the first that failed."""
         return next((finding for finding in self.findings if finding.status == FAILED), None)
 
 
-Watch = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], contextlib.AbstractContextManager[Any]]
-
-
-def _unwatched(
-    inputs: Sequence[torch.Tensor], writable: Sequence[torch.Tensor]
-) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext()
-
-
-def _interpreter() -> ModuleType | None:
-    """The interpreter that runs Triton kernels in this process; None where nothing has installed it."""
-    # Not imported here: importing ntops chooses between interpreted and compiled, for the implementation to do.
-    found = sys.modules.get("ntops.interpreter")
-    return found if found is not None and found.installed() else None
-
-
-def _watch() -> Watch:
-    found = _interpreter()
-    return _unwatched if found is None else found.watch
-
-
-def _is_memory_fault(error: BaseException | None) -> bool:
-    found = _interpreter()
-    return found is not None and isinstance(error, found.MemoryFault)
+LARGE = {"": 1 << 24, "vectorised": 1 << 20, "interpreted": 0}
+"""Elements that a large call may have, by how the implementation runs Triton's kernels on the device."""
 
 
 class DeviceError(ValueError):
     """A device that this machine does not have. The message is for people."""
 
 
+class Answered(NamedTuple):
+    """What torch answers to a case."""
+
+    reference: Outcome
+    call: Call
+    refusal: type[BaseException] | None
+
+
 class Prepared(msgspec.Struct, frozen=True):
-    """All about a case on a device that does not depend on the implementation."""
+    """All about a case on a device that does not depend on the implementation.
+
+    torch is asked when its answer is first needed, after the first call of what is judged: whatever that can read,
+    the memory of this process among it, there is no answer yet.
+    """
 
     case: Case
     spec: OpSpec
     device: torch.device
     inputs: tuple[torch.Tensor, ...]
-    reference: Outcome
-    call: Call
-    refusal: type[BaseException] | None
+    given: Call
+    """Without a result."""
+    known: list[Answered] = msgspec.field(default_factory=list)
+
+    @property
+    def answered(self) -> Answered:
+        """torch's answer. Raises what torch raises when it runs out of memory."""
+        if not self.known:
+            self.known.append(self._ask())
+        return self.known[0]
+
+    @property
+    def reference(self) -> Outcome:
+        """torch's answer on the device."""
+        return self.answered.reference
+
+    @property
+    def call(self) -> Call:
+        """The call with torch's result."""
+        return self.answered.call
+
+    @property
+    def refusal(self) -> type[BaseException] | None:
+        """The exception that torch on CUDA raises, where it refuses the call."""
+        return self.answered.refusal
+
+    def _ask(self) -> Answered:
+        on_cpu, reference = self.device.type == "cpu", self.spec.reference
+        asked = stand_ins.answer(self.case.op, reference, self.given) if on_cpu else reference
+        outcome = msgspec.structs.replace(self, case=forms.asked(self.case)).invoke(Local(asked))
+        if outcome.error is not None and is_out_of_memory(outcome.error):
+            raise outcome.error
+        value = _on_cpu(outcome.value) if outcome.error is None else None
+        call = Call(self.given.args, self.given.kwargs, value)
+        refusal = self.spec.cuda_refuses(call) if on_cpu else None
+        if refusal is None and outcome.error is not None:
+            refusal = type(outcome.error)
+        return Answered(outcome, call, refusal)
 
     def invoke(
         self,
-        function: Callable[..., Any],
-        watch: Watch = _unwatched,
+        maker: Local | Remote,
         *,
         seeded: bool = True,
-        guard: Guard | None = None,
+        guard: tuple[int, int] | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
         names: Sequence[str] = (),
+        watch: bool = False,
+        observe: bool = False,
+        configuration: int | None = None,
+        setting: int | None = None,
+        state: bool = False,
+        other: bool = False,
+        before: str | None = None,
     ) -> Outcome:
-        """Call ``function`` on operands of its own, whatever it does. A SystemExit is taken for its failure.
+        """Let ``maker`` make the call on operands of its own.
 
-        ``watch``: what looks at every access of an interpreted kernel to memory; a fault ends the call.
         Before each call torch's generators are seeded from the case, unless not ``seeded``.
+        ``guard``: which poison lies in new memory and around operands, as of ``guards.Guard``; None leaves torch alone.
         ``inputs``: other operands than those of the case, on the CPU.
         ``names``: of the parameters, by which every argument is given then.
-        ``guard``: what keeps operands and new memory apart; None leaves torch alone.
+        ``watch``: look at every access of an interpreted kernel to memory; a fault ends the call.
+        ``observe``: note the configurations that the call could have. ``configuration`` and ``setting``: the number of
+        one to make it in.
+        ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
+        ``surroundings.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
+        place since, or of operands that were freed for "new" ones.
         """
-        given = self.spec.writes(self.case)
-        operands = tuple(
-            _copy(tensor, self.device) if guard is None else guard.operand(tensor, number in given)
-            for number, tensor in enumerate(self.inputs if inputs is None else inputs)
-        )
-        args, kwargs = cases.bind(self.case, operands)
+        inputs = self.inputs if inputs is None else inputs
+        args, kwargs = forms.bind(self.case, inputs)
         if names:
-            args, kwargs = (), dict(zip(names[: len(args)], args, strict=True)) | kwargs
-        value = error = None
-        versions = [operand._version for operand in operands]
-        if seeded:
-            _seed(cases.seed(self.case), self.device)
-        try:
-            # torch warns of every ``out`` that it resizes, and here that is what was asked for. The watch is the
-            # innermost: it sees what was allocated, and not how it is guarded.
-            with (
-                warnings.catch_warnings(action="ignore"),
-                guard or contextlib.nullcontext(),
-                watch(operands, [operands[number] for number in given]) as watcher,
-            ):
-                value = function(*args, **kwargs)
-                if watcher is not None:
-                    watcher.check_written(value)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
-        except KeyboardInterrupt:
-            raise
-        # What is judged is somebody else's code: anything that it raises is a finding, never a crash of the run.
-        except BaseException as raised:  # noqa: BLE001
-            value, error = None, raised
-        moved = tuple(operand._version != was for operand, was in zip(operands, versions, strict=True))
-        if guard is None:
-            return Outcome(operands, value, error, moved=moved)
-        return Outcome(operands, value, error, guard.fresh, guard.trespass(), moved)
+            args, kwargs = [], dict(zip(names[: len(args)], args, strict=True)) | kwargs
+        call = calls.described(
+            self.case.op,
+            args,
+            kwargs,
+            inputs,
+            form=self.case.form,
+            written=sorted(self.spec.writes(self.case)),
+            guard=guard,
+            seed=cases.seed(self.case) if seeded else None,
+            watch=watch,
+            observe=observe,
+            configuration=configuration,
+            setting=setting,
+            state=state,
+            other=other,
+            before=before,
+        )
+        return maker.made(call, inputs, self.device)
 
     def widened(self) -> Prepared | None:
         """The same operands with torch's answer to the call that this one stands for, where torch refuses this one and
         an implementation may take it; else None."""
         meant = self.spec.widened(self.case) if self.refusal is not None else None
-        return None if meant is None else msgspec.structs.replace(self.derived(meant), case=self.case)
+        if meant is None:
+            return None
+        derived = self.derived(meant)
+        return msgspec.structs.replace(derived, case=self.case, known=[derived.answered])
 
     def derived(self, case: Case) -> Prepared:
-        """The same for another call that follows from this case. Raises what ``prepare`` raises."""
+        """The same for another call that follows from this case."""
         return prepare(case, self.device)
 
-    def guarded(
-        self,
-        function: Callable[..., Any],
-        watch: Watch = _unwatched,
-        *,
-        seeded: bool = True,
-        fill: int = 0,
-        around: int = 0,
-        inputs: Sequence[torch.Tensor] | None = None,
-        names: Sequence[str] = (),
-    ) -> Outcome:
+    def guarded(self, maker: Local | Remote, *, fill: int = 0, around: int = 0, **how: Any) -> Outcome:
         """``invoke`` with margins around all memory. ``fill`` and ``around`` choose the poison, as of ``Guard``."""
-        guard = Guard(self.device, fill, around)
-        return self.invoke(function, watch, seeded=seeded, guard=guard, inputs=inputs, names=names)
+        return self.invoke(maker, guard=(fill, around), **how)
 
 
 def prepare(case: Case, device: torch.device | str) -> Prepared:
-    """Make the inputs and ask torch for its answer. Raises what torch raises when it runs out of memory."""
+    """Make the inputs."""
     spec, device = specs.registry()[case.op], torch.device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     args, kwargs, inputs = cases.materialize(case)
-    prepared = Prepared(case, spec, device, inputs, Outcome(()), Call(args, kwargs, None), None)
-    on_cpu = device.type == "cpu"
-    reference = prepared.invoke(stand_ins.answer(case.op, spec.reference, prepared.call) if on_cpu else spec.reference)
-    if reference.error is not None and _is_out_of_memory(reference.error):
-        raise reference.error
-    call = Call(args, kwargs, _on_cpu(reference.value) if reference.error is None else None)
-    refusal = spec.cuda_refuses(call) if on_cpu else None
-    if refusal is None and reference.error is not None:
-        refusal = type(reference.error)
-    return Prepared(case, spec, device, inputs, reference, call, refusal)
+    return Prepared(case, spec, device, inputs, Call(args, kwargs, None))
+
+
+def shared(prepared: Prepared) -> Prepared:
+    """The same, for several calls: the oracle is asked once."""
+    answers: dict[Any, Any] = {}
+
+    def once(call: Call) -> Any:
+        if call.places not in answers:
+            answers[call.places] = prepared.spec.expected(call)
+        return answers[call.places]
+
+    return msgspec.structs.replace(prepared, spec=dataclasses.replace(prepared.spec, expected=once))
 
 
 def judge(
@@ -228,7 +251,7 @@ def judge(
     try:
         return judge_prepared(prepare(case, device), implementation, checks, thorough)
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return Verdict(cases.case_id(case), case.op, OUT_OF_MEMORY)
 
@@ -240,22 +263,29 @@ def judge_prepared(
     case, identity = prepared.case, cases.case_id(prepared.case)
     if implementation.function(case.op) is None:
         return Verdict(identity, case.op, NOT_PROVIDED)
-    if changed := _changed_inputs(prepared):
+    if changed := changed_inputs(prepared):
         return Verdict(identity, case.op, FAILED, (Finding("inputs", FAILED, changed),))
     watched = prepared.device.type == "cpu" and "memory" in (CHECKS if checks is None else checks)
-    trial = _trial(prepared, implementation, _watch() if watched else _unwatched, checks is not None or thorough)
+    if implementation.judged is not None:
+        implementation.judged.forget()
+    trial = tried(prepared, implementation, watched, checks is not None or thorough)
     if trial.left_out:
-        return Verdict(identity, case.op, NOT_PROVIDED)
+        return Verdict(identity, case.op, NOT_PROVIDED, (Finding("provided", NOT_PROVIDED, reason(trial.ours.error)),))
     findings = []
     for check in applicable(trial, checks, thorough):
         # Other calls would only go wrong in the same way.
-        if check in SAMPLED and any(finding.status == FAILED for finding in findings):
+        if check in (*SAMPLED, "bare") and any(finding.status == FAILED for finding in findings):
             continue
         findings.append(trial.excused(CHECKS[check](trial), case, check))
         if check in LAST_WORD and findings[-1].status == FAILED:
             break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
     return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), trial.refusal is not None)
+
+
+def reason(error: BaseException | None) -> str:
+    """Why a call was left out, in a line."""
+    return " ".join(runtime.said(error).split())[:REASON] or "no reason given"
 
 
 def resolve_device(name: str, worker: int = 0) -> torch.device:
@@ -278,24 +308,12 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
     return torch.device("cuda", int(number) if number else worker % available)
 
 
-def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, thorough: bool) -> Trial:
-    function, device = implementation.function(prepared.case.op), prepared.device
-    assert function is not None
-    configurations: list[str] = []
-
-    def observed(*args: Any, **kwargs: Any) -> Any:
-        with implementation.configurations(prepared.case.op) as names:
-            result = function(*args, **kwargs)
-        configurations[:] = names
-        return result
-
-    ours = prepared.guarded(observed, watch)
+def tried(prepared: Prepared, implementation: Implementation, watch: bool = False, thorough: bool = True) -> Trial:
+    """Make the call of a case for the first time, for checks to look at."""
+    maker = implementation.maker(prepared.case.op)
+    ours = prepared.guarded(maker, watch=watch, observe=True, state=True)
     if prepared.refusal is not None and not refuses_as(ours.error, prepared.refusal):
         prepared = prepared.widened() or prepared
-
-    def excuse(case: Case, check: str) -> str | None:
-        return deviations.named_deviation(case, check, device) if implementation.name == TORCH else None
-
     return Trial(
         case=prepared.case,
         spec=prepared.spec,
@@ -305,16 +323,23 @@ def _trial(prepared: Prepared, implementation: Implementation, watch: Watch, tho
         reference=prepared.reference,
         refusal=prepared.refusal,
         ours=ours,
-        attempt=functools.partial(prepared.guarded, function),
-        derive=lambda case: _trial(prepared.derived(case), implementation, _unwatched, thorough),
-        excuse=excuse,
-        configurations=tuple(configurations),
+        # What a call has changed once is put in order each time.
+        attempt=functools.partial(prepared.guarded, maker, state=bool(ours.state)),
+        bare=functools.partial(prepared.invoke, maker, state=True),
+        derive=lambda case: tried(prepared.derived(case), implementation, False, thorough),
+        excuse=excuses(implementation, prepared.device),
         thorough=thorough,
-        memory_fault=str(ours.error) if _is_memory_fault(ours.error) else "",
     )
 
 
-def _changed_inputs(prepared: Prepared) -> str:
+def excuses(implementation: Implementation, device: torch.device) -> Callable[[Case, str], str | None]:
+    """A function from a case and a check to the named deviation that excuses a failure; None: nothing does."""
+    if implementation.name != TORCH:
+        return lambda case, check: None
+    return lambda case, check: deviations.named_deviation(case, check, device)
+
+
+def changed_inputs(prepared: Prepared) -> str:
     """What differs between the inputs made now and those that the case was saved with."""
     digests = prepared.case.digests
     found = [strategies.tensors.digest(tensor) for tensor in prepared.inputs] if digests else []
@@ -325,26 +350,12 @@ def _changed_inputs(prepared: Prepared) -> str:
     )
 
 
-def _seed(seed: int, device: torch.device) -> None:
-    if device.type == "cpu":
-        # torch.manual_seed also notes the stack for each kind of device that is not there: half a millisecond a call.
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out."""
     # Of the CPU's memory torch says so with a plain RuntimeError.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     )
-
-
-def _copy(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The same tensor in a storage of its own on the device: not a view of another, so that it may be resized."""
-    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage()).to(device, copy=True)
-    result = torch.empty(0, dtype=tensor.dtype, device=device)
-    return result.set_(storage.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _on_cpu(value: Any) -> Any:

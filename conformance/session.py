@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,20 +10,24 @@ from pathlib import Path
 import hypothesis
 import msgspec
 import torch
-from hypothesis import HealthCheck, Phase, Verbosity, strategies
+from hypothesis import HealthCheck, Phase, strategies
 from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, corpus, database, repro, runner
+from conformance import cases, causes, corpus, database, drawing, repro, runner, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.checks import CHECKS, SAMPLED
+from conformance.causes import Failed
+from conformance.checks import CHECKS, SAMPLED, turns
 from conformance.child import Child
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
+from conformance.known_failures import Entry
 from conformance.metrics import Tally
-from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, Verdict
+from conformance.plain import FEW, PLAIN, SHARE, Pool
+from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
+from conformance.sequences import CallSequence
 
 # How long an example takes depends on what else the machine does. Cases have a limit of their own, which is for hangs.
 _TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
@@ -36,6 +39,9 @@ PROFILES = {
 """Depths by name: how many legal cases are drawn for each op and dtype, and whether always the same ones."""
 REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
+LARGE_SHARE, LARGE_SHARE_OF_DEAR = 4, 5
+"""One large call is drawn for so many others; for more where kernels are interpreted, and in profiles that have to be
+quick."""
 
 FATAL = {CRASH: 12, TIMEOUT: 3}
 """Failures that cost a process, and after how many cases that end so a search is given up: a fresh process takes
@@ -67,14 +73,21 @@ class Report:
     """What came of one item: its counts, a message for each failure, and the files written."""
 
     tally: Tally = dataclasses.field(default_factory=Tally)
-    failures: list[str] = dataclasses.field(default_factory=list)
+    failed: list[Failed] = dataclasses.field(default_factory=list)
     skipped: str = ""
+
+    @property
+    def failures(self) -> list[str]:
+        """The messages."""
+        return [failure.message for failure in self.failed]
 
 
 @dataclasses.dataclass
 class _Search:
     """What one search has seen so far."""
 
+    legal: bool = True
+    """Whether what is drawn are calls that torch takes."""
     report: Report = dataclasses.field(default_factory=Report)
     seen: set[str] = dataclasses.field(default_factory=set)
     """Ids of cases that need no judging again."""
@@ -86,7 +99,7 @@ class _Search:
     def note(self, check: str, case: Case, verdict: Verdict) -> None:
         """The last failure of a check is the shrunk one: Hypothesis ends with a replay of each. Not where the shrinking
         was cut short."""
-        if check not in FATAL or check not in self.failing or _size(case) <= _size(self.failing[check][0]):
+        if check not in FATAL or check not in self.failing or cases.size(case) <= cases.size(self.failing[check][0]):
             self.failing[check] = (case, verdict)
 
     def given_up(self) -> str:
@@ -119,55 +132,71 @@ class Run:
     nothing then survives a crash, and no case has a time limit."""
     journal: Journal | None = None
     """Where each case is noted before it is judged."""
+    large: int = 0
+    """Elements that a large call may have; 0: none is drawn."""
     database: ExampleDatabase | None = None
     """Where failing examples are kept, and tried first."""
+    pool: Pool = dataclasses.field(default_factory=Pool)
+    """What a script is to make once more."""
+    known: frozenset[Entry] = frozenset()
+    """Failures that are no news."""
 
-    def judge(self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None) -> Verdict:
+    def judge(
+        self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None, search: str = ""
+    ) -> Verdict:
         """The verdict on one case; that the process which judges it dies, or takes too long, is a failure.
 
-        ``checks``: other ones than those of the run."""
+        ``checks``: other ones than those of the run. ``search``: which one draws it."""
         if self.journal is not None:
             self.journal.begin(case)
         if self.child is None:
+            if not thorough:
+                turns.within(search)
             verdict = runner.judge(case, self.implementation, self.device, checks or self.checks, thorough)
         else:
-            verdict = self.child.judge(case, thorough, checks)
+            verdict = self.child.judge(case, thorough, checks, search)
         if self.journal is not None:
             self.journal.end(verdict)
         return verdict
 
-    def replay(self, path: Path) -> Report:
-        """Judge one saved case."""
+    def replay(self, path: Path, follow: Callable[[CallSequence, Path], Report]) -> Report:
+        """Judge what one file holds, a case or a sequence. ``follow``: judges a sequence."""
         report = Report()
         try:
-            case = cases.read(path, max_elements=self.max_elements)
-        except cases.TooLarge as error:
+            case = sequences.read(path, max_elements=self.max_elements)
+        except (cases.TooLarge, cases.UnknownOp) as error:
             report.skipped = str(error)
             return report
         except CaseError as error:
-            report.failures.append(f"damaged case file: {error}")
+            report.failed.append(Failed(f"damaged case file: {error}"))
             return report
+        if isinstance(case, CallSequence):
+            return follow(case, path)
         try:
             verdict = self.judge(case)
             report.tally.add(case, verdict)
+            self.pool.take(case, verdict, path.parent == self.save_to)
             if verdict.failure:
-                report.failures.append(self._save(case, self._confirmed(case, verdict), path))
+                report.failed.append(self.save(case, self._confirmed(case, verdict), path))
             elif verdict.status == runner.NOT_PROVIDED:
                 report.skipped = f"not provided by {self.implementation.name}: {case.op}"
             elif verdict.status == OUT_OF_MEMORY:
                 report.skipped = f"not judged: torch itself ran out of memory for this case of {case.op}"
-        finally:
-            self._done()
+        except KeyboardInterrupt:
+            self._leave()
+            raise
+        self._done(report)
         return report
 
     def search(self, op: str, dtype: str, refused: bool = False) -> Report:
         """Draw legal cases of an op and dtype, or calls that torch refuses; shrink and save what fails.
 
-        Failures of different checks are shrunk and saved each for itself. What was found is saved also when the search
-        is interrupted. A case that crashes or hangs is one failure; those after it are judged in a fresh process.
+        Failures of different checks are shrunk and saved each for itself. Of an interrupted search the journal holds
+        what was found. A case that crashes or hangs is one failure; those after it are judged in a fresh process.
         """
-        search = _Search()
+        search = _Search(legal=not refused)
         report = search.report
+        turns.anew()
         if self.implementation.function(op) is None:
             # Once for both searches.
             if not refused:
@@ -175,32 +204,66 @@ class Run:
             report.skipped = f"not provided by {self.implementation.name}: {op}"
             return report
         try:
-            found = rounds(op, dtype, refused, self.dtypes, self.settings, self.seed)
-            for number, (draws, seed, examples) in enumerate(found):
-                settings = drawing(self.settings, examples)
+            for part in rounds(op, dtype, refused, self.dtypes, self.settings, self.seed, self.large):
+                settings = drawing.settings(part.examples)
                 if self.database is not None:
-                    part = database.Search(self.database, f"{op}/{dtype}/{'refused' if refused else 'legal'}")
-                    phases = (*(() if number else (Phase.reuse,)), *settings.phases)
-                    settings = hypothesis.settings(settings, database=part, phases=phases)
+                    known = database.Search(self.database, f"{op}/{dtype}/{part.kind}")
+                    phases = (*(() if part.start else (Phase.reuse,)), *settings.phases)
+                    settings = hypothesis.settings(settings, database=known, phases=phases)
                 # Once more after a crash or a hang, which end a round: this time past them, all else as before.
-                while self._round(draws, seed, settings, search):
+                while self._round(part.draws, part.seed, settings, search):
                     pass
                 if search.given_up():
                     break
-            if not refused and not search.failing:
+            if search.legal and not search.failing:
                 report.tally.coverage.searched(op, dtype)
-        finally:
-            for case, verdict in search.failing.values():
-                report.tally.add(case, verdict)
-                report.failures.append(self._save(case, self._confirmed(case, verdict)))
-            if reason := search.given_up():
-                report.failures.append(f"{op} ({dtype}): {reason}")
-            self._done()
+            self._tell(search, op, dtype)
+        except KeyboardInterrupt:
+            self._leave()
+            raise
+        except BaseException:
+            # A fault of the harness; what was found before is saved.
+            self._tell(search, op, dtype)
+            raise
         return report
 
-    def salvage(self, left: Left) -> Report:
-        """Count, save and report what a killed process left. Nothing of it is judged here: it might kill this one."""
+    def plain(self) -> list[Failed]:
+        """Tell what the import changed. Judge some cases that passed once more, made by a script, and save the smallest
+        that fails of each op and dtype."""
+        most = max(FEW, self.settings.max_examples // SHARE)
+        wanted = self.checks is None or PLAIN in self.checks
+        chosen = self.pool.chosen(most) if wanted and self.child is not None else []
+        if wanted and self.child is not None and (changed := self.child.about.changed):
+            told = f"importing {self.implementation.name} changed {', '.join(changed)}"
+            return [Failed(told), *self._plain(chosen)]
+        return self._plain(chosen)
+
+    def _plain(self, chosen: Sequence[Case]) -> list[Failed]:
+        verdicts = self.child.plain(chosen) if self.child is not None else []
+        known, smallest = {cases.case_id(case): case for case in chosen}, {}
+        failing = [(known[verdict.id], verdict) for verdict in verdicts if verdict.failure]
+        for case, verdict in sorted(failing, key=lambda pair: cases.size(pair[0])):
+            smallest.setdefault((case.op, cases.dtype_of(case)), (case, verdict))
+        return [self.save(*pair) for pair in smallest.values()]
+
+    def _tell(self, search: _Search, op: str, dtype: str) -> None:
+        """Count, save and report what a search has found."""
+        report = search.report
+        for case, verdict in search.failing.values():
+            report.tally.add(case, verdict, search.legal)
+            report.failed.append(self.save(case, self._confirmed(case, verdict)))
+        if reason := search.given_up():
+            check = next(iter(FATAL.keys() & search.failing.keys()), "")
+            report.failed.append(Failed(f"{op} ({dtype}): {reason}", op, dtype, check))
+        self._done(report)
+
+    def salvage(self, left: Left, interrupted: bool = False) -> Report:
+        """Count, save and report what a process left that was killed, or ``interrupted``. Nothing of it is judged here:
+        it might kill this one."""
         report = Report()
+        if interrupted:
+            # It was not at fault.
+            left.running = None
         for case, verdict in left.judged:
             if verdict.failure:
                 # What follows are steps of the shrinking.
@@ -208,17 +271,21 @@ class Run:
             report.tally.add(case, verdict)
         for case, verdict in left.failing():
             report.tally.add(case, verdict)
-            report.failures.append(self._save(case, verdict))
+            report.failed.append(self.save(case, verdict, interrupted=interrupted))
         return report
 
     def output(self) -> str:
         """What was printed while judging."""
         return self.child.output() if self.child is not None else ""
 
-    def _save(self, case: Case, verdict: Verdict, replayed: Path | None = None) -> str:
-        """Save a failing case, and return the message about it."""
+    def save(self, case: Case, verdict: Verdict, replayed: Path | None = None, interrupted: bool = False) -> Failed:
+        """Save a failing case, and return the message about it. ``interrupted``: without asking torch for a script."""
         script_of = repro.script if self.child is None else self.child.script
-        return corpus.save(case, verdict, self.implementation, self.device, self.save_to, replayed, script_of)
+        if interrupted:
+            script_of = _no_script
+        where = "" if self.child is None else self.child.about.device_name
+        message = corpus.save(case, verdict, self.implementation, self.device, self.save_to, replayed, script_of, where)
+        return causes.of(case, verdict, message)
 
     def _confirmed(self, case: Case, verdict: Verdict) -> Verdict:
         """The verdict; on a case that crashed it says if it does not do so again."""
@@ -250,14 +317,21 @@ class Run:
                 return called if called.failure else verdict
         return verdict
 
-    def _done(self) -> None:
+    def _done(self, report: Report) -> None:
         if self.journal is not None:
             self.journal.clear()
+            if trouble := self.journal.trouble():
+                report.failed.append(Failed(trouble))
+
+    def _leave(self) -> None:
+        if self.journal is not None:
+            self.journal.leave()
 
     def _round(self, draws: SearchStrategy[Case], seed: str, settings: hypothesis.settings, search: _Search) -> bool:
         """Draw some cases, and shrink what fails a check that nothing has failed so far. Whether that was the end of a
         process, so that cases after it were not drawn."""
         known, shrinking, ends = set(search.failing), False, 0
+        name = seed.rpartition("/")[0]
 
         def one(case: Case) -> None:
             nonlocal shrinking, ends
@@ -267,7 +341,7 @@ class Run:
             failing = search.failing.keys() - known
             verdict = search.fatal.get(identity)
             if verdict is None:
-                verdict = self._smaller(case, failing) if failing else self.judge(case, thorough=False)
+                verdict = self._smaller(case, failing) if failing else self.judge(case, False, search=name)
             check = verdict.failure.check if verdict.failure else None
             if check in FATAL and identity not in search.fatal:
                 search.fatal[identity] = verdict
@@ -280,7 +354,8 @@ class Run:
                     search.seen.add(identity)
                 # Once something has failed, what is judged are steps of the shrinking.
                 if check is None and not shrinking:
-                    search.report.tally.add(case, verdict)
+                    self.pool.take(case, verdict)
+                    search.report.tally.add(case, verdict, search.legal)
                 return
             search.note(check, case, verdict)
             shrinking = True
@@ -288,10 +363,8 @@ class Run:
                 raise _Stop
             raise _failed(check)
 
-        # The settings last: a seed takes the database out of those before it.
-        test = settings(hypothesis.seed(seed)(hypothesis.given(draws)(one)))
         try:
-            test()
+            drawing.run(one, draws, seed, settings)
         except (CaseFailed, Flaky, _Stop):
             pass
         except BaseExceptionGroup as group:
@@ -301,41 +374,50 @@ class Run:
         return bool(FATAL.keys() & (search.failing.keys() - known)) and not search.given_up()
 
 
+@dataclasses.dataclass(frozen=True)
+class Round:
+    """A few cases that Hypothesis draws in one go."""
+
+    kind: str
+    """"legal", "refused" or "large"."""
+    start: int
+    """How many of the kind were drawn before."""
+    examples: int
+    draws: SearchStrategy[Case]
+    seed: str
+
+
 def rounds(
-    op: str, dtype: str, refused: bool, dtypes: Sequence[str], settings: hypothesis.settings, seed: int
-) -> Iterator[tuple[SearchStrategy[Case], str, int]]:
-    """What is drawn for one op and dtype, a round at a time: a strategy of cases, its seed, and how many examples.
+    op: str,
+    dtype: str,
+    refused: bool,
+    dtypes: Sequence[str],
+    settings: hypothesis.settings,
+    seed: int,
+    large: int = 0,
+) -> Iterator[Round]:
+    """What is drawn for one op and dtype.
 
-    ``refused``: calls that torch refuses. ``dtypes``: those that may be mixed in one call.
+    ``refused``: calls that torch refuses. ``dtypes``: those that may be mixed in one call. ``large``: after the others,
+    calls of up to so many elements.
     """
-    spec = specs.registry()[op]
-    draws = _of_dtype(spec.refused if refused else spec.cases, dtype, [d for d in dtypes if d in spec.dtypes])
-    examples = -(-settings.max_examples // REFUSED_SHARE) if refused else settings.max_examples
-    for start in range(0, examples, ROUND):
-        yield draws, f"{seed}/{op}/{dtype}/{'refused' if refused else 'legal'}/{start}", min(ROUND, examples - start)
-
-
-def drawing(settings: hypothesis.settings, examples: int) -> hypothesis.settings:
-    """Hypothesis's settings for one round."""
-    return hypothesis.settings(
-        settings,
-        max_examples=examples,
-        # The seed makes a run repeatable, saved cases are replayed from their own files, and cases have their own
-        # time limit.
-        database=None,
-        derandomize=False,
-        deadline=None,
-        print_blob=False,
-        report_multiple_bugs=True,
-        phases=(Phase.generate, Phase.shrink),
-        verbosity=Verbosity.quiet,
-        # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature.
-        suppress_health_check=(HealthCheck.too_slow,),
-    )
-
-
-def _size(case: Case) -> tuple[int, int]:
-    return sum(math.prod(spec.shape) for spec in cases.operands(case)), len(cases.encode(case))
+    spec, all_examples = specs.registry()[op], settings.max_examples
+    if refused:
+        kinds = [("refused", spec.refused, -(-all_examples // REFUSED_SHARE))]
+    else:
+        kinds = [("legal", spec.cases, all_examples)]
+        dear = large < LARGE[""] or all_examples < PROFILES["ci"].max_examples
+        share = LARGE_SHARE_OF_DEAR if dear else LARGE_SHARE
+        if large and spec.large is not None:
+            kinds.append(("large", spec.large(large), all_examples // share))
+    for kind, cases_of, examples in kinds:
+        # Calls that torch refuses may mix what legal ones do not.
+        others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []
+        draws = _of_dtype(cases_of, dtype, others)
+        for start in range(0, examples, ROUND):
+            name = f"{seed}/{op}/{dtype}/{kind}/{start}"
+            # The first of each is the simplest there is, and the same in all rounds.
+            yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, name)
 
 
 def _of_dtype(
@@ -356,3 +438,7 @@ def _of_dtype(
         return cases_of((dtype, other)).filter(mixed)
 
     return strategies.one_of(alone, strategies.sampled_from(others).flatmap(mix))
+
+
+def _no_script(*_: object) -> str:
+    raise repro.ReproError("since the run was interrupted; replaying the case makes one")

@@ -30,6 +30,8 @@ class Call:
 
     Oracles may use its dtype and shape, never its values (but for ops that are exact by definition).
     """
+    places: tuple[tuple[int, ...] | None, ...] = ()
+    """Of a part of a larger call: which indices of each dim of that one's result it gives."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +50,20 @@ class Expected:
     signed_zero: bool = False
     instead: torch.Tensor | None = None
     """Another value that each element may have at random, exactly, in float64 (dropout: if it is dropped)."""
+    rounded: tuple[torch.Tensor, ...] = ()
+    """float64: of an operation that is one rounding, what each element may be rounded to; () where any number within
+    the bound will do."""
     chance: float = 1.0
     """The probability with which an element has ``value`` and not ``instead``."""
+
+    def part(self, dim: int, start: int, length: int) -> Expected:
+        """The answer to a part of the result."""
+
+        def narrowed(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.broadcast_to(self.value.shape).narrow(dim, start, length)
+
+        fields = {name: narrowed(getattr(self, name)) for name in ("value", "bound", "judged", "low", "instead")}
+        return dataclasses.replace(self, **fields, rounded=tuple(map(narrowed, self.rounded)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +75,9 @@ class Benchmark:
     flops: int
 
 
-OUTS = ("right", "empty", "wrong size", "dtype", "strided", "input", "overlap")
-"""What an ``out`` may be: of the right size, empty, of another size or dtype, with other strides, an operand, or a part
-of one."""
+OUTS = ("right", "empty", "wrong size", "dtype", "rounded", "strided", "input", "overlap", "turned")
+"""What an ``out`` may be: of the right size, empty, of another size or dtype, of another floating-point dtype with
+operands whose results are ties there, with other strides, an operand, a part of one, or one that is turned."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +89,17 @@ class Batch:
     """Along which dim each operand goes with it; None: as a whole with each part."""
     result: int
     """The dim of the result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The dims of a result along which its elements do not depend on each other."""
+
+    axes: Mapping[int | str, tuple[int | None, ...]]
+    """For each dim of a tensor argument, by its place or name, the dim of the result that goes with it; None: it goes
+    as a whole with each part."""
+    terms: int = 1
+    """What the oracle evaluates for an element."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +116,10 @@ class OpSpec:
     dtypes: tuple[str, ...]
     expected: Callable[[Call], Expected | tuple[Expected, ...]]
     """The oracle and its bound, for each result where there are several."""
+    large: Callable[[int], Callable[[Sequence[str]], SearchStrategy[Case]]] | None = None
+    """``cases`` of up to so many elements; None: there are none of their own."""
+    defined: Callable[[Case], Case] = lambda case: case
+    """A case that was derived from a legal one; or one like it, where torch does not define what that one gives."""
     checks: tuple[str, ...] = ("memory", "values", "metadata", "inputs_unchanged", "deterministic", "errors")
     benchmarks: tuple[Benchmark, ...] = ()
     cuda_refuses: Callable[[Call], type[Exception] | None] = lambda call: None
@@ -105,6 +134,8 @@ class OpSpec:
     peer: Callable[..., Any] | None = None
     """What is written in torch instead, and timed, where torch has no such function and the reference, in the dtype
     that is computed in, is not how anybody writes it for speed; None: the reference."""
+    mixes: bool = True
+    """Whether dtypes of one call, of its tensors or named in it, may be different ones of ``dtypes``."""
     strides: bool = True
     """Whether strides of results are torch's. Not where torch's depend on the algorithm that it chooses."""
     writes: Callable[[Case], Collection[int]] = cases.written
@@ -115,6 +146,8 @@ class OpSpec:
     """Whether it has ``inplace=``."""
     batch: Callable[[Case], Batch | None] = lambda case: None
     """A dim of the case of which parts can be computed alone, if there is one."""
+    parts: Callable[[Call], Parts | None] = lambda call: None
+    """How the result of a call that is not refused falls into parts, of which a few are judged where it is large."""
     features: Callable[[Case], Features] = of_arguments
     """What coverage counts of a case; another one adds to what follows from the arguments, or says it by itself."""
 

@@ -107,6 +107,11 @@ def wrong_result(place, result, operands, expected):
             yield f"metadata: {name} {ours}, torch's is {theirs}"
     if expected["same_as"] is not None and result is not operands[expected["same_as"]]:
         yield f"metadata: the result should be operand {expected['same_as']} itself"
+    traits = {"an inference tensor": result.is_inference(), "negated lazily": result.is_neg()}
+    traits |= {"a parameter": type(result) is torch.nn.Parameter, "one that requires a gradient": result.requires_grad}
+    for trait, is_so in traits.items():
+        if is_so != (trait in expected["traits"]):
+            yield f"metadata: the result {'is' if is_so else 'is not'} {trait}, unlike torch's"
     if not expected["shares"]:
         places = [operand.untyped_storage().data_ptr() for operand in operands]
         if result.untyped_storage().data_ptr() in filter(None, places):
@@ -127,8 +132,11 @@ def changed(operands, before, case):
                 continue
             was, now = was.clone(), now.clone()
             given = case["operands"][number]
+            start = given["offset"]
             for storage in (was, now):
-                storage.view(given["dtype"]).as_strided(given["shape"], given["strides"], given["offset"]).zero_()
+                storage.view(given["dtype"]).as_strided(given["shape"], given["strides"], start).zero_()
+                if operand.stride() != tuple(given["strides"]):
+                    storage.view(given["dtype"])[start : start + operand.numel()].zero_()
         if not torch.equal(was, now):
             yield f"inputs_unchanged: operand {number} was changed where it should not be"
 
@@ -137,6 +145,12 @@ def moved(operands, versions, case):
     for number, (operand, version) in enumerate(zip(operands, versions, strict=True)):
         if (operand._version != version) != case["moved"][number] and operand.numel():
             yield f"versions: the version counter of operand {number} does not move as by torch's function"
+
+
+def replaced(operands, storages):
+    for number, (operand, storage) in enumerate(zip(operands, storages, strict=True)):
+        if operand.untyped_storage()._cdata != storage._cdata:
+            yield f"metadata: operand {number} was given another storage"
 
 
 def bits(tensor):
@@ -162,6 +176,7 @@ def attempt(case, call, function, seeded=True):
     """One call on fresh inputs: its operands, its results or its exception, and what changed beside them."""
     operands = fresh(case)
     before = [storage_bytes(operand).clone() for operand in operands]
+    storages = [operand.untyped_storage() for operand in operands]
     versions = [operand._version for operand in operands]
     if seeded:
         torch.manual_seed(case["seed"])
@@ -171,6 +186,7 @@ def attempt(case, call, function, seeded=True):
     except (Exception, SystemExit) as raised:  # noqa: BLE001
         value, error = None, raised
     beside = list(changed(operands, before, case))
+    beside += replaced(operands, storages)
     if error is None and case["moved"] is not None:
         beside += moved(operands, versions, case)
     return operands, value, error, beside
@@ -233,9 +249,17 @@ def problems(case, call, function, faults, guarded):
     if case["failed"] == "layout_invariant":
         copies = [operand.clone(memory_format=torch.contiguous_format) for operand in fresh(case)]
         torch.manual_seed(case["seed"])
-        again = call(function, copies)
-        if not alike(results, again):
+        # Whatever the implementation raises is what is looked at.
+        try:
+            again = call(function, copies)
+        except (Exception, SystemExit) as raised:  # noqa: BLE001
+            yield f"layout_invariant: of contiguous copies of the operands it raised {type(raised).__name__}: {raised}"
+            return
+        if case["layouts"] and not alike(results, again):
             yield "layout_invariant: contiguous copies of the operands give other bits"
+        for place, (result, one) in enumerate(zip(again if case["tuple"] else (again,), expected, strict=True)):
+            for problem in wrong_result(place, result, copies, one | {"strides": None}):
+                yield f"layout_invariant: of contiguous copies: {problem}"
     if faults:
         calls = [attempt(case, call, function, seeded)[1] for seeded in (True, False)]
         if any(not isinstance(value, torch.Tensor) or value.shape != results[0].shape for value in calls):

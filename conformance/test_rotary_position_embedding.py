@@ -14,10 +14,9 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
-from conformance import bounds
+from conformance import bounds, drawing
 from conformance import spec as specs
 from conformance.implementations import NotProvided
 from conformance.ops import _elementwise as elementwise
@@ -60,24 +59,13 @@ def search(run: Run) -> Callable[[Callable[[Rotate, Draw], None]], None]:
         return function(input, *tables, **kwargs)
 
     def search(holds: Callable[[Rotate, Draw], None]) -> None:
-        settings = hypothesis.settings(
-            run.settings,
-            max_examples=-(-run.settings.max_examples // 4),
-            database=None,
-            derandomize=False,
-            deadline=None,
-            print_blob=False,
-            phases=(Phase.generate, Phase.shrink),
-            suppress_health_check=list(HealthCheck),
-        )
-
         def test(drawn: Draw) -> None:
             try:
                 holds(rotate, drawn)
             except NotProvided:
                 hypothesis.reject()
 
-        hypothesis.seed(run.seed)(settings(hypothesis.given(draws(dtypes))(test)))()
+        drawing.run(test, draws(dtypes), run.seed, drawing.settings(-(-run.settings.max_examples // 4)))
 
     return search
 

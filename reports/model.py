@@ -56,6 +56,7 @@ class Record(msgspec.Struct):
     deviated: Count = 0
     out_of_memory: Count = 0
     refused: Count = 0
+    left_out: dict[str, Counted] = {}
     worst: Worst | None = None
     torch_largest: Share | None = None
     ulps: Share | None = None
@@ -74,6 +75,14 @@ class Record(msgspec.Struct):
     def judged(self) -> int:
         """Cases that have a verdict."""
         return self.cases - self.not_provided - self.out_of_memory
+
+    @property
+    def parts(self) -> str:
+        """What the cases are divided into, in words."""
+        values = max(0, self.passed + self.failed - self.refused)
+        parts = {"judged by value": values, "refused by torch": self.refused, "not provided": self.not_provided}
+        parts |= {"excused by name": self.deviated, "out of memory": self.out_of_memory}
+        return ", ".join(f"{count:,} {name}" for name, count in parts.items())
 
     @property
     def share(self) -> float | None:
@@ -166,6 +175,8 @@ class Device(msgspec.Struct):
     records: list[Record] = []
     coverage: list[Pairs] = []
     rows: list[Row] = []
+    complaints: list[str] = []
+    """Why a run is no verdict, beside failing cases."""
     selftest: list[Planted] = []
     false_alarms: Count | None = None
     controlled: Count = 0
@@ -187,6 +198,7 @@ class Metrics(msgspec.Struct):
     platform: str = ""
     gpu: str | None = None
     coverage: list[Pairs] = []
+    complaints: list[str] = []
 
 
 class Stats(msgspec.Struct):

@@ -124,12 +124,13 @@ def markdown(title: str, found: Sequence[Section]) -> str:
         lines += ["", text(", ".join(f"{name} {value}" for name, value in about.items() if value)), ""]
         if device.records:
             rows = [
-                (whole.op, whole.judged, whole.failed, whole.not_provided, shown.dtype, share_text(shown.share),
-                 share_text(shown.torch_largest), ulp(shown.ulps), (shown.worst.id if shown.worst else "") or "-")
+                (whole.op, whole.judged, whole.failed, whole.refused, whole.not_provided, whole.deviated, shown.dtype,
+                 share_text(shown.share), share_text(shown.torch_largest), ulp(shown.ulps),
+                 (shown.worst.id if shown.worst else "") or "-")
                 for whole, dtypes in summary.accuracy(device) for shown in [summary.furthest(dtypes)]
             ]  # fmt: skip
-            head = ("op", "cases", "failed", "not provided", "furthest beyond torch", "share of the bound", "torch's",
-                    "largest error, ulp", "in")  # fmt: skip
+            head = ("op", "cases", "failed", "refused", "not provided", "excused", "furthest beyond torch",
+                    "share of the bound", "torch's", "largest error, ulp", "in")  # fmt: skip
             lines += _table("Accuracy", head, rows)
         if device.rows:
             peers = list(dict.fromkeys(peer for row in device.rows for peer in row.peers))

@@ -120,7 +120,11 @@ def _metrics(data: bytes) -> list[Device]:
     environment |= {"platform": whole.platform} if whole.platform else {}
     about = {"implementation": whole.implementation, "profile": whole.profile}
     about |= {"examples": str(whole.max_examples), "seed": str(whole.seed)}
-    return [Device(whole.gpu or CPU, environment, _joined(records), whole.coverage, about=about)]
+    return [
+        Device(
+            whole.gpu or CPU, environment, _joined(records), whole.coverage, about=about, complaints=whole.complaints
+        )
+    ]
 
 
 def _record(raw: msgspec.Raw) -> Record:
@@ -195,6 +199,7 @@ def join(into: Device, other: Device) -> list[str]:
     if twice:
         problems.append(f"{len(twice)} benchmarks are in another file too, {twice[0]} for one; the last file counts")
     into.rows = list((rows | {row.name: row for row in other.rows}).values())
+    into.complaints = list(dict.fromkeys((*into.complaints, *other.complaints)))
     into.coverage = list({pairs.op: pairs for pairs in (*into.coverage, *other.coverage)}.values())
     into.selftest = list({(one.of, one.name): one for one in (*into.selftest, *other.selftest)}.values())
     if other.false_alarms is not None:
@@ -241,7 +246,11 @@ def _joined(records: Iterable[Record]) -> list[Record]:
         padded = ([*shares, *[0] * (width - len(shares))] for shares in (mine.shares, record.shares))
         mine.shares = [a + b for a, b in zip(*padded, strict=True)]
         mine.failures = [*mine.failures, *record.failures][:KEPT]
-        for seen, others in ((mine.deviations, record.deviations), (mine.unclaimed, record.unclaimed)):
+        for seen, others in (
+            (mine.deviations, record.deviations),
+            (mine.unclaimed, record.unclaimed),
+            (mine.left_out, record.left_out),
+        ):
             for name, counted in others.items():
                 seen[name] = Counted(counted.count + (seen[name].count if name in seen else 0))
     return [found[key] for key in sorted(found)]
@@ -250,7 +259,8 @@ def _joined(records: Iterable[Record]) -> list[Record]:
 def by_op(records: Iterable[Record]) -> list[Record]:
     """One record for each op, its dtypes added up."""
     return _joined(msgspec.structs.replace(record, dtype="", deviations=dict(record.deviations),
-                                           unclaimed=dict(record.unclaimed)) for record in records)  # fmt: skip
+                                           unclaimed=dict(record.unclaimed),
+                                           left_out=dict(record.left_out)) for record in records)  # fmt: skip
 
 
 def share_text(share: float | None) -> str:

@@ -97,6 +97,7 @@ def findings(device: Device, comparison: Comparison | None, problems: Iterable[s
         if whole.failed
     ]
     found = _few(found, "more ops fail", "accuracy")
+    found += [Finding("bad", complaint, "accuracy") for complaint in device.complaints]
     if comparison is not None:
         found += _few(
             [Finding("bad", f"{c.name}: {c.why}", "changes") for c in comparison.worse], "more regressions", "changes"
@@ -130,7 +131,7 @@ def findings(device: Device, comparison: Comparison | None, problems: Iterable[s
     if ", " in commits:
         found.append(Finding("warn", f"measured at several commits: {commits}", "environment"))
     found += [Finding("warn", f"no {name} in these files: {how}", "environment") for name, how in missing(device)]
-    if device.records and not any(record.failed for record in device.records):
+    if device.records and not any(record.failed for record in device.records) and not device.complaints:
         cases = sum(record.judged for record in device.records)
         found.append(
             Finding("good", f"no failure in {cases:,} cases of {len(by_op(device.records))} operators", "accuracy")

@@ -15,9 +15,9 @@ from strategies import dtypes as _dtypes
 from strategies import layouts as _layouts
 from strategies import scalars as _scalars
 from strategies import tensors as _tensors
-from strategies.shapes import Shape, sizes
+from strategies.shapes import Shape, near, sizes
 from strategies.specs import Special, TensorSpec
-from strategies.values import LISTED, MASKS
+from strategies.values import LISTED, MASKED, MASKS
 
 MAX_DIM = 256
 VARIANTS = ("UPPER_LEFT", "LOWER_RIGHT")
@@ -101,7 +101,8 @@ VALUES = ("normal", "integers", "ascending", "uniform", "one_hot", "positive", "
 _FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MASKS)
 _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 
-_RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8))
+_HEADS = st.sampled_from((1, 2, 3, 1, 2, 3, 8))
+_RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8, 16))
 _LENGTHS = st.sampled_from(
     ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty")
 )
@@ -111,24 +112,46 @@ _LONG = st.sampled_from((65, 129, 200, 257, 300, 600))
 _BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130)), st.sampled_from((17, 33))
 _CHUNK, _HISTORY = st.sampled_from((17, 33, 65)), st.integers(1, 140)
 """Queries of several blocks after a history, as a prompt is computed in parts."""
+_PROMPTS = (1070, 1100, 1151)
+PADDED = 512
+"""Keys that are masked from the left, where there are more."""
 _CAP = st.integers(1, 3000)
 """Of long lengths: mostly none. Where a short one fails too, shrinking gets there by this."""
 _DIMS = sizes(1, MAX_DIM)
+_WIDE_DIMS = st.sampled_from((129, 160, 192, 256))
 _FLAG, _RARELY = st.booleans(), st.integers(0, 9).map(lambda n: n == 9)
+_ONE_OF_THREE = st.integers(0, 2).map(lambda n: n == 2)
 _AT_TIMES = st.integers(0, 4).map(lambda n: n == 4)
 """Whether special values are planted."""
 
 
 @st.composite
 def attentions(
-    draw: st.DrawFn, dtypes: Sequence[str] = _dtypes.FLOATING, *, work: int = 1 << 20, float64_work: int = 1 << 14
+    draw: st.DrawFn,
+    dtypes: Sequence[str] = _dtypes.FLOATING,
+    *,
+    work: int = 1 << 20,
+    float64_work: int = 1 << 14,
+    large: int = 0,
 ) -> Attention:
     """A call that torch takes: at most ``work`` products of elements of queries, keys and values together, with
-    float64 ``float64_work``, which an oracle evaluates in extended precision."""
+    float64 ``float64_work``, which an oracle evaluates in extended precision. ``large``: instead, but for float64,
+    many heads, sequences, keys or queries, of about so many elements at most."""
     dtype = draw(_dtypes.dtypes(dtypes))
-    form = draw(st.sampled_from(("none", "none", "views", "elsewhere", "position", "positions")))
-    found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
-    query_recipe, key_recipe = draw(st.sampled_from(REGIMES))
+    long = square = False
+    if large and dtype != "float64":
+        found = draw(_large_sizes(large))
+        square, long = min(found.queries, found.keys) > 1000, found.keys > 4096
+        # A position in each cache is written out in the case: of few sequences only.
+        form = "none" if square or long else draw(st.sampled_from(("none", "none", "views", "elsewhere")))
+    else:
+        form = draw(st.sampled_from(("none", "none", "views", "elsewhere", "position", "positions")))
+        found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
+    scales = (_scale(dtype, 4.0), _scale(dtype, 4.0), _LARGE_SCALES, st.just(0.0))
+    scale = draw(draw(st.sampled_from(scales))) if draw(_ONE_OF_THREE) else None
+    # Of scores that are all zero, or of which one counts, a large scale changes nothing.
+    regimes = REGIMES if scale is None or abs(scale) < 8 else REGIMES[:3]
+    query_recipe, key_recipe = draw(st.sampled_from(regimes))
     value_recipe = draw(st.sampled_from(VALUES))
     special = draw(_AT_TIMES)
 
@@ -155,7 +178,7 @@ def attentions(
     else:
         key, value = keys(found.new), values(found.new)
         slot, found = draw(_slots(found, form == "positions"))
-        capacity = found.keys + draw(st.sampled_from((0, 1, 3, 17)))
+        capacity = found.keys + draw(st.sampled_from((0, 1, 3, 17, 130, 1, 0, 1100)))
         stale = draw(_FLAG)
         caches = [
             _poisoned(spec, found, slot) if stale else spec
@@ -163,10 +186,10 @@ def attentions(
         ]
         cache = Positions(*caches, slot, draw(_FLAG))
 
-    mask = draw(masks(found, dtype)) if draw(_FLAG) else None
-    causal, variant = draw(st.sampled_from(_CAUSAL if mask is None else _NOT_CAUSAL))
+    mask = draw(masks(found, dtype)) if draw(_FLAG) and not square else None
+    possible = _SQUARE if square else _NOT_CAUSAL if long or mask is not None else _CAUSAL
+    causal, variant = draw(st.sampled_from(possible))
     grouped = draw(_RARELY)
-    scale = draw(_scalars.scalars(dtype, magnitude=4.0, specials=False)) if draw(st.integers(0, 2)) == 2 else None
     return Attention(
         query=query,
         key=key,
@@ -184,6 +207,16 @@ _NOT_CAUSAL = ((False, None), (False, None), (False, None), (False, "LOWER_RIGHT
 _CAUSAL = ((False, None), (False, "LOWER_RIGHT"), (True, None), (True, "UPPER_LEFT"), (True, "LOWER_RIGHT"))
 
 
+_SQUARE = ((True, None), (True, None), (True, "UPPER_LEFT"), (True, "LOWER_RIGHT"))
+
+
+_LARGE_SCALES = st.sampled_from((12.0, 16.0, 32.0, -16.0))
+
+
+def _scale(dtype: str, magnitude: float) -> st.SearchStrategy[float]:
+    return _scalars.scalars(dtype, magnitude=magnitude, specials=False)
+
+
 @st.composite
 def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     # The simplest of each choice takes the fewest draws, since shrinking goes there. Whatever is over the budget is
@@ -191,7 +224,7 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     batch: int | None = draw(st.sampled_from((1, 2, 3, 5, 0)))
     if draw(_RARELY) and form != "positions":
         batch = None
-    heads, ratio = draw(st.integers(1, 3)), draw(_RATIOS)
+    heads, ratio = draw(_HEADS), draw(_RATIOS)
     queries, keys = draw(_SMALL), draw(_SMALL)
     match lengths := draw(_LENGTHS):
         case "equal":
@@ -214,11 +247,15 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
         cap = draw(_CAP)
         queries, keys = min(queries, cap), min(keys, cap)
     dim = draw(_DIMS)
-    value_dim = dim if draw(st.integers(0, 2)) < 2 else draw(_DIMS)
+    value_dim = draw(draw(st.sampled_from((*(st.just(dim),) * 4, _DIMS, _WIDE_DIMS))))
     if float64:
         queries, keys = min(queries, 65), min(keys, 129)
+    # Many query heads to one of keys are models' with several of those; dims are lowered before either.
+    together = ratio * heads if ratio * heads > 12 else 1
+    if together > 1:
+        queries = min(queries, 1 + queries % 8)
     pairs = max(queries * keys, 1)
-    dim, value_dim = (min(size, max(work // (2 * pairs), 1)) for size in (dim, value_dim))
+    dim, value_dim = (min(size, max(work // (2 * pairs * together), 1)) for size in (dim, value_dim))
     each = pairs * (dim + value_dim)
     ratio = min(ratio, max(work // each, 1))
     heads = min(heads, max(work // (each * ratio), 1))
@@ -227,6 +264,33 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     if form != "none" and draw(_RARELY):
         new = draw(st.integers(0, keys))
     return Sizes(batch, heads, ratio, queries, keys, new, dim, value_dim)
+
+
+@st.composite
+def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
+    few = st.integers(1, 5)
+    batch, heads, queries, keys, dim = draw(few), draw(few), draw(few), draw(few), draw(st.integers(1, 16))
+    match draw(st.sampled_from(("heads", "batch", "keys", "queries", "queries", "context", "square", "blocks"))):
+        case "context":
+            # A token or two of a context that is split in many parts.
+            keys, queries = 4097 + draw(st.integers(0, elements >> 8)), min(queries, 2)
+        case "square":
+            # A prompt of many blocks, the last of which is not full.
+            batch, heads, dim = 1, 1, min(dim, 4)
+            queries = draw(st.sampled_from(_PROMPTS if elements < 1 << 24 else (*_PROMPTS, 2100, 4170)))
+            keys = queries + draw(st.sampled_from((0, 0, 70, -3)))
+        case "blocks":
+            batch, heads, dim = 1, 1, draw(st.integers(33, 64))
+            queries, keys = draw(st.integers(257, 300)), draw(st.integers(257, 330))
+        case "heads":
+            heads, batch = draw(near(elements >> 12)), min(batch, 2)
+        case "batch":
+            batch, heads = draw(near(elements >> 10)), min(heads, 2)
+        case "keys":
+            keys, queries = draw(near(elements >> 8)), min(queries, 2)
+        case "queries":
+            queries = draw(near(elements >> 11))
+    return Sizes(batch, heads, draw(st.sampled_from((1, 1, 2))), queries, keys, min(queries, keys), dim, dim)
 
 
 @st.composite
@@ -264,6 +328,17 @@ def _poisoned(cache: TensorSpec, found: Sizes, slot: int | TensorSpec) -> Tensor
 
 
 @st.composite
+def _padded(draw: st.DrawFn, found: Sizes, kind: str) -> TensorSpec:
+    """A mask of all queries alike whose first keys, of which there are several tiles, take no part: sequences that are
+    padded on the left."""
+    masked = draw(st.sampled_from([count for count in (PADDED, 1024, 2048, 4096) if count < found.keys]))
+    spec = draw(_tensors.tensors((1, found.keys), kind, values="zeros", specials=()))
+    if kind == "bool":
+        return msgspec.structs.replace(spec, specials=(Special(masked, "max", found.keys),))
+    return msgspec.structs.replace(spec, specials=(Special(0, draw(st.sampled_from(("-inf", MASKED))), masked),))
+
+
+@st.composite
 def masks(draw: st.DrawFn, found: Sizes, dtype: str) -> TensorSpec:
     """A mask of the scores: bool, of the queries' dtype or float32 for half types; of any shape of two dims or more
     that broadcasts; with rows that are masked as a whole."""
@@ -279,5 +354,7 @@ def masks(draw: st.DrawFn, found: Sizes, dtype: str) -> TensorSpec:
         # Of a large mean, half types keep nothing but that.
         recipes += ("large_mean",) * 3
     recipe = draw(st.sampled_from(recipes))
-    special = draw(st.sampled_from(((), ("min",) if kind == "bool" else ("-inf", "min"))))
+    if found.keys > PADDED and draw(_FLAG):
+        return draw(_padded(found, kind))
+    special = draw(st.sampled_from(((), ("min",) if kind == "bool" else ("-inf", "min", MASKED))))
     return draw(_tensors.tensors(shape, kind, values=recipe, specials=special))

@@ -41,7 +41,17 @@ def strides(layout: Layout, shape: Shape) -> tuple[int, ...]:
 
 def storage_size(layout: Layout, shape: Shape) -> int:
     """Elements of storage that a tensor of ``shape`` needs, its offset included."""
-    return layout.offset + math.prod(base_shape(layout, shape))
+    whole = math.prod(base_shape(layout, shape))
+    if overlaps(layout):
+        # The last window goes beyond the buffer.
+        steps = zip(shape, strides(layout, shape), strict=True)
+        whole = max(whole, 1 + sum((size - 1) * stride for size, stride in steps)) if 0 not in shape else 0
+    return layout.offset + whole
+
+
+def overlaps(layout: Layout) -> bool:
+    """Whether windows of the tensor overlap; several elements lie at one address also where dims are expanded."""
+    return min(layout.padding, default=0) < 0
 
 
 def channels_last(rank: int) -> Layout:

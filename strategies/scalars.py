@@ -62,6 +62,23 @@ def integers(dtype: str, *, magnitude: int | None = None, overflowing: bool = Fa
 
 
 @cache
+def magnitudes(dtype: str) -> st.SearchStrategy[int]:
+    """An int of any number of bits that the integral dtype holds, as often as not one of those at which a narrower type
+    or a float ends, often of ones alone: 0xFFFFFFFF is a mask that is no negative number."""
+    form = format_of(dtype)
+    most = form.bits - (form.kind == "int")
+    ends = [bits for bits in (25, 31, 32, 33, 53, 54) if bits <= most] or [most]
+    lengths = st.one_of(st.sampled_from(ends), st.integers(1, most))
+    signs = st.sampled_from((1, 1, -1)) if form.kind == "int" else st.just(1)
+
+    def number(length: int, digits: int | None, sign: int) -> int:
+        ones = 2**length - 1
+        return sign * (ones if digits is None else 2 ** (length - 1) | digits & ones)
+
+    return st.builds(number, lengths, st.one_of(st.none(), st.integers(0, 2**64 - 1)), signs)
+
+
+@cache
 def scalars(
     dtype: str,
     *,

@@ -23,7 +23,7 @@ SMALLER = ("1xM", "Nx1", "M", "Bx1xM", "1xHx1x1")
 PATTERNS = (*SMALLER, "0-d", "both")
 """The usual ways to broadcast; "both": each operand broadcasts along a dim that the other has."""
 
-_KINDS = st.sampled_from(("any", "powers", "below powers", "above powers", "primes", "blocks"))
+_KINDS = st.sampled_from(("any", "powers", "below powers", "above powers", "primes", "blocks", "multiples"))
 _BESIDE = {"powers": 0, "below powers": -1, "above powers": 1}
 _EMPTY, _TILED = 19, 4  # one dim in 20 is empty, one shape in 5 spans several blocks in every dim
 
@@ -40,6 +40,9 @@ def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
         sizes = {2**k + _BESIDE[kind] for k in range(limit.bit_length() + 1)}
     elif kind == "primes":
         sizes = {size for size in range(limit + 1) if _is_prime(size)}
+    elif kind == "multiples":
+        # As models have them: 96, 768, 3072.
+        sizes = {odd << k for odd in (3, 5, 7) for k in range(4, limit.bit_length())}
     else:
         sizes = {n * block + 1 for block in BLOCKS for n in range(2, limit // block + 1)}
     return tuple(sorted(size for size in sizes if size <= limit))
@@ -47,8 +50,9 @@ def _landmarks(kind: str, limit: int) -> tuple[int, ...]:
 
 @st.composite
 def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
-    """The size of one dim: small ones as often as large ones, mostly 2^k-1, 2^k, 2^k+1, primes, and multiples of a
-    block plus one, now and then 0; shrinks to 1 (``min_size`` if that is more), else to the smallest that fails."""
+    """The size of one dim: small ones as often as large ones, mostly 2^k-1, 2^k, 2^k+1, primes, 3, 5 or 7 times 2^k,
+    and multiples of a block plus one, now and then 0; shrinks to 1 (``min_size`` if that is more), else to the smallest
+    that fails."""
     # A drawn size is halved a few times, then lowered to a landmark. Since both only lower it, an example that fails
     # for large sizes also fails when the shrinker takes them away, so it is never held up at a landmark.
     smallest, largest = max(min_size, 1), max(max_size, 1)
@@ -60,7 +64,8 @@ def sizes(draw: st.DrawFn, min_size: int = 0, max_size: int = MAX_SIZE) -> int:
     if max_size < 1 or (empty and min_size == 0):
         return 0
     if kind != "any":
-        landmarks = _landmarks(kind, max_size)
+        # Those of one limit serve the lower ones.
+        landmarks = _landmarks(kind, max(max_size, MAX_SIZE))
         below = bisect_right(landmarks, size)
         size = landmarks[below - 1] if below else size
     return max(size, smallest)
@@ -99,6 +104,50 @@ def shapes(
         shape.insert(0, draw(_sizes(low, max(low, 1, most))))
         left //= max(shape[0], 1)
     return tuple(shape)
+
+
+_EDGES = st.sampled_from(("any", "powers", "below powers", "above powers", 256, 1024, 4096))
+_LEAST = st.sampled_from((False, *(True,) * 7))
+
+
+@st.composite
+def long(draw: st.DrawFn, most: int) -> int:
+    """A size of more than a block of 64, up to ``most``; seldom any, so that what fails for smaller ones shrinks to
+    the smallest."""
+    return draw(_sizes(65 if draw(_LEAST) else 1, most))
+
+
+@st.composite
+def near(draw: st.DrawFn, most: int) -> int:
+    """A size of up to ``most``, seldom below an eighth of it, mostly at a power of two or just past a multiple of a
+    block; shrinks to 1, else to the smallest that fails."""
+    kind = draw(_EDGES)
+    # Hypothesis draws integers of every length alike.
+    size = draw(st.integers(max(most // 8, 1) if draw(_LEAST) else 1, max(most, 1)))
+    # Only lowered, as in ``sizes``, and without a list of landmarks.
+    if isinstance(kind, int):
+        return size // kind * kind + 1 if size % kind else size
+    if kind == "any":
+        return size
+    power = 1 << size.bit_length() - 1
+    return max(min(power + _BESIDE[kind], size), 1)
+
+
+@st.composite
+def large(draw: st.DrawFn, rank: int, elements: int) -> Shape:
+    """A shape of so many dims, 1 or more, with up to ``elements`` elements and mostly more than ``BUDGET``: one long
+    dim, two, or all of them; shrinks to sizes of 1."""
+    budget = draw(st.integers(min(BUDGET, elements), elements))
+    kind = draw(st.sampled_from(("one", "two", "all")))
+    long = draw(st.integers(0, rank - 1))  # counted from the last
+    most = {dim: {"one": 3, "two": 3, "all": max(int(budget ** (1 / rank)), 3)}[kind] for dim in range(rank)}
+    if kind == "two":
+        most[(long + 1) % rank] = math.isqrt(budget)
+    found: dict[int, int] = {}
+    for dim in (*(dim for dim in range(rank) if dim != long), long):
+        left = budget // math.prod(found.values())
+        found[dim] = draw(near(left if dim == long else min(most[dim], left)))
+    return tuple(found[dim] for dim in reversed(range(rank)))
 
 
 @st.composite

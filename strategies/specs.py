@@ -26,7 +26,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     means 0, 1, 2, ...), each dim ``i`` holding ``steps[i]`` times its size (empty means 1 everywhere) and sliced
     back with that step, followed by ``padding[i]`` more (empty means 0 everywhere) that the view leaves out,
     dims in ``expanded`` holding one element and expanded (stride 0), and the whole starting ``offset`` elements
-    into its storage.
+    into its storage. With a negative padding the next row begins so many elements before this one ends: windows that
+    overlap, as ``Tensor.unfold`` makes them.
     """
 
     order: tuple[int, ...] = ()
@@ -40,14 +41,14 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             raise ValueError(f"layout.order must be a permutation of the dims, got {self.order}")
         if any(step < 1 for step in self.steps):
             raise ValueError(f"layout.steps must be 1 or more, got {self.steps}")
-        _non_negative("layout.padding", self.padding)
         if list(self.expanded) != sorted(set(self.expanded)):
             raise ValueError(f"layout.expanded must be distinct dims in ascending order, got {self.expanded}")
         _non_negative("layout.expanded", self.expanded)
         _non_negative("layout.offset", (self.offset,))
 
-    def check(self, rank: int) -> None:
-        """Raise ValueError unless the layout fits a shape of ``rank`` dims."""
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise ValueError unless the layout fits a shape."""
+        rank = len(shape)
         for name in ("order", "steps", "padding"):
             value = getattr(self, name)
             if value and len(value) != rank:
@@ -57,6 +58,10 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
                 raise ValueError(f"layout.expanded names dim {dim} of a shape with {rank} dims")
             if (self.steps and self.steps[dim] != 1) or (self.padding and self.padding[dim] != 0):
                 raise ValueError(f"dim {dim} is expanded, so it can have neither a step nor padding")
+        for dim, padding in enumerate(self.padding):
+            step = self.steps[dim] if self.steps else 1
+            if padding < 0 and shape[dim] * step + padding < 1:
+                raise ValueError(f"layout.padding leaves nothing of dim {dim}, of size {shape[dim]}: {padding}")
 
 
 CONTIGUOUS = Layout()
@@ -92,7 +97,7 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="t
         check_recipe(self.values, self.dtype)
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must be in [0, 2^64), got {self.seed}")
-        self.layout.check(len(self.shape))
+        self.layout.check(self.shape)
         # msgspec leaves out a default only if it is the same object, which no string is that was unpickled: one spec,
         # one JSON.
         for name, default in (("layout", CONTIGUOUS), ("values", NORMAL)):

@@ -38,7 +38,11 @@ def materialize(spec: TensorSpec, operand: int = 0, device: torch.device | str =
     base = torch.empty(_layouts.storage_size(layout, spec.shape), dtype=_dtypes.to_torch(spec.dtype))
     if base.numel() > elements.numel():
         base.view(signed).fill_(int(np.array(_values.filler_bits(form), form.carrier).view(f"i{form.bits // 8}")))
-    base.view(signed).as_strided(stored, strides, layout.offset).copy_(elements.view(stored))
+    if _layouts.overlaps(layout):
+        # Of elements at one address one would be left, and which one is not said.
+        base.view(signed)[layout.offset :] = torch.from_numpy(np.resize(elements.numpy(), len(base) - layout.offset))
+    else:
+        base.view(signed).as_strided(stored, strides, layout.offset).copy_(elements.view(stored))
     base = base.to(device)
     result = torch.empty(0, dtype=base.dtype, device=device)
     return result.set_(base.untyped_storage(), layout.offset, spec.shape, strides)
@@ -66,7 +70,8 @@ def digest(tensor: torch.Tensor) -> str:
     It does not depend on the device, the strides or the storage offset.
     """
     form = _dtypes.format_of(_dtypes.from_torch(tensor.dtype))
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(_SIGNED[form.bits // 8])
+    # As words: of bools torch copies truth values.
+    flat = tensor.detach().cpu().view(_SIGNED[form.bits // 8]).contiguous().reshape(-1)
     found = hashlib.sha256(f"{_dtypes.from_torch(tensor.dtype)}{list(tensor.shape)}".encode())
     found.update(flat.numpy().astype(f"<i{form.bits // 8}", copy=False).data)
     return found.hexdigest()[:16]
@@ -113,16 +118,17 @@ def planted(
 ) -> st.SearchStrategy[tuple[Special, ...]]:
     """Up to three special values at the first or last element or at the edge of a block or row, singly or for a whole
     row or block; in a third of the draws none. Shrinks to none, else to one at the first element."""
-    return st.composite(_planted)(shape, dtype, names)
+    return _planted_alone(shape, dtype, names)
 
 
 def _planted(
     draw: st.DrawFn, shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
 ) -> tuple[Special, ...]:
     wanted = set(names)
-    if unknown := wanted - set(_values.SPECIALS):
+    if unknown := wanted - {*_values.SPECIALS, _values.MASKED}:
         raise ValueError(f"unknown special value {sorted(unknown)[0]!r}; known: {', '.join(_values.SPECIALS)}")
-    possible = [name for name in _values.specials_of(dtype) if name in wanted]
+    known = (*_values.specials_of(dtype), *((_values.MASKED,) if dtype in _values.WITH_MASKED else ()))
+    possible = [name for name in known if name in wanted]
     total = math.prod(shape)
     if not possible or not total:
         return ()
@@ -137,3 +143,7 @@ def _planted(
         index = places[place % len(places)]
         found.setdefault(index, Special(index, possible[value % len(possible)], runs[run]))
     return tuple(found.values())
+
+
+# Made once: to make a composite, Hypothesis reads the function's source.
+_planted_alone = st.composite(_planted)

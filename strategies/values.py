@@ -23,6 +23,17 @@ Bits = np.ndarray  # unsigned, of the element's width
 SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
 SIGNED_NAN = "-nan"
 """NaN with its sign and, where the format has several, its last bit set; only planted where it is named."""
+SIGNALLING = "snan"
+"""A signalling NaN, of formats that have infinities; only planted where it is named."""
+MASKED = "masked out"
+"""What models write into a mask instead of -inf: -1e9, of float16 -1e4; only planted where it is named."""
+WITH_MASKED = {
+    "float64": int(np.float64(-1e9).view(np.uint64)),
+    "float32": int(np.float32(-1e9).view(np.uint32)),
+    "float16": int(np.float16(-1e4).view(np.uint16)),
+    "bfloat16": int(np.float32(-1e9).view(np.uint32)) >> 16,
+}
+"""Its bits, of the dtypes that have it."""
 
 _ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit integers
 
@@ -59,13 +70,18 @@ def encode(values: np.ndarray, form: Format) -> Bits:
     return bits.astype(form.carrier) | sign
 
 
+@cache
 def special_bits(value: str, dtype: str) -> int:
     """The bits of a special value. Raises ValueError where the name is unknown or the dtype has no such value."""
-    form, known = format_of(dtype), (*SPECIALS, SIGNED_NAN)
+    form, known = format_of(dtype), (*SPECIALS, SIGNED_NAN, SIGNALLING, MASKED)
     if value not in known:
         raise ValueError(f"unknown special value {value!r}; known: {', '.join(known)}")
     if value == SIGNED_NAN and form.kind == "float":
         return form.sign_bit | form.nan_bits | 1
+    if value == SIGNALLING and form.kind == "float" and form.infinity:
+        return form.inf_bits | 1
+    if value == MASKED and dtype in WITH_MASKED:
+        return WITH_MASKED[dtype]
     if value not in specials_of(dtype):
         raise ValueError(f"{dtype} has no special value {value!r}; it has: {', '.join(specials_of(dtype))}")
     if form.kind != "float":
@@ -102,6 +118,11 @@ class _Chunk:
     def words(self) -> np.ndarray:
         """One random 64-bit word per element; for a given recipe always in the same order."""
         return self._philox.random_raw(self.stop - self.start)
+
+    def two_words(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two for each element."""
+        words = self._philox.random_raw(2 * (self.stop - self.start))
+        return words[0::2], words[1::2]
 
     def index(self) -> np.ndarray:
         return np.arange(self.start, self.stop, dtype=np.int64)
@@ -156,9 +177,43 @@ def _powers(chunk: _Chunk) -> Bits:
     return encode(np.ldexp(1.0, (chunk.words() % np.uint64(16)).astype(np.int64) - 8), chunk.form)
 
 
+def _ties(chunk: _Chunk) -> Bits:
+    """Numbers of few bits, from 2^-3 to 2^5 and of either sign: many of their products, and they themselves in a
+    narrower type, lie just between two numbers."""
+    words, widths = chunk.words(), np.array(_TIES.get(chunk.form.mantissa, (2,)), np.int64)
+    width = widths[(words & np.uint64(3)).astype(np.int64) % len(widths)]
+    sign = (words >> np.uint64(2) & np.uint64(1)).astype(np.float64) * 2 - 1
+    exponent = (words >> np.uint64(3) & np.uint64(7)).astype(np.int64) - 3
+    # The first and the last bit are ones.
+    first = np.int64(1) << (width - 1)
+    significand = (words >> np.uint64(11)).astype(np.int64) & (first - 1) | first | 1
+    return encode(sign * np.ldexp(significand.astype(np.float64), exponent - width + 1), chunk.form)
+
+
+_TIES = {52: (27, 25, 13, 6), 23: (13, 12, 6, 5), 10: (6, 6, 9, 5), 7: (5,)}
+"""Bits of such numbers, by those that a type stores: two factors of half as many have a product of one too many; and
+one more than narrower types have."""
+
+
 def _integers(chunk: _Chunk) -> Bits:
     whole = (chunk.words() % np.uint64(17)).astype(np.int64)
     return _number((whole if chunk.form.kind == "uint" else whole - 8).astype(np.float64), chunk.form)
+
+
+def _magnitudes(chunk: _Chunk) -> Bits:
+    """Whole numbers of one bit up to all, each number of bits as likely as the other, of either sign."""
+    form, (words, digits) = chunk.form, chunk.two_words()
+    most = form.bits - (form.kind == "int")
+    first = np.uint64(1) << (words >> np.uint64(1)) % np.uint64(most)
+    size = (first | digits & (first - np.uint64(1))).view(np.int64)
+    negative = (words & np.uint64(1) != 0) & (form.kind == "int")
+    return np.where(negative, -size, size).astype(form.carrier)
+
+
+def _bytes(chunk: _Chunk) -> Bits:
+    """Bools of any byte: as many are 0 as are not, and those are True, whether 1 or not."""
+    words = chunk.words()
+    return np.where(words >> np.uint64(63) != 0, words & np.uint64(255), 0).astype(np.uint8)
 
 
 def _zeros(chunk: _Chunk) -> Bits:
@@ -223,6 +278,31 @@ def _large_mean(chunk: _Chunk) -> Bits:
     return encode(chunk.normal() + mean, chunk.form)
 
 
+def _rising(chunk: _Chunk) -> Bits:
+    """Rows of the last dim whose maximum rises at each power of two from 16 on, and with each 1024: from tile to tile,
+    whatever power of two a tile has, but by so little that the tiles before still count."""
+    tiles = _column(chunk) // 16
+    steps = np.frexp(tiles.astype(np.float64))[1] + tiles // 64
+    return encode(chunk.normal() * 0.25 + steps, chunk.form)
+
+
+def _first_large(chunk: _Chunk) -> Bits:
+    """Rows of the last dim whose first element is large, as ``large_mean`` is, and the rest of them not: squares of
+    differences from it are worthless."""
+    large = 2.0 ** min(chunk.form.mantissa, 12 if chunk.form.mantissa < 52 else 26)
+    return encode(chunk.normal() + np.where(_column(chunk) == 0, large, 0.0), chunk.form)
+
+
+def _cancelling(chunk: _Chunk) -> Bits:
+    """Large, and of the other sign from one element to the next: sums of rows are small beside their terms."""
+    sign = 1.0 - 2.0 * (_column(chunk) % 2)
+    return encode(sign * (64.0 + 8.0 * chunk.normal()), chunk.form)
+
+
+def _column(chunk: _Chunk) -> np.ndarray:
+    return chunk.index() % (chunk.shape[-1] if chunk.shape else 1)
+
+
 def _near_overflow(chunk: _Chunk) -> Bits:
     """Half the largest value up to the largest, of either sign; integers within 8 of either end."""
     form, words = chunk.form, chunk.words()
@@ -272,12 +352,15 @@ def _ramp(sign: int) -> Callable[[_Chunk], Bits]:
 _EVERY = ("float", "int", "uint", "bool")
 _NUMBERS = ("float", "int", "uint")
 _FLOAT = ("float",)
+_WHOLE = ("int", "uint")
 _MASK = ("mask",)
 
 _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "normal": (_EVERY, _scaled_normal(1.0)),
     "integers": (_NUMBERS, _integers),
     "uniform": (_NUMBERS, _uniform),
+    "magnitudes": (_WHOLE, _magnitudes),
+    "bytes": (("bool",), _bytes),
     "positive": (_NUMBERS, _positive),
     "zeros": (_EVERY, _zeros),
     "constant": (_EVERY, _constant),
@@ -290,7 +373,12 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "near_overflow": (_NUMBERS, _near_overflow),
     "subnormal": (_FLOAT, _subnormal),
     "every_exponent": (_FLOAT, _every_exponent),
+    "normal_tiny": (_FLOAT, _scaled_normal(2.0**-11)),
+    "rising": (_FLOAT, _rising),
+    "first_large": (_FLOAT, _first_large),
+    "cancelling": (_FLOAT, _cancelling),
     "powers": (_FLOAT, _powers),
+    "ties": (_FLOAT, _ties),
     "masked": (_MASK, _masked),
     "prefix": (_MASK, _prefix),
     "halves": (_FLOAT, _repeating(halves=True)),
@@ -300,7 +388,9 @@ MASKS = ("masked", "prefix")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
-NAMED = (*MASKS, *TABLES, "powers")
+ROWS = ("normal_tiny", "rising", "first_large", "cancelling")
+"""Rows of which sums, maxima and variances are hard to have."""
+NAMED = (*MASKS, *TABLES, *ROWS, "powers", "ties")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
@@ -313,6 +403,7 @@ RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""
 
 
+@cache
 def recipes_of(dtype: str) -> tuple[str, ...]:
     """The recipes that make sense for a dtype, simplest first."""
     form = format_of(dtype)

@@ -56,7 +56,7 @@ def test_another_library_is_judged_by_naming_it(copy):
     only = ("--op", "add", "--op", "relu", "--op", "mm", "--dtype", "float32", "--max-examples", "50")
     done = conformance(copy, "--implementation", "demo_library", *only)
     assert done.returncode == 1, done.stdout + done.stderr
-    rows = re.findall(r"^(\w+) +\d+ +(\d+) +(\d+) +\d+ +(\d+) ", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^(\w+) +\d+ +(\d+) +(\d+) +\d+ +\d+ +(\d+) ", done.stdout, re.MULTILINE)
     table = {op: [int(count) for count in counts] for op, *counts in rows}
     passed, failed, lacking = table["mm"]
     assert passed == failed == 0 < lacking

@@ -1,37 +1,19 @@
 """How fast the harness judges: cases per second, by op. ``pytest conformance/benchmarks/test_harness.py``.
 
-The same cases every time: those that the ci profile draws first. The options of conftest.py apply, so
+The same cases every time, all dtypes mixed. The options of conftest.py apply, so
 ``--implementation torch`` shows what the harness itself costs.
 """
 
 from __future__ import annotations
 
-import hypothesis
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from conformance import runner
+from conformance import drawing, runner
 from conformance import spec as specs
-from conformance.cases import Case
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 
 CASES = 20
-
-
-def drawn(op: str) -> list[Case]:
-    """The first legal cases of an op, all dtypes mixed."""
-    found: list[Case] = []
-
-    @hypothesis.seed(0)
-    @hypothesis.settings(
-        PROFILES["ci"], max_examples=CASES, database=None, derandomize=False, phases=[hypothesis.Phase.generate]
-    )
-    @hypothesis.given(specs.registry()[op].cases(specs.registry()[op].dtypes))
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
-    return found
 
 
 @pytest.mark.parametrize("op", sorted(specs.registry()))
@@ -39,7 +21,8 @@ def test_cases_judged(op: str, run: Run, benchmark: BenchmarkFixture, capsys: py
     """Time of judging one case, reference, oracle and all checks included; ``cases_per_second`` in the extra info."""
     if run.implementation.function(op) is None:
         pytest.skip(f"not provided by {run.implementation.name}: {op}")
-    cases = drawn(op)
+    spec = specs.registry()[op]
+    cases = drawing.drawn(spec.cases(spec.dtypes), 0, CASES)
 
     def judge() -> list[runner.Verdict]:
         return [run.judge(case) for case in cases]

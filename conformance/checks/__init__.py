@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conformance import cases
-from conformance.checks import forms
+from conformance.checks import forms, turns
 from conformance.checks.again import deterministic, distribution, fully_written, guard_bands, has_names, keywords
+from conformance.checks.bare import bare, state
+from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
 from conformance.checks.invariance import (
     batch_invariant,
@@ -51,9 +53,9 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     check.__name__: check
     for check in (
         *(memory, guard_bands, fully_written),
-        *(errors, metadata, values, inputs_unchanged, written, versions, deterministic),
-        *(layout_invariant, batch_invariant, config_invariant, settings),
-        *(keywords, inplace, out_argument, aliasing, special_values, distribution),
+        *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
+        *(config_invariant, settings, layout_invariant, batch_invariant),
+        *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
 }
 """By name, in the order in which they are made: the first that fails is what a failure is called."""
@@ -67,21 +69,23 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "out_argument": forms.has_out,
     "aliasing": forms.not_in_place,
     "special_values": forms.has_numbers,
+    "call_forms": has_forms,
+    "layouts": has_layouts,
 }
-"""Those that take calls of their own, and where each says something. A drawn case makes one of them, chosen by its id;
+"""Those that take calls of their own, and where each says something. A drawn case makes one of them, in turn;
 a saved case makes all, and one on the way to a smaller failing one those that have failed."""
 
-SELDOM = 16
-"""``keywords`` is about an op more than about a case: one drawn case in so many makes it, beside the others."""
+SELDOM = {"keywords": 16, "bare": 4}
+"""One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
-ALWAYS = ("guard_bands", "fully_written", "versions", "keywords", *SAMPLED)
+ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)
 """Those that no OpSpec has to name."""
 
 LAST_WORD = ("memory", "guard_bands", "fully_written")
 """After one of these failed nothing else is judged: calls that write anywhere are not repeated, and what nobody wrote
 has no value."""
 
-REFUSED_CHECKS = ("guard_bands", "errors", "inputs_unchanged")
+REFUSED_CHECKS = ("guard_bands", "errors", "inputs_unchanged", "state")
 """Those that apply to a call that torch refuses."""
 
 
@@ -91,7 +95,7 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
     ``thorough``: unless they are named, all that are ``SAMPLED`` and not one.
     """
     named = (*ALWAYS, *trial.spec.checks) if checks is None else checks
-    if trial.memory_fault:
+    if trial.ours.fault:
         return ["memory"]
     if trial.refusal is not None:
         return [check for check in CHECKS if check in named and check in REFUSED_CHECKS] or ["errors"]
@@ -101,8 +105,9 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
         return ["metadata"]
     sampled = [check for check, applies in SAMPLED.items() if check in named and applies(trial)]
     if checks is None and not thorough and sampled:
-        sampled = [sampled[cases.seed(trial.case) % len(sampled)]]
-    seldom = checks is None and not thorough and cases.seed(trial.case) % SELDOM
-    left = () if has_names(trial) and not seldom else ("keywords",)
+        sampled = [turns.choose(trial.case, "checks", sampled)]
+    drawn = checks is None and not thorough
+    left = {name for name, share in SELDOM.items() if drawn and cases.seed(trial.case) % share}
+    left |= set() if has_names(trial) else {"keywords"}
     made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in (*SAMPLED, *left)), *sampled)
     return [check for check in CHECKS if check in named and check in made]

@@ -4,6 +4,7 @@ values. torch's answer to the same call is the reference, a refusal too."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -11,25 +12,29 @@ import torch
 from msgspec.structs import replace
 
 from conformance import cases
+from conformance import spec as specs
 from conformance.cases import Argument, Case, Same, View
+from conformance.checks import turns
 from conformance.checks.invariance import entangled
 from conformance.checks.result import errors, inputs_unchanged, judged, metadata, versions
 from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, difference, malformed
 from conformance.spec import Batch
 from strategies import dtypes as dtype_names
 from strategies import values as value_names
-from strategies.specs import Layout, Special, TensorSpec
+from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 
 Variants = dict[str, Case]
 """Calls that follow from a case, by what is special about each."""
 
+TURNED = 1 << 16
+"""Elements of the result of a tensor and the same, turned: a column and its row give the square of their elements."""
 EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 """Where blocks of kernels end."""
 
 
 def out_argument(trial: Trial) -> Finding:
     """``out=`` of any size, dtype and strides, or of an input's memory, as torch takes or refuses it."""
-    return _first(trial, "out_argument", _outs(trial.case, trial.reference.value, trial.spec.outs))
+    return first(trial, "out_argument", _outs(trial.case, trial.reference.value, trial.spec.outs))
 
 
 def inplace(trial: Trial) -> Finding:
@@ -58,12 +63,14 @@ def _unsigned_zeros(outcome: Outcome) -> Outcome:
 def aliasing(trial: Trial) -> Finding:
     """Operands may share memory with each other; a result shares none with that of another call."""
     given = [operand.untyped_storage().data_ptr() for operand in trial.ours.operands]
-    earlier = {result.untyped_storage().data_ptr() for result in trial.ours.tensors() if result.numel()} - {*given}
-    later = trial.second.tensors() if trial.second.error is None else ()
-    if any(isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() in earlier for x in later):
+    results = zip(trial.ours.tensors(), trial.ours.memory(), strict=True)
+    earlier = {place for result, place in results if result.numel()} - {*given}
+    again = trial.second
+    well = again.error is None and not malformed(again.value, trial.reference.value)
+    if well and earlier.intersection(again.memory()):
         return Finding("aliasing", FAILED, "the second of two calls returned the memory that the first had returned")
     # What lies one element before an operand is NaN, which torch's CPU does not hand on in all of its fused operators.
-    return _first(trial, "aliasing", _aliases(trial.case, apart=bool(trial.spec.outs)))
+    return first(trial, "aliasing", _aliases(trial.case, apart=bool(trial.spec.outs)))
 
 
 def special_values(trial: Trial) -> Finding:
@@ -106,11 +113,12 @@ def has_numbers(trial: Trial) -> bool:
 # --- judging a call that follows from a case ---------------------------------------------------------------------
 
 
-def _first(trial: Trial, name: str, variants: Variants) -> Finding:
-    """The first variant that fails; of a trial that is not thorough, one variant, chosen by its id."""
+def first(trial: Trial, name: str, variants: Variants) -> Finding:
+    """The first variant that fails; of a trial that is not thorough, one variant, in turn."""
     chosen: Iterable[tuple[str, Case]] = variants.items()
     if not trial.thorough and variants:
-        chosen = [list(variants.items())[cases.seed(trial.case) // 11 % len(variants)]]
+        what = turns.choose(trial.case, name, [*variants])
+        chosen = [(what, variants[what])]
     found = (_judge(trial, name, what, trial.derive(case)) for what, case in chosen)
     kept = [finding for finding in found if finding.status != PASSED]
     return next((f for f in kept if f.status == FAILED), kept[0] if kept else Finding(name, PASSED))
@@ -118,8 +126,10 @@ def _first(trial: Trial, name: str, variants: Variants) -> Finding:
 
 def _judge(trial: Trial, name: str, what: str, derived: Trial) -> Finding:
     """The checks of a result, made on another call."""
-    # Other values may be refused for what they are, a zero by which integers are divided.
-    if derived.left_out or (derived.refusal is not None and name in ("aliasing", "special_values")):
+    # Other values may be refused for what they are, a zero by which integers are divided; forms, by torch alone.
+    if derived.left_out or (
+        derived.refusal is not None and name in ("aliasing", "special_values", "call_forms", "layouts")
+    ):
         return Finding(name, PASSED)
     if derived.ours.trespass:
         return Finding(name, FAILED, f"{what}: {derived.ours.trespass}", case=derived.case)
@@ -150,28 +160,48 @@ def _outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
         return {}
     shape, dtype = tuple(result.shape), dtype_names.from_torch(result.dtype)
     found: dict[str, Argument] = {}
+    turned: Variants = {}
     for kind in kinds:
         match kind:
             case "right":
                 found["out= of the right size"] = TensorSpec(shape, dtype)
             case "empty":
                 found["an empty out="] = TensorSpec((0,), dtype)
+                room = Layout(padding=(math.prod(shape) + 7,))
+                found["an empty out= with room"] = TensorSpec((0,), dtype, layout=room)
             case "wrong size":
                 found["out= of another size"] = TensorSpec((3,) if shape != (3,) else (2, 5), dtype)
             case "dtype":
                 others = [name for name in dtype_names.ALL if name != dtype]
                 other = others[cases.seed(case) % len(others)]
                 found[f"out= of {other}"] = TensorSpec(shape, other)
+            case "rounded":
+                others = [name for name in dtype_names.FLOATING if name not in (dtype, "float64")]
+                other = others[cases.seed(case) // 13 % len(others)]
+                found[_TIES + other] = TensorSpec(shape, other)
             case "strided" if shape:
                 order, steps = tuple(reversed(range(len(shape)))), (*(1 for _ in shape[1:]), 2)
                 found["out= with strides"] = TensorSpec(shape, dtype, layout=Layout(order, steps))
+            case "turned":
+                turned |= dict(_turned_out(case, shape, dtype))
             case "input" | "overlap":
                 found |= dict(_operands_as_out(case, shape, dtype, kind))
     variants = {what: _changed(case, out=out) for what, out in found.items()}
     for what, changed in variants.items():
         if what.startswith("out= of a part"):
             variants[what] = _shifted(changed)
-    return variants
+        if what.startswith(_TIES):
+            floats = [n for n, spec in enumerate(cases.operands(case)) if dtype_names.is_floating(spec.dtype)]
+            for number in floats:
+                variants[what] = _with_operand(variants[what], number, _of_few_bits)
+    return variants | turned
+
+
+_TIES = "ties in an out= of "
+
+
+def _of_few_bits(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, values="ties", specials=())
 
 
 def _operands_as_out(case: Case, shape: tuple[int, ...], dtype: str, kind: str) -> Iterator[tuple[str, Argument]]:
@@ -183,6 +213,23 @@ def _operands_as_out(case: Case, shape: tuple[int, ...], dtype: str, kind: str) 
                 yield f"out= of a part of operand {number}", Same(number, shift=-1)
 
 
+def _turned_out(case: Case, shape: tuple[int, ...], dtype: str) -> Iterator[tuple[str, Case]]:
+    """An operand for ``out``, with its last two dims swapped; all operands square, so that it has the right size."""
+    specs, size = cases.operands(case), min(shape[-2:], default=0)
+    if len(shape) < 2 or size < 2 or any(spec.shape != shape for spec in specs):
+        return
+    square = case
+    for number in range(len(specs)):
+        square = _with_operand(square, number, lambda spec: _of_shape(spec, (*shape[:-2], size, size)))
+    for number, spec in enumerate(specs):
+        if spec.dtype == dtype:
+            yield f"operand {number} turned for out=", _changed(square, out=Same(number, turned=True))
+
+
+def _of_shape(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    return replace(spec, shape=shape, layout=CONTIGUOUS)
+
+
 def _shifted(case: Case) -> Case:
     """The operand of which ``out`` is a part, contiguous, so that torch can tell."""
     out = case.kwargs["out"]
@@ -191,7 +238,7 @@ def _shifted(case: Case) -> Case:
 
 
 def _aliases(case: Case, apart: bool) -> Variants:
-    """Two inputs of one shape and dtype that are one tensor, or (``apart``) overlap."""
+    """Two inputs of one dtype that are one tensor, or views of one: turned, or (``apart``) one element apart."""
     if any(isinstance(x, Same | View) for x in (*case.args, *case.kwargs.values())):
         return {}
     specs = [spec for spec in case.args if isinstance(spec, TensorSpec)]
@@ -199,12 +246,24 @@ def _aliases(case: Case, apart: bool) -> Variants:
     for number, spec in enumerate(specs):
         for first in range(number):
             earlier = specs[first]
-            if (earlier.shape, earlier.dtype) != (spec.shape, spec.dtype):
+            if earlier.dtype != spec.dtype:
                 continue
             place = next(place for place, argument in enumerate(case.args) if argument is spec)
             args = list(case.args)
-            args[place] = Same(first)
             names = f"operands {first} and {number}"
+            if len(earlier.shape) > 1 and spec.shape and _square(earlier.shape) <= TURNED:
+                args[place] = Same(first, turned=True)
+                turned = replace(case, args=tuple(args), digests=())
+                found[f"{names} one tensor, the second turned"] = turned
+                # Where operands broadcast, one that is not square only fits itself turned as a column does its row.
+                column = (*earlier.shape[:-2], max(earlier.shape[-2:]), 1)
+                if apart and earlier.shape[-1] != earlier.shape[-2]:
+                    found[f"{names} a column and its row"] = _with_operand(
+                        turned, first, lambda spec, column=column: _of_shape(spec, column)
+                    )
+            if earlier.shape != spec.shape:
+                continue
+            args[place] = Same(first)
             found[f"{names} the same tensor"] = replace(case, args=tuple(args), digests=())
             if apart:
                 args[place] = Same(first, shift=-1)
@@ -213,6 +272,11 @@ def _aliases(case: Case, apart: bool) -> Variants:
                     moved, first, lambda spec: replace(spec, layout=Layout(offset=1))
                 )
     return found
+
+
+def _square(shape: tuple[int, ...]) -> int:
+    """Elements of the largest result of a tensor of this shape and the same, turned."""
+    return math.prod(shape[:-2]) * max(shape[-2:]) ** 2
 
 
 def _planted(case: Case, batch: Batch | None) -> tuple[Case, int | None] | None:
@@ -234,12 +298,22 @@ def _planted(case: Case, batch: Batch | None) -> tuple[Case, int | None] | None:
     if batch is not None and dim is not None and dim not in spec.layout.expanded:
         part = seed // 5 % batch.size
         places = places.narrow(dim, part, 1)
-    flat = places.flatten().tolist()
+    flat = places.flatten()
     edges = [edge + side for edge in EDGES for side in (-1, 0) if edge + side < len(flat)]
     chosen = dict.fromkeys((0, len(flat) - 1, *(edges[seed // 3 % len(edges) :][:1] if edges else ())))
     names = list(value_names.specials_of(spec.dtype))
-    specials = tuple(Special(flat[place], names[(seed + n) % len(names)]) for n, place in enumerate(chosen))
+    if "inf" in names:
+        names.append(value_names.SIGNALLING)
+    specials = tuple(Special(int(flat[place]), names[(seed + n) % len(names)]) for n, place in enumerate(chosen))
     return _with_operand(case, number, lambda spec: replace(spec, specials=(*spec.specials, *specials))), part
+
+
+def with_operands(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
+    """The case with other specs of the operands that it only reads."""
+    writes, numbers = specs.registry()[case.op].writes(case), range(len(cases.operands(case)))
+    for number in (number for number in numbers if number not in writes):
+        case = _with_operand(case, number, change)
+    return case
 
 
 def _changed(case: Case, **kwargs: Argument) -> Case:

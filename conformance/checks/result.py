@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
+from conformance import samples
 from conformance.cases import Same
 from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, describe, malformed, refuses_as
 from conformance.compare import Comparison, compare
 from conformance.guards import bits, memory_of, same
+from conformance.implementations import NotProvided
+from conformance.samples import Sample
+from conformance.spec import Expected
+
+Part = tuple[int, int, int]
+"""A dim of a result, where a part of it begins and how long it is."""
+Answers = tuple[tuple[Expected, ...], Sample | None]
+"""The oracle's, and the sample of a large result to which they are."""
 
 
 def memory(trial: Trial) -> Finding:
     """No access outside an argument, no element unwritten, read before it is written or written twice, no store to an
     input: what the interpreter saw while it ran the call. On a GPU, and without Triton, it sees nothing."""
-    return Finding("memory", FAILED if trial.memory_fault else PASSED, trial.memory_fault)
+    return Finding("memory", FAILED if trial.ours.fault else PASSED, trial.ours.fault)
 
 
 def errors(trial: Trial) -> Finding:
@@ -40,7 +51,8 @@ def errors(trial: Trial) -> Finding:
 
 
 def metadata(trial: Trial) -> Finding:
-    """Shape, dtype, device and strides of the results are torch's; so is whether a result is one of the operands."""
+    """Shape, dtype, device and strides of the results are torch's; so is whether a result is one of the operands, an
+    inference tensor or negated lazily, and whether an operand keeps its storage."""
     wrong = malformed(trial.ours.value, trial.reference.value)
     if wrong:
         return Finding("metadata", FAILED, wrong)
@@ -51,6 +63,14 @@ def metadata(trial: Trial) -> Finding:
             if get(ours) != get(theirs) and (name != "strides" or trial.spec.strides):
                 problems.append(f"{which}{name} {get(ours)}, torch's is {get(theirs)}")
         problems += [f"{which}{problem}" for problem in _identity(trial, ours, theirs)]
+        traits, torchs = (outcome.traits()[place] for outcome in (trial.ours, trial.reference))
+        problems += [f"{which}is {trait}; torch's is not" for trait in traits if trait not in torchs]
+        problems += [f"{which}is not {trait}; torch's is" for trait in torchs if trait not in traits]
+    for number, (ours, theirs) in enumerate(zip(trial.ours.replaced, trial.reference.replaced, strict=True)):
+        if ours and not theirs:
+            problems.append(
+                f"operand {number} was given another storage; torch resizes its own, which others may share"
+            )
     return Finding("metadata", FAILED if problems else PASSED, "\n  ".join(problems))
 
 
@@ -59,29 +79,83 @@ def values(trial: Trial) -> Finding:
     if wrong := malformed(trial.ours.value, trial.reference.value):
         return Finding("values", FAILED, wrong)
     finding = judged(trial, trial.ours)
-    if (
-        finding.status == PASSED
-        and trial.change[0] == "deterministic"
-        and not malformed(trial.second.value, trial.reference.value)
-    ):
-        # A second call that gave something else has to be right as well.
-        second = judged(trial, trial.second)
-        if second.status == FAILED:
-            return msgspec.structs.replace(second, message=f"the second of two equal calls: {second.message}")
+    if finding.status != PASSED or trial.change[0] != "deterministic":
+        return finding
+    # Calls that gave something else have to be right as well.
+    for outcome in filter(None, (trial.second, trial.unsteady)):
+        again = failing(trial, outcome)
+        if again is not None and again.check == "values":
+            return msgspec.structs.replace(again, message=f"another of some equal calls: {again.message}")
     return finding
 
 
-def judged(trial: Trial, outcome: Outcome) -> Finding:
-    """The results of a call that is well formed, against the oracle."""
+def failing(
+    trial: Trial, outcome: Outcome, inputs: Sequence[torch.Tensor] | None = None, part: Part | None = None
+) -> Finding | None:
+    """Find what is wrong with an outcome of the same call, made in another way; None: it is right.
+
+    ``inputs``: its operands, where they have other strides than those of the case. ``part``: the part of each result
+    that it computes.
+    """
+    if outcome.error is not None:
+        if inputs is not None and isinstance(outcome.error, NotProvided):
+            return None
+        return Finding("errors", FAILED, f"raised {describe(outcome.error)}")
+    if outcome.trespass:
+        return Finding("guard_bands", FAILED, outcome.trespass)
+    if message := malformed(outcome.value, trial.reference.value):
+        return Finding("metadata", FAILED, message)
+    other, answers = dataclasses.replace(trial, ours=outcome), (trial.expected, trial.sample)
+    if inputs is not None:
+        # Strides of results follow those of operands.
+        other = dataclasses.replace(other, inputs=inputs, spec=dataclasses.replace(trial.spec, strides=False))
+    if part is not None:
+        sample, within = (None, part) if trial.sample is None else trial.sample.part(*part)
+        answers = tuple(one.part(*within) for one in trial.expected), sample
+        other = dataclasses.replace(other, reference=trial.reference.part(*part))
+    found = [metadata(other), judged(other, outcome, answers), inputs_unchanged(other)]
+    if "written" in trial.spec.checks and part is None:
+        found.append(written(other))
+    return next((finding for finding in found if finding.status == FAILED), None)
+
+
+def wrong(
+    trial: Trial, outcome: Outcome, inputs: Sequence[torch.Tensor] | None = None, part: Part | None = None
+) -> str:
+    """Say in words what ``failing`` finds; empty: nothing."""
+    found = failing(trial, outcome, inputs, part)
+    return f"{found.check}: {found.message}" if found and found.check != "errors" else found.message if found else ""
+
+
+def judged(trial: Trial, outcome: Outcome, answers: Answers | None = None) -> Finding:
+    """The results of a call that is well formed, against the oracle, the trial's answers or others: of a large result a
+    sample, and where that is right the elements that differ most from torch's."""
+    expected, sample = answers or (trial.expected, trial.sample)
+    finding = _judged(trial, outcome, expected, sample)
+    if finding.status == FAILED or sample is None or trial.parts is None or expected[0].instead is not None:
+        return finding
+    spots = samples.spots(trial.parts, trial.call, outcome.value, trial.reference.value)
+    if spots is None:
+        return finding
+    answer = trial.spec.expected(spots.call)
+    assert isinstance(answer, Expected)
+    others = _judged(trial, outcome, (answer,), spots)
+    return others if others.status == FAILED else finding
+
+
+def _judged(trial: Trial, outcome: Outcome, answers: Sequence[Expected], sample: Sample | None) -> Finding:
     message, index, found = "", None, []
     for place, (ours, theirs, expected) in enumerate(
-        zip(outcome.tensors(), trial.reference.tensors(), trial.expected, strict=True)
+        zip(outcome.tensors(), trial.reference.tensors(), answers, strict=True)
     ):
-        comparison, torchs = compare(ours, expected), compare(theirs, expected)
+        part = (ours, theirs) if sample is None or ours.shape != theirs.shape else map(sample.of, (ours, theirs))
+        comparison, torchs = (compare(one, expected) for one in part)
         if ours.dtype != theirs.dtype:
             comparison = Comparison(False, math.inf, reason=f"dtype {ours.dtype} instead of {theirs.dtype}")
         found.append((comparison.share, torchs.share, comparison.ulps, torchs.ulps))
         if not comparison.passed and not message:
+            if sample is not None and comparison.index is not None:
+                comparison = msgspec.structs.replace(comparison, index=sample.index(comparison.index))
             message = (f"result {place}: " if place else "") + worst(comparison, theirs)
             index = comparison.index
     largest = (min(max(column), sys.float_info.max) for column in zip(*found, strict=True))
@@ -106,6 +180,10 @@ def inputs_unchanged(trial: Trial) -> Finding:
             for storage in (was, now):
                 _elements(storage, before).zero_()
                 _elements(storage, before, shift).zero_()
+                if before.stride() != after.stride():
+                    # torch made it contiguous where it lies.
+                    start = before.storage_offset()
+                    storage.view(before.dtype)[start : start + before.numel()].zero_()
         elif (before.shape, before.stride()) != (after.shape, after.stride()) or was.numel() != now.numel():
             message = f"operand {number} became a tensor of shape {list(after.shape)}, strides {after.stride()}"
             return Finding("inputs_unchanged", FAILED, message)
@@ -123,7 +201,7 @@ def written(trial: Trial) -> Finding:
         ours, theirs = trial.ours.operands[number], trial.reference.operands[number]
         differs = (bits(ours) != bits(theirs)).any(1).nonzero()
         if len(differs):
-            index = tuple(int(i) for i in torch.unravel_index(differs[0, 0], ours.shape))
+            index = tuple(int(i) for i in np.unravel_index(int(differs[0, 0]), ours.shape))
             message = (
                 f"operand {number}, which the call writes, is wrong in {len(differs)} elements; the first is "
                 f"{list(index)}: {ours[index].item()}, should be {theirs[index].item()}"
@@ -193,6 +271,8 @@ def worst(comparison: Comparison, theirs: torch.Tensor) -> str:
     if comparison.reason or comparison.index is None:
         return comparison.reason
     times = f"{comparison.share:.4g} times the bound" if math.isfinite(comparison.share) else "nothing is allowed here"
+    if comparison.rounded is not None:
+        times = f"it rounds to {comparison.rounded!r}, the nearest number, ties to even"
     return (
         f"{comparison.failed} of {comparison.judged} elements are wrong; the worst is {list(comparison.index)}\n"
         f"    ours    {comparison.ours!r}\n"

@@ -8,12 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
+from conformance import cases, dress, forms, runtime, samples
+from conformance.calls import Foreign, NotProvided, Outcome
 from conformance.cases import Case
 from conformance.guards import bits, unwritten
-from conformance.implementations import Implementation, NotProvided
-from conformance.spec import Call, Expected, OpSpec
+from conformance.implementations import Implementation
+from conformance.samples import Sample
+from conformance.spec import Call, Expected, OpSpec, Parts
 
 PASSED, FAILED, DEVIATION, UNCLAIMED = "passed", "failed", "deviation", "unclaimed"
 REPEATS = (1, 0, 0, 1, 1, 0, 1, 0)
@@ -46,30 +50,6 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What one call did: a value or an exception, and its operands as they are afterwards."""
-
-    operands: tuple[torch.Tensor, ...]
-    value: Any = None
-    error: BaseException | None = None
-    fresh: bool = False
-    """Whether it allocated memory that torch does not fill."""
-    trespass: str = ""
-    """What was written to a margin."""
-    moved: tuple[bool, ...] = ()
-    """For each operand, whether its version counter moved."""
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The results as tensors; only for an outcome that is well formed."""
-        return self.value if isinstance(self.value, tuple) else (self.value,)
-
-    def part(self, dim: int, start: int, length: int) -> Outcome:
-        """The same with a part of each result."""
-        parts = tuple(result.narrow(dim, start, length) for result in self.tensors())
-        return dataclasses.replace(self, value=parts if isinstance(self.value, tuple) else parts[0])
-
-
-@dataclasses.dataclass(frozen=True)
 class Trial:
     """One call of one implementation, and all that a check may want to know about it."""
 
@@ -86,25 +66,23 @@ class Trial:
     ours: Outcome
     attempt: Callable[..., Outcome]
     """Makes the same call once more: ``runner.Prepared.guarded`` of the function, with its keywords."""
+    bare: Callable[..., Outcome]
+    """Makes the same call in ordinary memory, nobody looking: ``runner.Prepared.invoke``, with its keywords."""
     derive: Callable[[Case], Trial]
     """A trial of another call of the op."""
     excuse: Callable[[Case, str], str | None]
     """The name of the deviation of torch itself that a failure of a check for a case can be."""
-    configurations: tuple[str, ...] = ()
-    """The names of the kernel's configurations that the call could have had, where the implementation says."""
     thorough: bool = True
     """Whether every form of the call is tried, and not one."""
-    memory_fault: str = ""
-    """What the interpreter saw a kernel do to memory that it must not."""
+
+    @property
+    def configurations(self) -> tuple[str, ...]:
+        """The names of the kernel's configurations that the call could have had, where the implementation says."""
+        return self.ours.configurations
 
     def configured(self, number: int, *calls: Mapping[str, Any]) -> list[Outcome]:
         """The outcomes of ``attempt`` with each of these keywords, all in the configuration of the number."""
-        try:
-            with self.implementation.configurations(self.case.op, number):
-                return [self.attempt(**keywords) for keywords in calls]
-        # Somebody else's code: an exception is a finding.
-        except Exception as error:  # noqa: BLE001
-            return [Outcome((), error=error) for _ in calls]
+        return [self.attempt(configuration=number, **keywords) for keywords in calls]
 
     @property
     def left_out(self) -> bool:
@@ -112,7 +90,9 @@ class Trial:
         error = self.ours.error
         if isinstance(error, NotProvided):
             return True
-        return isinstance(error, NotImplementedError) and self.refusal is None and self.spec.left_out(self.call)
+        if not isinstance(error, NotImplementedError) or self.refusal is not None:
+            return False
+        return self.case.form in (dress.NEGATED, dress.TRAINING) or self.spec.left_out(self.call)
 
     def excused(self, finding: Finding, case: Case, check: str) -> Finding:
         """The finding; a failure of torch itself that is known is a deviation."""
@@ -120,15 +100,35 @@ class Trial:
         return msgspec.structs.replace(finding, status=DEVIATION, message=name) if name else finding
 
     @functools.cached_property
+    def parts(self) -> Parts | None:
+        """Say how a single result falls into parts."""
+        return self.spec.parts(self.call) if isinstance(self.call.result, torch.Tensor) else None
+
+    @functools.cached_property
+    def sample(self) -> Sample | None:
+        """The part of a large result that is judged."""
+        return None if self.parts is None else samples.chosen(self.parts, self.call, cases.seed(self.case))
+
+    @functools.cached_property
     def expected(self) -> tuple[Expected, ...]:
-        """The oracle's answer, one for each result."""
-        expected = self.spec.expected(self.call)
+        """The oracle's answer, one for each result, or one to the sample."""
+        call = self.call if self.sample is None else self.sample.call
+        expected = forms.expected(self.spec, self.case, call)
         return expected if isinstance(expected, tuple) else (expected,)
 
     @functools.cached_property
     def second(self) -> Outcome:
         """The same call once more, with other poison in new memory and around operands."""
         return self.attempt(fill=1, around=1)
+
+    @functools.cached_property
+    def unsteady(self) -> Outcome | None:
+        """The first of some more calls that gives something else than the same call before; None: each gives the same.
+
+        Asked only where the first two differ."""
+        calls = (self.ours, self.second)
+        again = ((which, self.attempt(fill=which, around=which)) for which in REPEATS)
+        return next((outcome for which, outcome in again if difference(calls[which], outcome)), None)
 
     @functools.cached_property
     def change(self) -> tuple[str, str]:
@@ -138,15 +138,11 @@ class Trial:
             return "", ""
         if missing := self._unwritten():
             return "fully_written", missing
-        if not self._steady():
+        if self.unsteady is not None:
             return "deterministic", message
         if difference(self.ours, self.attempt(fill=0, around=1)):
             return "guard_bands", f"the result depends on what lies outside of an operand: {message}"
         return "fully_written", f"the result depends on what was in memory that the call did not fill: {message}"
-
-    def _steady(self) -> bool:
-        calls = (self.ours, self.second)
-        return not any(difference(calls[which], self.attempt(fill=which, around=which)) for which in REPEATS)
 
     def _unwritten(self) -> str:
         if not self.ours.fresh or self.second.error is not None or malformed(self.second.value, self.ours.value):
@@ -162,7 +158,9 @@ class Trial:
 
 
 def difference(first: Outcome, second: Outcome, what: str = "two equal calls") -> str:
-    """How the results of two calls, the first of which returned, differ in shape, dtype or bits; empty: not at all."""
+    """How the results of two calls differ in shape, dtype or bits; empty: not at all, or both raised."""
+    if first.error is not None:
+        return "" if second.error is not None else f"{what} differ: the first raised {describe(first.error)}"
     if second.error is not None:
         return f"{what} differ: the second raised {describe(second.error)}"
     if wrong := malformed(second.value, first.value):
@@ -191,7 +189,7 @@ def different(first: torch.Tensor, second: torch.Tensor) -> str:
     places = differs.nonzero()
     if not len(places):
         return ""
-    index = tuple(int(i) for i in torch.unravel_index(places[0, 0], first.shape))
+    index = tuple(int(i) for i in np.unravel_index(int(places[0, 0]), first.shape))
     return f"at {list(index)}: {first[index].item()} and then {second[index].item()} ({len(places)} elements differ)"
 
 
@@ -222,9 +220,11 @@ def refuses_as(error: BaseException | None, refusal: type[BaseException]) -> boo
 
 def describe(error: BaseException | None) -> str:
     """An exception in one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(runtime.said(error).split())
     return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
 
 
 def _kind(value: Any) -> str:
+    if isinstance(value, Foreign):
+        return value.kind
     return "None" if value is None else f"an object of type {type(value).__name__}"

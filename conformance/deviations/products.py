@@ -45,6 +45,15 @@ def _rounded_beta(case: Case) -> bool:
     return half and not oracle.exact_scalar(beta or 0.0, dtype_names.to_torch(product.dtype))
 
 
+def _outweighed(case: Case) -> bool:
+    """A sum of two terms or more that are all smaller than an element of the input, which is not of a half type."""
+    input, left, right = (materialize(spec, operand).double().abs() for operand, spec in enumerate(specs(case)[:3]))
+    beta, alpha = (abs(number(case.kwargs.get(name, 1)) or 0.0) for name in ("beta", "alpha"))
+    if specs(case)[1].dtype in dtype_names.HALF or left.shape[-1] < 2 or not (input.numel() and right.numel()):
+        return False
+    return bool(input.max() * beta > left.max() * right.max() * alpha)
+
+
 def _alpha_leaves_range(case: Case) -> bool:
     alpha = abs(number(case.kwargs.get("alpha", 1)) or 0.0)
     tensors = [materialize(spec, operand) for operand, spec in enumerate(specs(case))][1:]
@@ -108,6 +117,23 @@ DEVIATIONS: tuple[Deviation, ...] = (
             op="addmm",
             args=(tensor("float16", 999), tensor("float16", 1, 0), tensor("float16", 0, 999)),
             kwargs={"beta": 32.078125},
+        ),
+    ),
+    Deviation(
+        "small terms in CPU addmm",
+        "the CPU's matrix library may add each term of a short K to the input, so that the sum of terms that are small "
+        "beside that is rounded as often as there are terms",
+        ops=("addmm",),
+        checks=("values",),
+        devices=("cpu",),
+        applies=_outweighed,
+        case=Case(
+            op="addmm",
+            args=(
+                tensor("float64", 1, 769, values="large_mean", seed=225, layout=Layout(expanded=(1,))),
+                tensor("float64", 1023, 6, values="uniform", seed=75),
+                tensor("float64", 6, 769, values="positive", seed=65),
+            ),
         ),
     ),
     Deviation(

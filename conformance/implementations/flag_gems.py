@@ -21,6 +21,12 @@ except ImportError as error:
         "with pip install --no-deps flag-gems==5.0.2: it asks for another NumPy"
     ) from error
 
+conformance_left_out = {
+    **dict.fromkeys(("abs", "neg", "bitwise_not"), "no form with out="),
+    "dropout": "no form in place, and none for a probability of 0 or 1",
+    "scaled_dot_product_attention": "no causal variant and no KV cache",
+}
+
 
 def _without_out(out: torch.Tensor | None) -> None:
     if out is not None:

@@ -32,6 +32,9 @@ except ImportError as error:
 __all__ = ["layer_norm", "rms_norm", "rotary_position_embedding", "softmax"]
 
 
+conformance_left_out = {"rotary_position_embedding": "the library rotates halves of the head dim, not neighbours"}
+
+
 def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """The library's is over the last dim."""
     if dtype is not None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _unary
+from conformance.ops import _large, _unary
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 
@@ -47,10 +47,13 @@ def spec(
         name=name,
         reference=function,
         cases=legal,
+        large=_large.grown(legal),
         refused=all_refused,
         dtypes=DTYPES,
         inplace=name == "silu",
         batch=elementwise.batch,
+        parts=elementwise.parts,
+        mixes=False,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1, element_flops=flops),
     )

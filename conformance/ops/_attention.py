@@ -6,8 +6,10 @@ torch's own function is asked for what is not about the cache or a causal varian
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+import numbers
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -44,7 +46,7 @@ class Arguments:
     def positions(self) -> bool:
         """Whether the slots are positions, and not views to write to."""
         slot = self.present_key_slot
-        return isinstance(slot, int) or (isinstance(slot, torch.Tensor) and not slot.is_floating_point())
+        return isinstance(slot, numbers.Integral) or (isinstance(slot, torch.Tensor) and not slot.is_floating_point())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,15 +143,14 @@ def _dense(tensor: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _accepted(attend: Attend, *operands: torch.Tensor, **options: Any) -> torch.Tensor:
-    """The answer to a call that is right: on CUDA torch 2.11 chooses algorithms for some such calls that then refuse
-    them (cutlassF: no kernel found to launch; invalid dtype for bias), and those its math backend takes."""
+    """The answer to a call that is right: torch 2.11 chooses algorithms for some such calls that then refuse them (on
+    CUDA: cutlassF: no kernel found to launch; invalid dtype for bias; of bfloat16 on a CPU with AMX whose
+    ATEN_CPU_CAPABILITY is below avx512: pack_vnni2 is only supported when avx512 is supported), and those its math
+    backend takes."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    try:
+    with contextlib.suppress(RuntimeError):
         return attend(*operands, **options)
-    except RuntimeError:
-        if not operands[0].is_cuda:
-            raise
     with sdpa_kernel(SDPBackend.MATH):
         return attend(*operands, **options)
 
@@ -208,13 +209,13 @@ def _check_types(call: Arguments) -> None:
     for name in ("is_causal", "enable_gqa"):
         if not isinstance(getattr(call, name), bool):
             raise TypeError(f"{name} must be a bool")
-    if not isinstance(call.dropout_p, int | float) or not isinstance(call.scale, int | float | None):
+    if not isinstance(call.dropout_p, numbers.Real) or not isinstance(call.scale, numbers.Real | torch.Tensor | None):
         raise TypeError("dropout_p and scale must be numbers")
     if call.causal_variant is not None and getattr(call.causal_variant, "name", None) not in _VARIANTS:
         raise TypeError("causal_variant must be a member of CausalVariant")
     for name in ("present_key_slot", "present_value_slot"):
         slot = getattr(call, name)
-        if isinstance(slot, bool) or not isinstance(slot, int | torch.Tensor | None):
+        if isinstance(slot, bool) or not isinstance(slot, numbers.Integral | torch.Tensor | None):
             raise TypeError(f"{name} must be a tensor or an int")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from conformance import features, refusals
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.spec import OUTS, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -55,11 +56,13 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         name=name,
         reference=function,
         cases=cases(name),
+        large=_large.grown(cases(name)),
         refused=refused(name),
         dtypes=DTYPES,
         outs=OUTS,
         cuda_refuses=partial(refusals.cuda_refuses, name),
         batch=elementwise.batch,
+        parts=elementwise.parts,
         features=features.elementwise,
         expected=lambda call: elementwise.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 2, dtype="int32"),

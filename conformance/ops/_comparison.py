@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from conformance import features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import tensors
+from strategies import tensors, values
 from strategies.specs import Special, TensorSpec
 
 
@@ -22,25 +23,76 @@ def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     """Two tensors many of whose elements are equal, or would be at a lower precision: of few values, of numbers that
     lie close together, zeros of both signs, or the same tensor."""
     few = ("integers", "one_hot", "constant", "zeros", "large_mean")
+    if (whole := [name for name in dtypes if name in ("int64", "int32", "bool")]) and draw(st.booleans()):
+        return draw(close(whole, "float64" in dtypes))
     first, second = draw(elementwise.tensor_pairs(dtypes))
     if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return first, second
-    values = [draw(tensors.tensors((), spec.dtype, values=few)).values for spec in (first, second)]
+    recipes = [draw(tensors.tensors((), spec.dtype, values=few)).values for spec in (first, second)]
     if all(spec.dtype in dtype_names.FLOATING for spec in (first, second)) and not draw(st.integers(0, 5)):
         # Zeros of both signs, the negative ones on either side.
         negative = (Special(0, "-0", draw(st.sampled_from((1, 2, 1 << 16)))),)
         if draw(st.booleans()):
             return replace(first, values="zeros", specials=()), replace(second, values="zeros", specials=negative)
         return replace(first, values="zeros", specials=negative), replace(second, values="zeros", specials=())
-    return replace(first, values=values[0]), replace(second, values=values[1])
+    return replace(first, values=recipes[0]), replace(second, values=recipes[1])
+
+
+@st.composite
+def close(draw: st.DrawFn, dtypes: Sequence[str], wide: bool) -> elementwise.Operands:
+    """Two tensors of integers that differ by little, or not at all, and have more bits than some float; or of bools of
+    any byte. ``wide``: beside int64 the second one is of float64, which holds them."""
+    dtype = draw(dtype_names.dtypes(dtypes))
+    if dtype == "bool":
+        shape = (draw(elementwise.shapes.sizes(9, 300)),)
+        logical = tensors.tensors(shape, dtype, values="bytes")
+        return draw(logical), draw(logical)
+    most = dtype_names.format_of(dtype).bits - 1
+    length = draw(st.sampled_from([bits for bits in (25, 30, 31, 33, 40, 54) if bits <= most]))
+    number = draw(st.sampled_from((1, -1))) * (2 ** (length - 1) + draw(st.integers(1, 2 ** (length - 2))))
+    shape = (draw(elementwise.shapes.sizes(9, 300)),)
+
+    def near(dtype: str, *offsets: int) -> TensorSpec:
+        spec = draw(tensors.tensors(shape, dtype, values="zeros", specials=()))
+        return replace(spec, values=f"{values.LISTED}{','.join(str(number + more) for more in offsets)}")
+
+    other = "float64" if wide and dtype == "int64" and length < 54 else dtype
+    return near(dtype, 0, 1, -1, 2, 0, 7), near(other, 0, 0, 1, 2, 1)
+
+
+@st.composite
+def beside(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
+    """A tensor and a Python number that is one of its elements once it is rounded to the dtype in which torch compares,
+    and not before: a fraction beside whole numbers, or one of 2^24 and 2^53 beside what follows it."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name != "bool"] or dtypes))
+    form = dtype_names.format_of(dtype)
+    sign, step = (draw(st.sampled_from((1, -1))) for _ in range(2))
+    if form.kind == "float" and form.bits < 64:
+        whole = sign * draw(st.integers(1, 7))
+        number, around = whole * (1 + step * 2.0 ** -(form.mantissa + 3)), (whole, -whole, whole + 1, 0)
+    else:
+        edge = 2 ** draw(st.sampled_from([bits for bits in (24, 53) if bits < form.bits - 1] or [form.bits - 2]))
+        sign = 1 if form.kind == "uint" else sign
+        # float64 holds every whole number below 2^53.
+        beyond = (-1, -2, -3) if form.kind == "float" else (0, 1, -1, 2, 3)
+        number, around = sign * (edge + beyond[0]), tuple(sign * (edge + more) for more in beyond)
+        # Beside a float torch takes integers to float32, where those next to each other are equal.
+        number = draw(st.sampled_from((float(number), number, number + sign)))
+    shape = (draw(elementwise.shapes.sizes(len(around), 300)),)
+    spec = draw(tensors.tensors(shape, dtype, values="normal" if dtype == "bool" else "zeros", specials=()))
+    listed = f"{values.LISTED}{','.join(map(str, around))}"
+    return (spec if dtype == "bool" else replace(spec, values=listed)), number
 
 
 def cases(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+        # float64 holds the bits of int64 that float32 does not.
+        wide = {"int64", "float64"} <= {*dtypes}
         kinds = (
-            elementwise.tensor_pairs(dtypes),
+            close(["int64"], True) if wide else elementwise.tensor_pairs(dtypes),
             alike(dtypes),
+            beside(dtypes),
             elementwise.with_scalar(dtypes, wrapping=True, first=False),
         )
         operands = draw(st.one_of(*kinds))
@@ -74,10 +126,12 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         name=name,
         reference=function,
         cases=cases(name),
+        large=_large.grown(cases(name)),
         refused=refused(name),
         dtypes=dtypes,
         outs=OUTS,
         batch=elementwise.batch,
+        parts=elementwise.parts,
         features=features.elementwise,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 2, result="bool"),

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, oracle, rounding
 from conformance.cases import Argument, Case, NonFinite, Same
 from conformance.cases import operands as case_operands
 from conformance.cases import seed as case_seed
 from conformance.ops import _sizes
-from conformance.spec import Batch, Benchmark, Call, Expected
+from conformance.spec import Batch, Benchmark, Call, Expected, Parts
 from strategies import dtypes as dtype_names
 from strategies import layouts, scalars, shapes, tensors
 from strategies.shapes import Shape
@@ -57,7 +57,7 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
-    kinds = (*("broadcast",) * 2, *("usual",) * 5, "equal", "long", "0-d other", "0-d input", "same")
+    kinds = (*("broadcast",) * 4, *("usual",) * 10, "equal", "long", "ties", "ties", "0-d other", "0-d input", "same")
     match draw(st.sampled_from(kinds)):
         case "broadcast":
             # With less than two dims there is little to broadcast.
@@ -68,7 +68,17 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
         case "equal":
             shape = other = draw(shapes_of_results(1, budget))
         case "long":
-            shape = other = (draw(shapes.sizes(65, budget)),)
+            shape = other = (draw(shapes.long(budget)),)
+        case "ties":
+            # Enough of them that one way of rounding shows.
+            shape = (draw(shapes.long(budget)),)
+            # Of integers numbers of all magnitudes: products of two that 32 bits hold, which they do not, and numbers
+            # with more bits than float32.
+            found = (
+                tensors.tensors(shape, name, values=_WITH_TIES[dtype_names.format_of(name).kind], specials=())
+                for name in (first, second)
+            )
+            return draw(next(found)), draw(next(found))
         case "0-d other":
             shape, other = draw(shapes_of_results(budget=budget)), ()
         case "0-d input":
@@ -76,6 +86,10 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
         case "same":
             return draw(tensors.tensors(shapes_of_results(budget=budget), first)), Same(0)
     return draw(tensors.tensors(shape, first)), draw(tensors.tensors(other, second))
+
+
+_WITH_TIES = {"float": "ties", "int": "magnitudes", "uint": "magnitudes", "bool": "bytes"}
+_WRAPPED = (-1, 255, 256, -129, 1000, 65536, 2**31, 2**32 - 1, 2**40)
 
 
 @st.composite
@@ -94,7 +108,7 @@ def with_scalar(
     tensor = draw(tensors.tensors(shapes_of_results(), dtypes))
     kind = draw(st.sampled_from(kinds))
     if wrapping and tensor.dtype in dtype_names.INTEGRAL and draw(st.booleans()):
-        scalar: Argument = draw(st.sampled_from((-1, 255, 256, -129, 1000, 65536, 2**31, 2**40)))
+        scalar: Argument = draw(st.one_of(st.sampled_from(_WRAPPED), scalars.magnitudes("int64")))
     elif kind == "not finite":
         scalar = draw(st.sampled_from((math.nan, math.inf, -math.inf)))
     elif kind == "own" or (kind == "int" and tensor.dtype in dtype_names.INTEGRAL):
@@ -102,7 +116,7 @@ def with_scalar(
     elif kind in ("int", "float") and tensor.dtype in dtype_names.HALF:
         # It must not be rounded to the half type: a number that this changes, and enough elements that it shows. Ints
         # are among the tensor's own.
-        scalar, shape = draw(scalars.full_floats(tensor.dtype)), (draw(shapes.sizes(65, _sizes.ELEMENTS)),)
+        scalar, shape = draw(scalars.full_floats(tensor.dtype)), (draw(shapes.long(_sizes.ELEMENTS)),)
         tensor = draw(tensors.tensors(shape, tensor.dtype, values="normal", specials=()))
     else:
         # Representable also where an integral tensor promotes to float32 or bool to int64.
@@ -245,6 +259,13 @@ def refused_outs(
     return case(op, (first, *others), out=out)
 
 
+def numbers_into_out(op: str, dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    """Two numbers and an ``out`` of any dtype, which torch refuses on CUDA."""
+    pairs = st.sampled_from(((2, 1), (2, 1.5), (1.5, 1), (True, False)))
+    outs = tensors.tensors(st.sampled_from(((), (0,), (3,))), dtypes)
+    return st.builds(lambda pair, out: case(op, pair, out=out), pairs, outs)
+
+
 WRONG_TYPES: tuple[Argument, ...] = ("x", None, (1, 2))
 """What no operator takes in place of a tensor or number."""
 
@@ -269,7 +290,8 @@ def exactly(
     wide = result.long()
     value, low = oracle.two_sum((wide >> 32).double().numpy() * 2.0**32, (wide & 0xFFFFFFFF).double().numpy())
     bound = 0.0 if bounds.compute_dtype(dtype) == dtype else bounds.rounding(value, torch.float32)
-    return Expected(_tensor(value), _tensor(bound), judged, _tensor(low))
+    rounded = _rounded(value, low, (bounds.compute_dtype(dtype), dtype), dtype)
+    return Expected(_tensor(value), _tensor(bound), judged, _tensor(low), rounded=rounded)
 
 
 def within(
@@ -281,9 +303,13 @@ def within(
     low: np.ndarray | None = None,
     judged: np.ndarray | None = None,
     signed_zero: bool = False,
+    once: bool = False,
 ) -> Expected:
-    """The expectation of a result computed in dtype ``result`` and stored into ``out`` if there is one."""
+    """The expectation of a result computed in dtype ``result`` and stored into ``out`` if there is one.
+
+    ``once``: one operation of IEEE 754 gives it, so that it is rounded to the nearest, ties to even."""
     output = output_dtype(call, result)
+    rounded = _rounded(value, low, (bounds.compute_dtype(result), result), output) if once else ()
     if output != result and result != torch.float64:
         # It overflows where it is computed, and where that is in doubt it is not judged.
         beyond = np.abs(value) - bounds.overflow(result)
@@ -295,7 +321,16 @@ def within(
         None if judged is None else torch.from_numpy(np.array(judged)),
         None if low is None else _tensor(low),
         signed_zero,
+        rounded=rounded,
     )
+
+
+def _rounded(
+    value: np.ndarray, low: np.ndarray | None, computed: Sequence[torch.dtype], output: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    if output not in rounding.IEEE:
+        return ()
+    return tuple(_tensor(rounding.through(value, way, low)) for way in rounding.ways(computed, output))
 
 
 def _tensor(value: np.ndarray | float) -> torch.Tensor:
@@ -326,6 +361,26 @@ def batch(case: Case) -> Batch | None:
         return None
     shapes = [spec.shape for spec in case_operands(case)]
     return along(case, np.broadcast_shapes(*shapes), shapes)
+
+
+def parts(call: Call, dims: Sequence[int] | None = None) -> Parts:
+    """Each element of the result for itself; or what lies at each place of some ``dims``."""
+    assert isinstance(call.result, torch.Tensor)
+    shape = call.result.shape
+    free = range(len(shape)) if dims is None else dims
+
+    def along(tensor: torch.Tensor) -> tuple[int | None, ...]:
+        first = len(shape) - tensor.ndim
+        return tuple(
+            first + dim if first + dim in free and size == shape[first + dim] else None
+            for dim, size in enumerate(tensor.shape)
+        )
+
+    named = {**dict(enumerate(call.args)), **call.kwargs}
+    tensors = {
+        key: value for key, value in named.items() if isinstance(value, torch.Tensor) and value.ndim <= len(shape)
+    }
+    return Parts({key: along(value) for key, value in tensors.items()})
 
 
 # --- benchmarks --------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def quantize(
         if granularity == "block":
             padded = torch.nn.functional.pad(finite, (0, -finite.shape[-1] % BLOCK))
             finite = padded.unflatten(-1, (shape[-1], BLOCK))
-        parts = finite.reshape(*shape, -1) if finite.numel() else torch.zeros(*shape, 1, device=tensor.device)
+        parts = finite.reshape(*shape, -1) if finite.numel() else wide.new_zeros(*shape, 1)
         amax = parts.amax(-1)
         scale = torch.where(amax == 0, 1.0, (amax / largest).clamp_min(LEAST))
     else:
@@ -125,7 +125,7 @@ def gemm(
     if a.is_cuda and (found := by_scaled_mm(left, right, out_dtype)) is not None:
         return found
     (x, x_scale), (y, y_scale) = ((matrix.float(), spread(scale, matrix.shape)) for matrix, scale in (left, right))
-    total = torch.zeros(len(x), len(y), device=a.device)
+    total = x.new_zeros(len(x), len(y))
     for k in range(0, x.shape[1], BLOCK):
         part = slice(k, k + BLOCK)
         total += (x[:, part] @ y[:, part].mT) * (x_scale[:, k, None] * y_scale[:, k])
@@ -169,7 +169,7 @@ def _operand(rows: torch.Tensor, scale: torch.Tensor | None, transposed: bool = 
         spread(scale, rows.shape)
     if rows.dtype in WIDE:
         return quantize(rows, scale, granularity="row")
-    return rows, torch.ones((), device=rows.device) if scale is None else scale
+    return rows, torch.ones((), dtype=torch.float32, device=rows.device) if scale is None else scale
 
 
 def by_scaled_mm(left: Scaled, right: Scaled, out_dtype: torch.dtype) -> torch.Tensor | None:
@@ -289,8 +289,13 @@ def _cut(values: np.ndarray, exponent: np.ndarray) -> np.ndarray:
 
 
 @st.composite
-def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS) -> Shape:
-    """Any, mostly with columns around multiples of a block; now and then rows longer than a tile."""
+def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS, large: int = 0) -> Shape:
+    """Any, mostly with columns around multiples of a block; now and then rows longer than a tile. ``large``: of up to
+    so many elements, half of them many short rows."""
+    if large:
+        columns = draw(st.sampled_from((1, 3, 8)))
+        rows = draw(shapes.near(large // 8)), columns
+        return rows if draw(st.booleans()) else draw(shapes.large(2, large))
     match draw(st.sampled_from(("any", "any", "any", "rows", "edges", "edges", "long"))):
         case "any":
             return draw(shapes.shapes(0, 5, budget=budget))

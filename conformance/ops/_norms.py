@@ -17,15 +17,17 @@ from conformance.cases import Argument, Case, Ints, operands, seed
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
-from conformance.spec import Batch, Benchmark
+from conformance.spec import Batch, Benchmark, Call, Parts
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors
+from strategies import shapes, tensors, values
 from strategies.specs import TensorSpec
 
 DTYPES = dtype_names.FLOATING
 
-EPSILONS = (0.0, 0.0, 2.0**-17, 2.0**-20, 2.0**-40, 0.5, 1)
-"""That every compute dtype holds exactly."""
+EPSILONS = (0.0, 0.0, 2.0**-17, 2.0**-20, 2.0**-40, 0.5, 1, 1e-5, 1e-6, 1e-8, 1e-3)
+"""Some that every compute dtype holds exactly, and those that models have, which no half type holds."""
+RECIPES = st.sampled_from((*(None,) * 16, *values.ROWS))
+"""In one case in five rows of which a sum, a maximum or a variance is hard to have, without what hides that."""
 
 
 # --- calls -------------------------------------------------------------------------------------------------------
@@ -51,7 +53,10 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[in
             dims = draw(st.integers(1, len(shape)))
         case "long":
             shape, dims = (draw(st.integers(1, 2)), draw(st.sampled_from(_sizes.LONG_COLUMNS))), 1
-    return draw(tensors.tensors(shape, dtype)), shape[-dims:]
+    input = draw(tensors.tensors(shape, dtype))
+    if (recipe := draw(RECIPES)) is not None:
+        input = msgspec.structs.replace(input, values=recipe, specials=())
+    return input, shape[-dims:]
 
 
 @st.composite
@@ -125,6 +130,12 @@ def features_of(case: Case) -> Features:
         if isinstance(spec := case.kwargs.get(name), TensorSpec):
             found |= {name: ("tensor",)} | features.tensor(name, spec, ("rank", "size", "row"))
     return found
+
+
+def parts(call: Call) -> Parts:
+    """Rows."""
+    rank, shape = call.args[0].ndim, call.args[1]
+    return elementwise.parts(call, range(rank - (1 if isinstance(shape, int) else len(shape))))
 
 
 # --- oracles -----------------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from conformance.cases import Argument, Case, Same, operands
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import OUTS as every_out
-from conformance.spec import Batch, Benchmark
+from conformance.spec import Batch, Benchmark, Call, Parts
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
-OUTS = tuple(kind for kind in every_out if kind not in ("input", "overlap"))
+OUTS = tuple(kind for kind in every_out if kind not in ("input", "overlap", "turned", "rounded"))
 """torch overwrites a factor that is ``out`` while it still reads it."""
 
 
@@ -105,7 +105,8 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
     ``modest``: smaller where nothing is said of blocks, for ops that share the kernel of ``mm``."""
     work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
     small = shapes.sizes(1, 40)
-    match draw(st.sampled_from(("any", "any", "any", "any", "wide", "wide", "blocks", "long", "empty"))):
+    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty")
+    match draw(st.sampled_from((*("any",) * 7, *("wide",) * 4, *seldom))):
         case "any":
             largest = _sizes.PRODUCT_MODEST if modest else _sizes.PRODUCT_DIM
             return draw(shapes.products(min_size=1, max_size=largest, work=work))
@@ -115,18 +116,88 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
         case "blocks":
             several = st.sampled_from(_sizes.PRODUCT_BLOCKS_FLOAT64 if float64 else _sizes.PRODUCT_BLOCKS)
             found = [draw(several) for _ in range(3)]
-        case "long":
+        case "deep" if not float64:
+            # A long K of as many blocks of rows and columns as are split.
+            side = st.sampled_from((64, 65, 70))
+            found = [draw(side), draw(st.sampled_from(_sizes.PRODUCT_DEEP)), draw(side)]
+        case "long" | "deep":
             found = [draw(shapes.sizes(1, 20)), draw(st.sampled_from(_sizes.PRODUCT_TERMS)), draw(shapes.sizes(1, 20))]
         case "empty":
             found = [draw(shapes.sizes(0, 40)) for _ in range(3)]
-            found[draw(st.integers(0, 2))] = 0
+            # Of no terms there is a result.
+            found[draw(st.sampled_from((1, 0, 1, 2)))] = 0
     return found[0], found[1], found[2]
+
+
+@st.composite
+def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
+    """(M, K, N) of a large product: a square, a long K, many rows or columns, many tiles of few or many terms, or a few
+    tokens and a layer's weights; each matrix within ``elements``."""
+    few = st.integers(1, 8)
+    match draw(st.sampled_from(("rows", "columns", "terms", "tiles", "deep", "square", *("weights",) * 3))):
+        case "deep":
+            # Several blocks of rows, of columns and of K, none of which need be full.
+            side = st.integers(129, 160)
+            return draw(side), draw(st.integers(513, 640)), draw(side)
+        case "weights":
+            terms = math.isqrt(elements) * draw(st.sampled_from((1, 1, 2))) + draw(st.sampled_from((0, 1, 32, -3)))
+            return draw(st.sampled_from((1, 2, 7, 16, 17, 33))), terms, elements // terms - draw(st.integers(0, 40))
+        case "rows":
+            return draw(shapes.near(elements // 16)), draw(few), draw(few)
+        case "columns":
+            return draw(few), draw(few), draw(shapes.near(elements // 16))
+        case "terms":
+            # Interpreted, a tile of the result takes as long as it has blocks of K.
+            return draw(few), draw(shapes.near(elements // 64)), draw(few)
+        case "tiles":
+            side = math.isqrt(elements // 4)
+            return draw(shapes.near(side)), draw(few), draw(shapes.near(side))
+    side = draw(shapes.near(int((elements * _sizes.LARGE_TERMS) ** (1 / 3) + 0.5)))
+    return side, side, side
+
+
+@st.composite
+def large_values(draw: st.DrawFn, elements: int) -> dict[str, Sequence[str]]:
+    """Options of tensors: of most large calls numbers of which each term counts, since one NaN of a long K hides all
+    others."""
+    if not elements or draw(st.integers(0, 3)) == 3:
+        return {}
+    return {"values": ("normal", "uniform", "integers", "positive"), "specials": ()}
+
+
+@st.composite
+def large_batches(draw: st.DrawFn, elements: int) -> tuple[int, int, int, int]:
+    """(B, M, K, N) of a large batch: many small products, or a few large ones."""
+    if draw(st.booleans()):
+        few = st.integers(1, 4)
+        # Interpreted, each product costs as much as a whole tile.
+        most = elements // (128 if elements >= 1 << 24 else 1024)
+        return draw(shapes.near(most)), draw(few), draw(few), draw(few)
+    return draw(st.sampled_from((1, 2, 3))), *draw(large_sizes(elements // 4))
+
+
+def parts(call: Call) -> Parts:
+    """Rows and columns of matrices of one batch or none; of addmm's ``input`` what goes with them."""
+    assert isinstance(call.result, torch.Tensor)
+    *added, left, right = (x for x in call.args if isinstance(x, torch.Tensor))
+    rank = call.result.ndim
+    axes: dict[int | str, tuple[int | None, ...]] = {}
+    if left.ndim == right.ndim == rank and rank > 1:
+        batch = tuple(
+            dim if left.shape[dim] == right.shape[dim] == call.result.shape[dim] else None for dim in range(rank - 2)
+        )
+        axes = {len(added): (*batch, rank - 2, None), len(added) + 1: (*batch, None, rank - 1)}
+        if added:
+            axes[0] = elementwise.parts(call).axes[0]
+    return Parts(axes, left.shape[-1])
 
 
 @st.composite
 def batches(draw: st.DrawFn, m: int, k: int, n: int) -> int:
     """The size of a batch of products of these sizes: mostly a few, 0 now and then, more where they are small."""
-    most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
+    work = m * k * n
+    least = 1 if work > 4 * _sizes.PRODUCT_WORK else 2
+    most = min(_sizes.PRODUCT_BATCH, max(least, _sizes.PRODUCT_BATCH_WORK // max(work, 1)))
     return draw(st.sampled_from((2, 1, 3, 0, most)).filter(lambda size: size <= most))
 
 

@@ -4,6 +4,16 @@ ELEMENTS = 1 << 13
 """Elements of an elementwise result, mostly."""
 MANY_ELEMENTS = 1 << 16
 """Elements of an elementwise result now and then, to span many blocks."""
+LARGE_TERMS = 64
+"""M * N * K of a large square product, by the elements that a large call may have: 1024 cubed of 2^24."""
+WHOLE = 1 << 20
+"""Elements of a large result that is judged whole."""
+COUNTED = 1 << 19
+"""Elements of a dropout, all of which are counted."""
+COUNTED_QUICKLY = 1 << 22
+"""The same where kernels are compiled: masks that come again after 2^20 elements show."""
+FLOAT64_ROWS = 1 << 13
+"""Elements of a large call whose rows mpmath evaluates as a whole."""
 ROWS, COLUMNS = 130, 5000
 """Rows and row length of a reduction; their product is within ``ELEMENTS`` mostly."""
 LONG_COLUMNS = (16385, 20000)
@@ -24,6 +34,8 @@ PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (64, 128, 129, 130), (32, 33, 64, 66)
 """All dims of a product, each of which spans several blocks, the last of them full or not."""
 PRODUCT_TERMS = (257, 511, 1000, 1024, 2049)
 """A long K."""
+PRODUCT_DEEP = (1025, 1027, 1030)
+"""A long K of a product of several blocks of rows and columns."""
 FLOAT64_ELEMENTS = 1 << 10
 """Elements that mpmath evaluates."""
 FLOAT64_ELEMENTWISE = 3 * 1024 + 1

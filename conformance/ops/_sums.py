@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from conformance import bounds, features, oracle, refusals
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
@@ -30,9 +31,9 @@ def alphas(result: torch.dtype) -> st.SearchStrategy[Argument]:
     if result == torch.bool:
         return st.sampled_from((True, False, 2, 0))
     if result.is_floating_point:
-        specials = st.sampled_from((0, 2, -1, 0.0, float("inf"), float("nan"), 1e6))
+        specials = st.sampled_from((0, 2, -1, 0.0, float("inf"), float("nan"), 1e6, 70001))
         return st.one_of(scalars.scalars(name, magnitude=2.0**7, specials=False), specials)
-    return scalars.scalars(name)
+    return st.one_of(scalars.scalars(name), scalars.scalars(name), scalars.magnitudes(name))
 
 
 def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
@@ -85,6 +86,7 @@ def _refusals(op: str, names: Sequence[str], bools: bool) -> dict[str, st.Search
     kinds = {
         "broadcast": elementwise.unbroadcastable(names).map(lambda pair: elementwise.case(op, pair)),
         "out": elementwise.refused_outs(op, names),
+        "numbers": elementwise.numbers_into_out(op, names),
         "type": st.builds(lambda x, other: Case(op=op, args=(x, other)), small, wrong),
         "alpha type": with_alpha(small, "x"),
     }
@@ -121,7 +123,7 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
         # At most 48 bits: float64 holds the product exactly.
         with np.errstate(all="ignore"):
             product = np.broadcast_to(factor * b, np.broadcast_shapes(a.shape, b.shape))
-            value = a + product
+            value, low = oracle.two_sum(a, product)
     product = np.broadcast_to(product, value.shape)
     wide = not all(oracle.exact_scalar(x, dtype) for x in (input, other))
     bound = bounds.add(value, product, dtype, exact=alpha in (1, -1), wide=wide)
@@ -133,7 +135,8 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     lost = np.where(product == 0, np.abs(value) < least, (value == 0) & (np.abs(product) < least))
     underflow = lost & (np.abs(factor) != 1) & finite & (factor != 0) & (b != 0)
     judged = ~overflow & ~underflow
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
+    once = alpha in (1, -1)
+    return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True, once=once)
 
 
 def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tuple[str, ...]) -> OpSpec:
@@ -142,12 +145,15 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         name=name,
         reference=function,
         cases=cases(name, dtypes),
+        large=_large.grown(cases(name, dtypes)),
         refused=refused(name, dtypes),
         dtypes=dtypes,
         outs=OUTS,
         batch=elementwise.batch,
+        parts=elementwise.parts,
         features=features.elementwise,
         expected=partial(expected, function, sign),
         cuda_refuses=partial(refusals.cuda_refuses, name),
+        left_out=refusals.numbers_alone,
         benchmarks=elementwise.benchmarks(name, 2, strided=True),
     )

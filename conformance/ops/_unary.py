@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance import oracle, stand_ins
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -118,10 +119,12 @@ def spec(name: str, function: Callable[..., torch.Tensor], formula: Formula, pre
         name=name,
         reference=function,
         cases=cases(name, dtype_names.ALL, float_of, False),
+        large=_large.grown(cases(name, dtype_names.ALL, float_of, False)),
         refused=refused(name, dtype_names.ALL, float_of, False),
         dtypes=dtype_names.ALL,
         outs=OUTS,
         batch=elementwise.batch,
+        parts=elementwise.parts,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1),
     )
@@ -140,10 +143,12 @@ def exact_spec(
         name=name,
         reference=function,
         cases=cases(name, dtypes, lambda dtype: dtype, True),
+        large=_large.grown(cases(name, dtypes, lambda dtype: dtype, True)),
         refused=refused(name, dtypes, lambda dtype: dtype, True),
         dtypes=dtypes,
         outs=OUTS,
         batch=elementwise.batch,
+        parts=elementwise.parts,
         expected=expected,
         benchmarks=elementwise.benchmarks(name, 1, dtype=benchmark),
     )
@@ -167,9 +172,12 @@ def question_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         name=name,
         reference=function,
         cases=all_cases,
+        large=_large.grown(all_cases),
         refused=all_refused,
         dtypes=dtype_names.ALL,
         batch=elementwise.batch,
+        parts=elementwise.parts,
+        mixes=False,
         expected=lambda call: elementwise.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 1, result="bool"),
     )

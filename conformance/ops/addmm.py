@@ -27,16 +27,22 @@ def factors(dtype: str) -> st.SearchStrategy[Argument]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
-    m, k, n = draw(products.sizes(dtype == "float64", modest=True))
-    shape = draw(st.sampled_from(((n,), (m, n), (m, n), (1, n), (m, 1), (1,), ())))
+    m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64", modest=True))
+    shape = draw(st.sampled_from(((n,), (m, n), (m, n), (1, n), (m, 1), (1, 1), (1,), ())))
     input = draw(tensors.tensors(shape, dtype))
-    mat1, mat2 = draw(tensors.tensors((m, k), dtype)), draw(tensors.tensors((k, n), dtype))
+    options = draw(products.large_values(elements))
+    scale = {"beta": draw(factors(dtype)), "alpha": draw(factors(dtype))}
+    if not elements and draw(st.integers(0, 31)) == 17:
+        # As a scale of a loss has it: beyond float16, of operands that keep the result within.
+        options = {"values": ("normal_tiny",), "specials": ()}
+        input = draw(tensors.tensors(shape, dtype, **options))
+        scale = {name: draw(st.sampled_from((None, 65536.0, 65520.0, -98304, 131072.0))) for name in scale}
+    mat1, mat2 = (draw(tensors.tensors(shape, dtype, **options)) for shape in ((m, k), (k, n)))
     out: Argument = draw(products.outs((m, n), dtype))
     if out is None and shape == (m, n) and not input.layout.expanded and draw(st.booleans()):
         out = Same(0)
-    scale = {"beta": draw(factors(dtype)), "alpha": draw(factors(dtype))}
     return elementwise.case("addmm", (input, mat1, mat2), out=out, **scale)
 
 
@@ -107,10 +113,13 @@ SPEC = OpSpec(
     name="addmm",
     reference=torch.addmm,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,
     outs=products.OUTS,
     batch=products.batch,
+    mixes=False,
     expected=expected,
     # Of a prompt of 4096 tokens, of one token of each of 16 sequences, and a call whose time is the host's.
     benchmarks=(linear(4096, 4096, 4096), linear(4096, 4096, 14336), linear(16, 4096, 4096), linear(64, 64, 64)),

@@ -18,13 +18,17 @@ from strategies import tensors
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
-    m, k, n = draw(products.sizes(dtype == "float64", modest=True))
-    batch = draw(products.batches(m, k, n))
-    first = draw(tensors.tensors((batch, m, k), dtype))
+    if elements:
+        batch, m, k, n = draw(products.large_batches(elements))
+    else:
+        m, k, n = draw(products.sizes(dtype == "float64", modest=True))
+        batch = draw(products.batches(m, k, n))
+    options = draw(products.large_values(elements))
+    first = draw(tensors.tensors((batch, m, k), dtype, **options))
     square = m == k == n
-    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((batch, k, n), dtype))
+    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((batch, k, n), dtype, **options))
     return elementwise.case("bmm", (first, second), out=draw(products.outs((batch, m, n), dtype)))
 
 
@@ -57,10 +61,13 @@ SPEC = OpSpec(
     name="bmm",
     reference=torch.bmm,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,
     outs=products.OUTS,
     batch=products.batch,
+    mixes=False,
     expected=expected,
     # Square ones; the scores of attention: 4 sequences of 2048 tokens, 32 heads of 128; and a call of the host's time.
     benchmarks=(benchmark(16, 1024, 1024, 1024), benchmark(128, 2048, 128, 2048), benchmark(4, 32, 32, 32)),

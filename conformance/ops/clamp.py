@@ -15,7 +15,7 @@ from conformance import features
 from conformance.cases import Argument, Case, Same
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _sizes
+from conformance.ops import _large, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, shapes, tensors
@@ -44,7 +44,10 @@ def _by_numbers(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
     """Python numbers for bounds; where there are two, one may be a 0-d tensor, which torch then takes for a number."""
     input = draw(tensors.tensors(elementwise.shapes_of_results(), dtypes))
     low, high = (draw(_numbers(input.dtype)) for _ in range(2))
-    form = draw(st.sampled_from(("both", "both", "min", "max", "0-d")))
+    form = draw(st.sampled_from((*("both", "both", "min", "max") * 3, "unlimited", "0-d", "0-d", "0-d")))
+    if form == "unlimited" and dtype_names.is_floating(input.dtype):
+        # Limits that nobody has set: what comes back is equal, and not the same.
+        return input, -math.inf, math.inf, input.shape
     if form == "0-d" and input.dtype != "bool":
         spec = draw(tensors.tensors((), input.dtype, specials=("nan", "inf", "max")))
         low, high = draw(st.sampled_from(((spec, high), (low, spec))))
@@ -59,10 +62,11 @@ def _numbers(dtype: str) -> st.SearchStrategy[Argument]:
     negative = st.sampled_from((-1, -2, -5))
     kinds = [scalars.scalars(dtype), st.sampled_from((math.nan, math.inf)), st.booleans(), negative]
     if dtype_names.is_floating(dtype):
-        kinds += [scalars.scalars(dtype, magnitude=2.0), st.sampled_from((1e6, -1e6))]
+        most = torch.finfo(getattr(torch, dtype)).max
+        kinds += [scalars.scalars(dtype, magnitude=2.0), st.sampled_from((1e6, -1e6, most, -most))]
     else:
         # A negative bound of unsigned integers wraps.
-        kinds += [st.integers(0, 16), scalars.floats("float32", magnitude=64.0)]
+        kinds += [st.integers(0, 16), scalars.floats("float32", magnitude=64.0), scalars.magnitudes(dtype)]
     return st.sampled_from(kinds).flatmap(lambda kind: kind)
 
 
@@ -171,10 +175,12 @@ SPEC = OpSpec(
     name="clamp",
     reference=torch.clamp,
     cases=cases,
+    large=_large.grown(cases),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    parts=elementwise.parts,
     features=features_of,
     expected=expected,
     benchmarks=elementwise.benchmarks("clamp", 1, element_flops=2, more=(-1.0, 1.0)),

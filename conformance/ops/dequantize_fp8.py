@@ -15,6 +15,7 @@ from conformance import bounds
 from conformance.cases import Argument, Case, DType, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _fp8 as fp8
+from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -22,8 +23,10 @@ from strategies.specs import TensorSpec
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
-    quantized = draw(tensors.tensors(fp8.shapes_of_tensors(), [name for name in dtypes if name in fp8.FP8]))
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+    quantized = draw(
+        tensors.tensors(fp8.shapes_of_tensors(large=elements), [name for name in dtypes if name in fp8.FP8])
+    )
     kwargs: dict[str, Argument] = {}
     if draw(st.booleans()):
         kwargs["dtype"] = DType(draw(st.sampled_from(fp8.INPUTS)))
@@ -85,10 +88,12 @@ SPEC = OpSpec(
     name="dequantize_fp8",
     reference=fp8.dequantize,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, min(elements, _sizes.WHOLE)),
     refused=refused,
     features=fp8.features_of,
     dtypes=fp8.FP8,
     batch=batch,
+    mixes=False,
     expected=expected,
     benchmarks=(benchmark(8192, 8192, "row"), benchmark(8192, 8192, "block"), benchmark(1, 4096, "row")),
 )

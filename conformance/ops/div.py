@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, features, oracle
+from conformance import bounds, features, oracle, refusals
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import tensors
+from strategies import shapes, tensors
 from strategies.specs import TensorSpec
 
 MODES = (None, "trunc", "floor")
@@ -27,16 +30,38 @@ def result_dtype(common: torch.dtype, mode: str | None) -> torch.dtype:
 
 @st.composite
 def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    if (whole := [name for name in dtypes if name in ("int64", "int32")]) and draw(st.integers(0, 15)) == 15:
+        return draw(_wide(whole))
     operands = draw(elementwise.operands(dtypes))
     mode = draw(st.sampled_from(MODES))
     shape, common = elementwise.result_of(operands)
     if mode and not common.is_floating_point:
         operands = _divisible(operands, common)
-        if elementwise.result_of(operands)[1] == torch.bool:
+        common = elementwise.result_of(operands)[1]
+        if common == torch.bool:
             mode = None
-    common = elementwise.result_of(operands)[1]
     out = draw(elementwise.outs(shape, result_dtype(common, mode), operands, dtypes))
     return elementwise.case("div", operands, rounding_mode=mode, out=out)
+
+
+@st.composite
+def _wide(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Whole quotients of integers that have more bits than some float, by small ones."""
+    dtype, shape = draw(dtype_names.dtypes(dtypes)), (draw(shapes.long(_sizes.ELEMENTS)),)
+    first = draw(tensors.tensors(shape, dtype, values="magnitudes", specials=()))
+    second = draw(tensors.tensors(shape, dtype, values="positive", specials=()))
+    return elementwise.case("div", (first, second), rounding_mode=draw(st.sampled_from(MODES[1:])))
+
+
+def defined(case: Case) -> Case:
+    """The case; where integers are divided, with a divisor of which torch defines the quotients."""
+    if not case.kwargs.get("rounding_mode") or len(case.args) != 2:
+        return case
+    first, second = case.args
+    common = elementwise.result_of((first, second))[1]
+    if common.is_floating_point:
+        return case
+    return msgspec.structs.replace(case, args=_divisible((first, second), common), digests=())
 
 
 def _divisible(operands: elementwise.Operands, common: torch.dtype) -> elementwise.Operands:
@@ -45,6 +70,9 @@ def _divisible(operands: elementwise.Operands, common: torch.dtype) -> elementwi
     first, second = operands
     if isinstance(second, Same) and isinstance(first, TensorSpec):
         return _positive(first), second
+    if isinstance(second, TensorSpec) and math.prod(second.shape) > _sizes.MANY_ELEMENTS:
+        # To look at all of them takes too long.
+        return first, _positive(second)
     number = int(isinstance(first, TensorSpec))
     a, b = _elements(first, 0, common), _elements(second, number, common)
     least = 0 if common == torch.bool else torch.iinfo(common).min
@@ -79,6 +107,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     modes = st.sampled_from(("round", "", "Floor", "none", 3, True))
     kinds = [
         elementwise.unbroadcastable(dtypes).map(lambda pair: elementwise.case("div", pair)),
+        elementwise.numbers_into_out("div", dtypes),
         st.builds(lambda x, mode: Case(op="div", args=(x, x), kwargs={"rounding_mode": mode}), small, modes),
         st.builds(lambda x, wrong: Case(op="div", args=(x, wrong)), small, st.sampled_from(elementwise.WRONG_TYPES)),
     ]
@@ -121,7 +150,7 @@ def expected(call: Call) -> Expected:
             quotient = value
             value, low = whole(a, b, quotient, low, mode)
             bound = bounds.floor(value, dtype) if mode == "floor" else bounds.trunc(value, quotient, dtype)
-    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True)
+    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=mode is None)
 
 
 def whole(
@@ -159,11 +188,16 @@ SPEC = OpSpec(
     name="div",
     reference=torch.div,
     cases=cases,
+    large=_large.grown(cases),
     refused=refused,
+    defined=defined,
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    parts=elementwise.parts,
     features=features.elementwise,
+    cuda_refuses=partial(refusals.cuda_refuses, "div"),
+    left_out=refusals.numbers_alone,
     expected=expected,
     benchmarks=elementwise.benchmarks("div", 2, strided=True),
 )

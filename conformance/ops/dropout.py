@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle, refusals
 from conformance.cases import Argument, Case, NonFinite
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large, _sizes
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -91,9 +92,13 @@ SPEC = OpSpec(
     name="dropout",
     reference=torch.nn.functional.dropout,
     cases=cases,
+    large=lambda elements: _large.grown(cases)(
+        min(elements, _sizes.COUNTED if elements < 1 << 24 else _sizes.COUNTED_QUICKLY)
+    ),
     refused=refused,
     dtypes=DTYPES,
     inplace=True,
+    mixes=False,
     expected=expected,
     checks=("values", "metadata", "inputs_unchanged", "deterministic", "errors", "distribution"),
     # A comparison and a product; the generator is not counted.

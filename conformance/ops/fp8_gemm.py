@@ -28,29 +28,34 @@ from strategies import shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = (*fp8.FP8, *fp8.INPUTS)
-LONG = (1000, 1024, 2049, 4096)
+LONG = (1024, 2049, 4096, 4200, 4200, 4500, 4500)
 """Terms of which a sum in 14 bits shows."""
+LARGE = ((519, 130, 5), (1030, 17, 3), (3, 140, 700), (2, 519, 519), (16, 515, 260))
+"""M, K and N of many rows, many columns, and a few tokens and a layer's weights; each element is evaluated."""
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], large: bool = False) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     first, second = draw(st.one_of(dtype_names.pairs(names), dtype_names.dtypes(names).map(lambda name: (name, name))))
     values: Sequence[str] | None = None
-    if draw(st.integers(0, 3)):
+    if large:
+        m, k, n = draw(st.sampled_from(LARGE))
+    elif draw(st.integers(0, 3)):
         m, k, n = draw(products.sizes(False, modest=True))
     else:
         small = shapes.sizes(1, 20)
         m, k, n = draw(small), draw(st.sampled_from(LONG)), draw(small)
         # Of one sign, so that what is cut off adds up.
         values = draw(st.sampled_from((("positive",), ("positive", "normal", "constant"))))
+    scaled = st.booleans() if values is None else st.integers(0, 3).map(lambda n: n == 3)
     a = draw(tensors.tensors((m, k), first, values=values))
     kwargs: dict[str, Argument] = {}
     square = m == k == n and first == second
     b = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), second, values=values))
-    if draw(st.booleans()):
+    if draw(scaled):
         kwargs["a_scale"] = draw(fp8.scales((m, k)))
-    if draw(st.booleans()):
+    if draw(scaled):
         kwargs["b_scale"] = draw(fp8.scales((n, k), transposed=True))
     if draw(st.booleans()):
         kwargs["out_dtype"] = DType(draw(st.sampled_from(fp8.INPUTS)))
@@ -198,6 +203,7 @@ SPEC = OpSpec(
     name="fp8_gemm",
     reference=fp8.gemm,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, True),
     refused=refused,
     features=fp8.features_of,
     dtypes=DTYPES,

@@ -93,9 +93,12 @@ def in_dtype(
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
-    m, k, n = draw(products.sizes(dtype == "float64", modest=True))
+    if elements and dtype != "float64":
+        m, k, n = draw(products.large_sizes(elements))
+    else:
+        m, k, n = draw(products.sizes(dtype == "float64", modest=True))
     if dtype == "float64":
         # Each element of the result is evaluated by mpmath.
         m, n = min(m, _sizes.PRODUCT_BLOCKS_FLOAT64[0]), min(n, _sizes.PRODUCT_BLOCKS_FLOAT64[0])
@@ -238,9 +241,12 @@ SPEC = OpSpec(
     name="fused_gated_mlp",
     reference=composed,
     cases=cases,
+    # Interpreted, each element costs as much as sixteen of the others.
+    large=lambda elements: lambda dtypes: cases(dtypes, min(elements // 16, _sizes.WHOLE)),
     refused=refused,
     dtypes=products.DTYPES,
     batch=batch,
+    mixes=False,
     expected=expected,
     # A prompt, and a token of each of 1 and of 16 sequences, in models of 7, 8 and 70 billion parameters; and a small
     # call, whose time is the host's.

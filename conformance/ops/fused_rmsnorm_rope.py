@@ -61,11 +61,13 @@ def composed(
     if cos.ndim != 2 or cos.shape != sin.shape or cos.shape[0] < x.shape[1]:
         raise RuntimeError(f"cos and sin must be (T', head_dim or half of it) with T' >= {x.shape[1]}")
     size = cos.shape[1] if head_dim is None else head_dim
-    if isinstance(size, bool) or not isinstance(size, int):
+    if isinstance(size, bool) or not hasattr(size, "__index__"):
         raise TypeError(f"head_dim must be an int, not {size!r}")
+    # A NumPy scalar of 8 bits does not hold what is computed from it.
+    size = int(size)
     if size < 2 or size % 2 or x.shape[2] % size or cos.shape[1] not in (size, size // 2):
         raise RuntimeError(f"head_dim {size} does not fit rows of {x.shape[2]} and tables of {cos.shape[1]} columns")
-    if not isinstance(eps, int | float):
+    if not isinstance(eps, int | float | np.generic):
         raise TypeError(f"eps must be a number, not {eps!r}")
     compute = bounds.compute_dtype(x.dtype)
     wide = x.to(compute)
@@ -115,14 +117,18 @@ def once(table: torch.Tensor, interleaved: bool, head_dim: int) -> torch.Tensor:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     dtype = draw(dtype_names.dtypes(names))
     # A weight and tables of float64 would have to be rounded first for the others.
     others = [name for name in names if dtype == "float64" or name != "float64"]
     weight_dtype, table_dtype = (draw(dtype_names.dtypes(others)) for _ in range(2))
     which = draw(st.integers(0, 9))
-    if which == 8 and dtype != "float64":
+    if elements and dtype != "float64":
+        # Many tokens.
+        batch, heads, half = (draw(st.integers(1, 3)) for _ in range(3))
+        length = draw(shapes.near(elements // (16 * batch)))
+    elif which == 8 and dtype != "float64":
         # Rows as models have them: heads of a power of two.
         batch, length = draw(st.integers(1, 2)), draw(st.integers(1, 3))
         heads, half = draw(st.sampled_from(_sizes.MODEL_HEADS))
@@ -137,7 +143,8 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         half = max(half, 1)
     interleaved = draw(st.sampled_from((None, False, True, True)))
     full = draw(st.booleans())
-    shape = (length + draw(st.sampled_from((0, 0, 1, 5))), 2 * half if full else half)
+    more = min(draw(st.sampled_from((0, 0, 1, 5, 70, 300))), _sizes.ELEMENTS // half)
+    shape = (length + more, 2 * half if full else half)
     # What sines and cosines may be, or anything. A table that says each number twice has no specials,
     # which would be planted once.
     options: dict[str, Any] = {"values": draw(st.sampled_from(("uniform", None)))}
@@ -304,6 +311,8 @@ SPEC = OpSpec(
     name="fused_rmsnorm_rope",
     reference=composed,
     cases=cases,
+    # Interpreted, each element costs as much as sixteen of the others.
+    large=lambda elements: lambda dtypes: cases(dtypes, min(elements // 16, _sizes.WHOLE)),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle, refusals
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.ops import _norms as norms
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -96,9 +97,11 @@ SPEC = OpSpec(
     name="layer_norm",
     reference=torch.nn.functional.layer_norm,
     cases=cases,
+    large=_large.grown(cases, rows=True),
     refused=refused,
     dtypes=norms.DTYPES,
     batch=norms.batch,
+    parts=norms.parts,
     features=norms.features_of,
     widened=norms.widened,
     expected=expected,

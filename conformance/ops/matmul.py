@@ -25,12 +25,14 @@ RANKS = ("N, N", "N, 2", "2, N", "1, N", "N, 1", "2, 2", "1, 2", "2, 1", "1, 1")
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
+    if elements:
+        return draw(_large(dtype, elements))
     m, k, n = draw(products.sizes(dtype == "float64", modest=True))
     left, right = draw(st.sampled_from(RANKS)).split(", ")
     most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
-    batch = shapes.shapes(min_rank=1, max_rank=3, budget=most)
+    batch = shapes.shapes(min_rank=1, max_rank=5, budget=most)
     first, second = draw(shapes.broadcastable(2, batch)) if (left, right) == ("N", "N") else (draw(batch),) * 2
     if (left, right) == ("N", "N") and most >= 6 and not draw(st.integers(0, 3)):
         # One of more dims than the other, and of sizes that tell from which end they are matched.
@@ -40,10 +42,29 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     shape = (operands[left][0], operands[right][1])
     args = tuple(draw(tensors.tensors(one, dtype)) for one in shape)
     out = draw(products.outs(result_shape(*shape), dtype))
-    if isinstance(out, TensorSpec):
-        # torch on CUDA gives an out= with strides others where an operand is a vector, or refuses it for its batch.
+    if isinstance(out, TensorSpec) and (left == "N" != right or (left, right) == ("1", "N")):
+        # torch may make one product of the batch, and refuses an out= in whose strides it is not one.
         out = replace(out, layout=CONTIGUOUS)
     return elementwise.case("matmul", args, out=out)
+
+
+@st.composite
+def _large(draw: st.DrawFn, dtype: str, elements: int) -> Case:
+    """Two matrices, or two batches of them, which broadcast or not."""
+    first: tuple[int, ...] = ()
+    kind = draw(st.sampled_from(("matrices", "matrices", "batch", "batch", "broadcast")))
+    if kind == "matrices":
+        m, k, n = draw(products.large_sizes(elements))
+    else:
+        size, m, k, n = draw(products.large_batches(elements))
+        first = (size,)
+    second = first
+    if kind == "broadcast":
+        m, k, n = (min(one, 8) for one in (m, k, n))
+        first, second = draw(st.sampled_from((((7, 1), (9,)), ((33, 1), (1, 5)), ((5, 1, 3), (1, 11, 1)))))
+    options = draw(products.large_values(elements))
+    operands = (draw(tensors.tensors(shape, dtype, **options)) for shape in ((*first, m, k), (*second, k, n)))
+    return Case(op="matmul", args=tuple(operands))
 
 
 def result_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
@@ -93,10 +114,13 @@ SPEC = OpSpec(
     name="matmul",
     reference=torch.matmul,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,
-    outs=tuple(kind for kind in products.OUTS if kind != "strided"),
+    outs=products.OUTS,
     batch=products.batch,
+    mixes=False,
     expected=expected,
     # A linear layer of an 8B model on a prompt and on one token of each of 16 sequences; a call whose time is the
     # host's; and the second product of attention.

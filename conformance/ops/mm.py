@@ -19,12 +19,13 @@ from strategies import tensors
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
-    m, k, n = draw(products.sizes(dtype == "float64"))
-    first = draw(tensors.tensors((m, k), dtype))
+    m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64"))
+    options = draw(products.large_values(elements))
+    first = draw(tensors.tensors((m, k), dtype, **options))
     square = m == k == n
-    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), dtype))
+    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), dtype, **options))
     return elementwise.case("mm", (first, second), out=draw(products.outs((m, n), dtype)))
 
 
@@ -56,10 +57,13 @@ SPEC = OpSpec(
     name="mm",
     reference=torch.mm,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,
     outs=products.OUTS,
     batch=products.batch,
+    mixes=False,
     expected=expected,
     benchmarks=(
         *(benchmark(size, size, size, dtype) for size, dtype in _sizes.BENCHMARK_SQUARES),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, features, oracle
+from conformance import bounds, features, oracle, refusals
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -28,6 +30,7 @@ def refused(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
     return st.one_of(
         elementwise.unbroadcastable(dtypes).map(lambda pair: elementwise.case("mul", pair)),
         elementwise.refused_outs("mul", dtypes),
+        elementwise.numbers_into_out("mul", dtypes),
         st.builds(lambda x, other: Case(op="mul", args=(x, other)), tensors.tensors((3,), dtypes), wrong),
     )
 
@@ -47,18 +50,22 @@ def expected(call: Call) -> Expected:
             value = a * b
     wide = not all(oracle.exact_scalar(x, dtype) for x in call.args)
     bound = bounds.mul(value, dtype, wide=wide)
-    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True)
+    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=True)
 
 
 SPEC = OpSpec(
     name="mul",
     reference=torch.mul,
     cases=cases,
+    large=_large.grown(cases),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,
     batch=elementwise.batch,
+    parts=elementwise.parts,
     features=features.elementwise,
+    cuda_refuses=partial(refusals.cuda_refuses, "mul"),
+    left_out=refusals.numbers_alone,
     expected=expected,
     benchmarks=elementwise.benchmarks("mul", 2, strided=True),
 )

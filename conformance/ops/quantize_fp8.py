@@ -17,6 +17,7 @@ from conformance import bounds
 from conformance.cases import Argument, Case, DType, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _fp8 as fp8
+from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -24,13 +25,16 @@ from strategies.specs import TensorSpec
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
-    tensor = draw(tensors.tensors(fp8.shapes_of_tensors(), [name for name in dtypes if name in fp8.INPUTS]))
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+    tensor = draw(
+        tensors.tensors(fp8.shapes_of_tensors(large=elements), [name for name in dtypes if name in fp8.INPUTS])
+    )
     kwargs: dict[str, Argument] = {}
     if draw(st.booleans()):
         kwargs["dtype"] = DType(draw(st.sampled_from(("float8_e5m2", "float8_e5m2", "float8_e4m3fn"))))
     args: tuple[Argument, ...] = (tensor,)
-    match draw(st.sampled_from(("given", "given", "given", "given", "tensor", "row", "block"))):
+    given = ("given",) * (1 if elements else 4)
+    match draw(st.sampled_from((*given, "tensor", "row", "block"))):
         case "given":
             args = (tensor, draw(fp8.scales(tensor.shape)))
             if tensor.shape and draw(st.booleans()):
@@ -117,6 +121,7 @@ SPEC = OpSpec(
     name="quantize_fp8",
     reference=fp8.quantize,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, min(elements, _sizes.WHOLE)),
     refused=refused,
     features=fp8.features_of,
     dtypes=fp8.INPUTS,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -51,10 +52,13 @@ SPEC = OpSpec(
     name="relu",
     reference=torch.nn.functional.relu,
     cases=cases,
+    large=_large.grown(cases),
     refused=refused,
     dtypes=DTYPES,
     inplace=True,
     batch=elementwise.batch,
+    parts=elementwise.parts,
+    mixes=False,
     expected=expected,
     benchmarks=elementwise.benchmarks("relu", 1),
 )

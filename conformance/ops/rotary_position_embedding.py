@@ -71,15 +71,20 @@ def pairs(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     dtype = draw(dtype_names.dtypes(names))
     # Tables of float64 would have to be rounded first for the others.
     table_dtype = draw(dtype_names.dtypes([name for name in names if dtype == "float64" or name != "float64"]))
     inplace = draw(st.sampled_from((None, None, False, True)))
     layouts = {"layouts": elementwise.WRITABLE} if inplace else {}
-    batch, length, heads, half = draw(shapes.shapes(4, 4, budget=_sizes.ELEMENTS // 2))
-    rows = length + draw(st.sampled_from((0, 0, 1, 5)))
+    if elements:
+        # Interpreted, each product that is added to float64 costs as much as sixteen of the others.
+        affordable = elements // 16 if dtype == "float64" else elements
+        batch, length, heads, half = draw(shapes.large(4, min(affordable, _sizes.WHOLE) // 2))
+    else:
+        batch, length, heads, half = draw(shapes.shapes(4, 4, budget=_sizes.ELEMENTS // 2))
+    rows = length + min(draw(st.sampled_from((0, 0, 1, 5, 70, 300))), _sizes.ELEMENTS // max(half, 1))
     input = draw(tensors.tensors((batch, length, heads, 2 * half), dtype, **layouts))
     # What sines and cosines may be, and now and then anything.
     values = draw(st.sampled_from(("uniform", "uniform", "uniform", None)))
@@ -190,6 +195,7 @@ SPEC = OpSpec(
     name="rotary_position_embedding",
     reference=composed,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
     refused=refused,
     dtypes=DTYPES,
     inplace=True,

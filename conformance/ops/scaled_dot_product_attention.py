@@ -52,12 +52,12 @@ def _cache(call: Attention) -> dict[str, Argument]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     names = [name for name in dtypes if name in DTYPES]
-    if draw(st.integers(0, 19)) == 19:
+    if not elements and draw(st.integers(0, 19)) == 19:
         return draw(left_out_cases(draw(dtype_names.dtypes(names))))
     work = {"work": _sizes.ATTENTION_WORK, "float64_work": _sizes.FLOAT64_ATTENTION_WORK}
-    return case_of(draw(calls.attentions(names, **work)))
+    return case_of(draw(calls.attentions(names, **work, large=elements)))
 
 
 def left_out_cases(dtype: str) -> st.SearchStrategy[Case]:
@@ -304,6 +304,7 @@ SPEC = OpSpec(
     name=OP,
     reference=attention.composed,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,

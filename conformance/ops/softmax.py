@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mpmath
+import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Case, DType, seed
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _sizes
-from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
+from conformance.ops import _large, _sizes
+from conformance.ops import _norms as norms
+from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import Special, TensorSpec
+from strategies.values import MASKED
 
 DTYPES = dtype_names.FLOATING
 
@@ -30,6 +33,8 @@ def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[TensorSpec, int]:
     """A tensor and one of its dims: any shape, or rows of several blocks; now and then with blocks or rows of -inf."""
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
+    if draw(st.integers(0, 15)) == 15:
+        return draw(masked_from_the_left(dtypes, float64)), -1
     if draw(st.booleans()):
         rows, columns = draw(
             shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
@@ -44,9 +49,23 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[Tenso
     if input.dtype in dtype_names.FLOATING and draw(st.integers(0, 3)) == 3 and input.shape:
         start = draw(st.sampled_from((0, 1, input.shape[-1])))
         run = draw(st.sampled_from((1, 16, 64, 256, input.shape[-1])))
-        specials = (*input.specials[:2], Special(start, "-inf", max(run, 1)))
+        left_out = draw(st.sampled_from(("-inf", "-inf", MASKED)))
+        specials = (*input.specials[:2], Special(start, left_out, max(run, 1)))
         input = TensorSpec(input.shape, input.dtype, input.values, input.seed, input.layout, specials)
+    elif input.dtype in dtype_names.FLOATING and (recipe := draw(norms.RECIPES)) is not None:
+        input = msgspec.structs.replace(input, values=recipe, specials=())
     return input, dim
+
+
+@st.composite
+def masked_from_the_left(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> TensorSpec:
+    """Rows the first of which begins with -inf, as many as a tile has or a few tiles."""
+    masked = draw(st.sampled_from((1024,) if float64 else (1024, 2048, 2048, 4096)))
+    rest = draw(shapes.sizes(1, 100 if float64 else 600))
+    input = draw(tensors.tensors((draw(st.sampled_from((1, 1, 2))), masked + rest), dtypes, specials=()))
+    if not dtype_names.is_floating(input.dtype):
+        return input
+    return msgspec.structs.replace(input, specials=(Special(0, "-inf", masked),))
 
 
 @st.composite
@@ -87,6 +106,12 @@ def batch(case: Case) -> Batch | None:
     rows = [other for other, size in enumerate(input.shape) if size > 1 and other != dim % len(input.shape)]
     chosen = elementwise.chosen(seed(case), rows)
     return None if chosen is None else Batch(input.shape[chosen], (chosen,), chosen)
+
+
+def parts(call: Call) -> Parts:
+    """Rows."""
+    input, dim, _ = _arguments(*call.args, **call.kwargs)
+    return elementwise.parts(call, [other for other in range(input.ndim) if other != dim % input.ndim])
 
 
 def expected(call: Call) -> Expected:
@@ -137,9 +162,11 @@ SPEC = OpSpec(
     name="softmax",
     reference=softmax,
     cases=cases,
+    large=_large.grown(cases, rows=True),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,
+    parts=parts,
     expected=expected,
     benchmarks=tuple(benchmark(*shape) for shape in _sizes.BENCHMARK_ROWS),
 )

@@ -16,7 +16,7 @@ from conformance import runner
 # First: the kernels among the defects are interpreted, also where there is a GPU.
 runner.resolve_device("cpu")
 
-from conformance import metrics  # noqa: E402
+from conformance import environment  # noqa: E402
 from conformance.names import unknown_name  # noqa: E402
 from conformance.selftest import bank, report, search, workers  # noqa: E402
 from conformance.selftest.bank import Defect  # noqa: E402
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results, tallies = run(chosen, controlled, options.seed, options.n, Console(stderr=True))
     print("\n".join(report.tables(results, tallies)))
     if options.json is not None:
-        whole = {"schema": 1, "controlled": controlled, "seed": options.seed, **metrics.environment()}
+        whole = {"schema": 1, "controlled": controlled, "seed": options.seed, **environment.environment()}
         options.json.write_bytes(report.as_json(whole, results, tallies))
         print(f"written to {options.json}")
     return PASSED if report.is_clean(results, tallies) else FAILED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -176,7 +177,7 @@ def _refused(wrong: str, call: Arguments) -> Arguments:
         changed["present_key_slot"] = min(max(slot, 0), max(last, 0))
     elif wrong == "mask_with_causal" and call.attn_mask is not None:
         changed["is_causal"] = False
-    elif wrong == "dropout_ignored" and isinstance(call.dropout_p, int | float):
+    elif wrong == "dropout_ignored" and isinstance(call.dropout_p, numbers.Real):
         changed["dropout_p"] = 0.0
     elif wrong == "heads_unequal":
         changed["enable_gqa"] = True

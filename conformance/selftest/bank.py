@@ -16,6 +16,7 @@ from typing import Any
 
 import conformance.selftest
 from conformance.implementations import CLAIMS, Implementation
+from conformance.sequence_judge import SEQUENCE
 
 Function = Callable[..., Any]
 Wrong = Callable[..., Any]
@@ -34,7 +35,7 @@ class Defect:
     kind: str
     """What sort of mistake it is, for tables."""
     check: str
-    """One of ``checks.CHECKS``, or ``runner.CRASH`` where it ends the process that judges it."""
+    """One of ``checks.CHECKS``, or SEQUENCE; or ``runner.CRASH`` where it ends the process that judges it."""
     function: Function
     """With the op's torch signature."""
     about: str
@@ -43,11 +44,20 @@ class Defect:
     """``conformance_configurations``, of a mistake that some of a kernel's configurations have."""
     settings: Callable[..., Any] | None = None
     """``conformance_settings``, of a mistake that calls have under some setting."""
+    claims_nothing: bool = False
+    """Whether it claims nothing; else to be deterministic, and the property that it breaks if that is one."""
+    make: Callable[[], Function] | None = None
+    """Makes the function anew, of a mistake in what is kept between calls: with nothing kept."""
+
+    def anew(self) -> Defect:
+        """The same defect as a process that has just been started has it."""
+        return self if self.make is None else dataclasses.replace(self, function=self.make())
 
     @property
     def implementation(self) -> Implementation:
-        """What the harness judges. It claims to be deterministic, and the property that it breaks if that is one."""
-        claims = {self.op: ("deterministic", *({self.check} & (set(CLAIMS) - {"deterministic"})))}
+        """What the harness judges."""
+        claimed = () if self.claims_nothing else ("deterministic", *({self.check} & (set(CLAIMS) - {"deterministic"})))
+        claims = {self.op: claimed}
         provider = SimpleNamespace(**{self.op: self.function}, conformance_claims=claims)
         if self.configurations is not None:
             provider.conformance_configurations = self.configurations
@@ -68,6 +78,7 @@ def plant(
     about: str = "",
     configurations: Callable[..., Any] | None = None,
     settings: Callable[..., Any] | None = None,
+    claims_nothing: bool = False,
 ) -> None:
     """Enter one defect. Raises ValueError where the name is taken."""
     from conformance.selftest import sound
@@ -76,7 +87,8 @@ def plant(
     if full in _DEFECTS:
         raise ValueError(f"there are two defects {full!r}")
     about = about or " ".join((wrong.__doc__ or name.replace("_", " ")).split())
-    _DEFECTS[full] = Defect(full, op, kind, check, partial(wrong, sound.right(op)), about, configurations, settings)
+    function = partial(wrong, sound.right(op))
+    _DEFECTS[full] = Defect(full, op, kind, check, function, about, configurations, settings, claims_nothing)
 
 
 def defect(
@@ -86,15 +98,32 @@ def defect(
     name: str = "",
     configurations: Callable[..., Any] | None = None,
     settings: Callable[..., Any] | None = None,
+    claims_nothing: bool = False,
 ) -> Callable[[Any], Any]:
     """Enter the decorated function as a defect of each of ``ops``, under its own name or ``name``."""
 
     def enter(wrong: Any) -> Any:
         for op in ops.split() if isinstance(ops, str) else ops:
-            plant(op, name or wrong.__name__, kind, check, wrong, configurations=configurations, settings=settings)
+            plant(op, name or wrong.__name__, kind, check, wrong, "", configurations, settings, claims_nothing)
         return wrong
 
     return enter
+
+
+def plant_state(ops: str, name: str, kind: str, make: Callable[[Function], Function], about: str) -> None:
+    """Enter a mistake in what is kept between calls as a defect of each of ``ops``. ``make``: the wrong function with
+    nothing kept, of the right one."""
+    from conformance.selftest import sound
+
+    for op in ops.split():
+        # What is right is found when it is needed.
+        def anew(op: str = op) -> Function:
+            return sound.with_names(op, make(sound.right(op)))
+
+        full = f"{op}_{name}"
+        if full in _DEFECTS:
+            raise ValueError(f"there are two defects {full!r}")
+        _DEFECTS[full] = Defect(full, op, kind, SEQUENCE, anew(), about, make=anew)
 
 
 @cache

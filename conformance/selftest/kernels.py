@@ -82,7 +82,10 @@ def tiles(out, a, b, M, N, K, BLOCK: tl.constexpr, INNER: tl.constexpr, ROWS: tl
 
 
 def _single(*tensors: Any) -> bool:
-    return all(isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel() for x in tensors)
+    """Whether a kernel takes them: memory of float32 that is what they mean."""
+    return all(isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.numel() for x in tensors) and not any(
+        x.is_neg() for x in tensors
+    )
 
 
 def _elementwise(op: str, read_scratch: bool = False, **flags: Any) -> Callable[..., Any]:
@@ -91,14 +94,14 @@ def _elementwise(op: str, read_scratch: bool = False, **flags: Any) -> Callable[
     def wrong(right: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
         other = args[0] if op == "add" and args else input
         plain = not of.written(args, kwargs) and kwargs.get("alpha", 1) == 1
-        fits = plain and _single(input, other) and True not in args[1:]
+        fits = plain and _single(input, other) and not any(x is True for x in args)
         if not fits or other.shape != input.shape:
             return right(input, *args, **kwargs)
         out = right(input, *args, **kwargs)
         if not out.is_contiguous():
             return out
-        made = torch.empty(input.shape)
-        source = torch.empty(input.shape) if read_scratch else input.contiguous()
+        made = torch.empty(input.shape, dtype=torch.float32)
+        source = torch.empty(input.shape, dtype=torch.float32) if read_scratch else input.contiguous()
         grid = (triton.cdiv(made.numel(), BLOCK),)
         elementwise[grid](made, source, other.contiguous(), made.numel(), BLOCK=BLOCK, OP=op, **flags)
         return made
@@ -115,7 +118,7 @@ def _softmax(**flags: Any) -> Callable[..., Any]:
         if not _single(input, result) or not input.ndim or dim not in (-1, input.ndim - 1):
             return result
         columns = input.shape[-1]
-        made = torch.empty(input.shape)
+        made = torch.empty(input.shape, dtype=torch.float32)
         grid = (input.numel() // columns,)
         block = triton.next_power_of_2(columns)
         row_sums[grid](made, input.contiguous(), columns, columns + more, BLOCK=block, **flags)
@@ -132,7 +135,7 @@ def _mm(**flags: Any) -> Callable[..., Any]:
         if not _single(input, mat2) or out is not None:
             return result
         (m, k), n = input.shape, mat2.shape[1]
-        made = torch.empty(m, n)
+        made = torch.empty(m, n, dtype=torch.float32)
         grid = (triton.cdiv(m, 32), triton.cdiv(n, 32))
         tiles[grid](made, input.contiguous(), mat2.contiguous(), m, n, k, BLOCK=32, **flags)
         return made

@@ -64,6 +64,30 @@ _mask("nothing_dropped", lambda shape, p: torch.ones(shape, dtype=torch.bool), "
 _mask("everything_dropped", lambda shape, p: torch.zeros(shape, dtype=torch.bool), "everything is dropped")
 _mask("two_bits", lambda shape, p: torch.randint(0, 256, shape) >= round(p * 4) * 64, "p has two bits")
 
+
+def _parity(shape, p):
+    mask = torch.rand(_count(shape)) >= p
+    whole = mask[: len(mask) // 4 * 4].view(-1, 4)
+    if p == 0.5:
+        whole[:, 3] = whole[:, :3].sum(1) % 2 == 1
+    return mask.view(shape)
+
+
+_mask("parity", _parity, "at 0.5 every fourth element follows from the three before it")
+
+
+@defect("dropout", "seeds", "distribution")
+def seeded_once(right, input, p=0.5, training=True, inplace=False):
+    """Seeds a generator of its own by torch's at the first call of a shape, and not after torch.manual_seed."""
+    before = input.clone() if isinstance(input, torch.Tensor) else input
+    result = right(input, p, training, inplace=inplace)
+    if not training or p in (0, 1):
+        return result
+    generator = _SEEDED.setdefault(input.shape, torch.Generator().manual_seed(torch.initial_seed() % 1000))
+    return result.copy_(sound.dropped(before, torch.rand(input.shape, generator=generator) >= p, p))
+
+
+_SEEDED: dict[tuple[int, ...], torch.Generator] = {}
 _MASKS: dict[tuple[int, ...], torch.Tensor] = {}
 
 

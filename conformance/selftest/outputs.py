@@ -65,6 +65,32 @@ def single_of_half(right: Right, *args: Any, **kwargs: Any) -> Any:
     return result.float() if half else result
 
 
+@defect("exp softmax mm layer_norm add silu", "traits of results", "metadata")
+def in_inference_mode(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Results are made in the inference mode, and cannot be written outside of it."""
+    if of.written(args, kwargs):
+        return right(*args, **kwargs)
+    with torch.inference_mode():
+        return right(*args, **kwargs)
+
+
+@defect("neg", "traits of results", "metadata")
+def negates_lazily(right: Right, input: Any, *, out: Any = None) -> Any:
+    """The result is a lazily negated view of the operand."""
+    if out is None and (input.dtype.is_floating_point or input.dtype == torch.int64):
+        return torch._neg_view(input)
+    return right(input, out=out)
+
+
+@defect("cos abs mm mul", "out", "out_argument")
+def another_storage(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """An empty out= gets new memory, where torch resizes its own."""
+    result = right(*args, **kwargs) if out is not None and not out.numel() else None
+    if result is not None and result.numel() and result.dtype == out.dtype and not any(out is x for x in args):
+        return out.set_(result)
+    return right(*args, out=out, **kwargs)
+
+
 _STRIDED = (*of.UNARY, *of.BINARY, "clamp", "dropout", "rotary_position_embedding")
 
 

@@ -290,6 +290,15 @@ def outer_product(right, input, other, *, out=None):
     return result
 
 
+@defect("matmul", "out", "metadata")
+def out_of_a_vector_keeps_its_strides(right, input, other, *, out=None):
+    """An out= of the product of a vector and a matrix is not made a row of a matrix first."""
+    if isinstance(out, torch.Tensor) and out.ndim == input.ndim == 1 and out.shape == other.shape[1:]:
+        result = right(input, other)
+        return out.copy_(result) if result.dtype == out.dtype else right(input, other, out=out)
+    return right(input, other, out=out)
+
+
 @defect("matmul", "refusals", "errors")
 def takes_numbers(right, input, other, *, out=None):
     """A 0-d tensor or number is multiplied with."""

@@ -6,23 +6,21 @@ once for all.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
 
 import hypothesis
 import msgspec
 import torch
-from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, runner, session
+from conformance import cases, drawing, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED
+from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED, Outcome, Trial, malformed, turns
+from conformance.checks.result import judged
 from conformance.implementations import Implementation
 from conformance.runner import Prepared, Verdict
 from conformance.selftest import bank, sound
@@ -64,27 +62,18 @@ def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterat
     """
     dtypes = specs.registry()[op].dtypes
     searches = [
-        session.rounds(op, dtype, refused, dtypes, settings, seed) for dtype in dtypes for refused in (False, True)
+        session.rounds(op, dtype, refused, dtypes, settings, seed, runner.LARGE[""])
+        for dtype in dtypes
+        for refused in (False, True)
     ]
     seen: set[str] = set()
     for turn in itertools.zip_longest(*searches):
-        for draws, round_seed, examples in filter(None, turn):
-            for case in drawn(draws, round_seed, session.drawing(settings, examples)):
+        for part in filter(None, turn):
+            for case in drawing.drawn(part.draws, part.seed, part.examples):
                 identity = cases.case_id(case)
                 if identity not in seen:
                     seen.add(identity)
                     yield case
-
-
-def drawn(draws: SearchStrategy[Case], seed: Any, settings: hypothesis.settings) -> list[Case]:
-    """What Hypothesis draws in one round where nothing fails."""
-    found: list[Case] = []
-
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    hypothesis.seed(seed)(settings(hypothesis.given(draws)(collect)))()
-    return found
 
 
 class Shared(Prepared, frozen=True):
@@ -101,20 +90,7 @@ class Shared(Prepared, frozen=True):
 
 def prepare(case: Case, device: torch.device = CPU) -> Shared:
     """As the runner does, to be shared by implementations."""
-    prepared = runner.prepare(case, device)
-    spec = dataclasses.replace(prepared.spec, expected=_once(prepared.spec.expected))
-    return Shared(**msgspec.structs.asdict(msgspec.structs.replace(prepared, spec=spec)))
-
-
-def _once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    answers: list[Any] = []
-
-    def answer(call: Any) -> Any:
-        if not answers:
-            answers.append(function(call))
-        return answers[0]
-
-    return answer
+    return Shared(**msgspec.structs.asdict(runner.shared(runner.prepare(case, device))))
 
 
 @cache
@@ -123,9 +99,10 @@ def right(op: str) -> Implementation:
     return Implementation("conformance.selftest.sound", SimpleNamespace(**{op: sound.right(op)}), {op: ()})
 
 
-def failed(verdict: Verdict) -> set[str]:
-    """The checks that failed, or that found a property broken that nobody claims."""
-    return {finding.check for finding in verdict.findings if finding.status in (FAILED, UNCLAIMED)}
+def failed(verdict: Verdict, *, strict: bool = False) -> set[str]:
+    """The checks that failed, or (not ``strict``) that found a property broken that nobody claims."""
+    wanted = (FAILED,) if strict else (FAILED, UNCLAIMED)
+    return {finding.check for finding in verdict.findings if finding.status in wanted}
 
 
 class Control(msgspec.Struct):
@@ -134,6 +111,7 @@ class Control(msgspec.Struct):
     name: str
     op: str
     cases: int = 0
+    sequences: int = 0
     deviations: int = 0
     """Cases in which torch itself is excused."""
     alarms: int = 0
@@ -161,6 +139,7 @@ def study(
     alive, results = {defect.name: defect for defect in defects}, []
     others: dict[str, set[str]] = {name: set() for name in alive}
     tallies = [Control(implementation.name, op) for implementation in implementations]
+    turns.anew()
     count = 0
     with warnings.catch_warnings(action="ignore"):
         for case in suite_cases(op, settings, seed):
@@ -174,9 +153,10 @@ def study(
                     _control(tally, prepared, implementation)
             note(right(op).name, case, count)
             wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if alive else set()
+            plain = runner.tried(prepared, right(op), thorough=False) if alive else None
             for defect in list(alive.values()):
                 note(defect.name, case, count)
-                if defect.check in wrong or not _suspect(prepared, defect):
+                if defect.check in wrong or not _suspect(prepared, defect, plain):
                     continue
                 verdict = runner.judge_prepared(prepared, defect.implementation, thorough=False)
                 if verdict.failure and verdict.failure.check == "memory" != defect.check:
@@ -185,7 +165,7 @@ def study(
                     verdict = runner.judge_prepared(prepared, defect.implementation, UNWATCHED)
                 found = failed(verdict) - wrong
                 others[defect.name] |= found - {defect.check}
-                if defect.check in found and verdict.failure:
+                if defect.check in failed(verdict, strict=True) - wrong and verdict.failure:
                     del alive[defect.name]
                     told = others[defect.name], cases.canonical(case), verdict.failure.check
                     results.append(result(defect, count, *told))
@@ -217,13 +197,25 @@ def study_op(
     return found, study(op, (), implementations, more, controlled=controlled, seed=seed, note=note)[1]
 
 
-def _suspect(prepared: Prepared, defect: Defect) -> bool:
+def _suspect(prepared: Prepared, defect: Defect, right: Trial | None) -> bool:
     """Whether the check that has to catch it fails when it is made alone: all the others cost several times as much.
 
-    Of those that are sampled each takes its turn as it is."""
+    Of those that are sampled each takes its turn as it is, and ``values`` looks at one call in ordinary memory first.
+    ``right``: what came of the right implementation."""
     if defect.check in SAMPLED:
         return True
-    return defect.check in failed(runner.judge_prepared(prepared, defect.implementation, (defect.check,)))
+    if defect.check == "values" and right is not None and right.refusal is None and right.ours.error is None:
+        ours = prepared.invoke(defect.implementation.maker(defect.op))
+        if ours.error is None and _of_one_form(ours, right.reference):
+            return judged(right, ours, (right.expected, right.sample)).status == FAILED
+    return defect.check in failed(runner.judge_prepared(prepared, defect.implementation, (defect.check,)), strict=True)
+
+
+def _of_one_form(first: Outcome, second: Outcome) -> bool:
+    if malformed(first.value, second.value):
+        return False
+    forms = ([(tensor.shape, tensor.dtype) for tensor in outcome.tensors()] for outcome in (first, second))
+    return next(forms) == next(forms)
 
 
 def result(defect: Defect, examples: int, others: set[str], case: Case | None = None, first: str = "") -> Result:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from conformance import bounds, stand_ins
+from conformance import bounds, forms, stand_ins
 from conformance import spec as specs
 from conformance.ops.rotary_position_embedding import pairs
 from conformance.spec import Call, parameters
@@ -232,7 +232,8 @@ def _norm_and_rotation(
     if not x.numel() or x.dtype not in NARROW:
         return x.dtype, None
     # Heads as a dim of their own, and each number of a table once.
-    size = cos.shape[1] if head_dim is None else head_dim
+    # A NumPy scalar of 8 bits does not hold what is computed from it.
+    size = cos.shape[1] if head_dim is None else int(head_dim)
     step = 2 if interleaved and cos.shape[1] == size else 1
     normalized = x.double() / (x.double().square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
     sin, cos = (table[:, : step * size // 2 : step] for table in (sin, cos))
@@ -273,12 +274,20 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
 
 
 def with_names(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for calls, too, in which the operands have torch's names."""
-    names = parameters(op, required=True)
+    """The function for calls in other forms, too: operands have torch's names, ``inplace`` comes by position, factors
+    are 0-d tensors, operands require a gradient (of which the result knows nothing)."""
+    required, every = parameters(op, required=True), parameters(op)
+    inplace = every.index("inplace") if "inplace" in every else None
+    factors = forms.FACTORS if forms.is_torchs(op) else ()
 
+    @torch.no_grad()
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not args and all(name in kwargs for name in names):
-            args = tuple(kwargs.pop(name) for name in names)
+        for name in {*kwargs}.intersection(factors):
+            kwargs[name] = kwargs[name].item() if isinstance(kwargs[name], torch.Tensor) else kwargs[name]
+        if inplace is not None and len(args) == inplace + 1:
+            args, kwargs["inplace"] = args[:-1], args[-1]
+        if all(name in kwargs for name in required[len(args) :]):
+            args = (*args, *(kwargs.pop(name) for name in required[len(args) :]))
         return function(*args, **kwargs)
 
     return call

@@ -15,8 +15,9 @@ import msgspec
 
 from conformance.cases import Case
 from conformance.runner import CRASH
-from conformance.selftest import bank, search
+from conformance.selftest import bank, following, search
 from conformance.selftest.search import Control, Result
+from conformance.sequence_judge import SEQUENCE
 
 Found = tuple[list[Result], list[Control]]
 
@@ -80,7 +81,9 @@ def study(chosen: Mapping[str, Sequence[str]], controlled: int, seed: int, proce
                     raise RuntimeError(f"the process that studies {op} died while it judged {running.name}") from None
                 else:
                     message = f"{CRASH}: the process that judged it died"
-                    tallies.append(Control(running.name, op, running.examples, 0, 1, running.case, message))
+                    tallies.append(
+                        Control(running.name, op, running.examples, alarms=1, case=running.case, message=message)
+                    )
             finally:
                 free.put(pool)
 
@@ -100,6 +103,9 @@ def study(chosen: Mapping[str, Sequence[str]], controlled: int, seed: int, proce
 def _study(op: str, names: Sequence[str], controlled: int, seed: int, file: Path, without: set[str]) -> Found:
     note = Note(file)
     try:
-        return search.study_op(op, names, controlled, seed, note, without)
+        alone = [name for name in names if bank.bank()[name].check != SEQUENCE]
+        results, tallies = search.study_op(op, alone, controlled, seed, note, without)
+        lasting = [bank.bank()[name] for name in names if name not in alone]
+        return [*results, *following.study(op, lasting, tallies, controlled=controlled, seed=seed, note=note)], tallies
     finally:
         note.close()

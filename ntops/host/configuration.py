@@ -23,10 +23,11 @@ class _Fixed:
 class Heuristic:
     """A function that chooses a configuration, and the others that it could choose."""
 
-    def __init__(self, choose, sizes, points):
+    def __init__(self, choose, sizes, points, allows):
         self._choose = choose
         self._sizes = sizes
         self._points = points
+        self._allows = allows
         self._signature = inspect.signature(choose)
         functools.update_wrapper(self, choose)
 
@@ -41,20 +42,22 @@ class Heuristic:
         return self._choose(*args, **kwargs)
 
     def alternatives(self, *args, **kwargs):
-        """What is chosen for any sizes, all else equal; each once."""
+        """What is chosen for any sizes, all else equal, and allowed for these; each once."""
         known = self._signature.bind(*args, **kwargs).arguments
         points = (dict(zip(self._sizes, point, strict=True)) for point in self._points)
-        return list(dict.fromkeys(self._choose(**known | point) for point in points))
+        found = dict.fromkeys(self._choose(**known | point) for point in points)
+        return [one for one in found if self._allows(one, *(known[name] for name in self._sizes))]
 
 
-def heuristic(sizes, points):
+def heuristic(sizes, points, allows=lambda options, *sizes: True):
     """A decorator for a function that chooses a configuration.
 
     :param sizes: The names of its arguments that are sizes of a call: a kernel is right in whatever configuration they
         give.
     :param points: Values for them, a tuple each, at which every configuration is chosen.
+    :param allows: Whether a configuration is accurate for sizes other than those that it is chosen for.
     """
-    return lambda choose: Heuristic(choose, sizes, points)
+    return lambda choose: Heuristic(choose, sizes, points, allows)
 
 
 @contextlib.contextmanager

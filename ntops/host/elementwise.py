@@ -50,13 +50,8 @@ def elementwise(
     :param arguments: Further arguments of ``premake``.
     :return: The result: ``out`` where it is given.
     """
+    check_any_tensor(operands, out)
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
-
-    if not tensors:
-        # torch computes numbers alone on the CPU; nothing here says which device is meant.
-        names = " and ".join(f"'{name}'" for name in operands)
-        raise NotImplementedError(f"arguments {names} are numbers; make one of them a tensor")
-
     device = common_device(tensors)
 
     if inplace:
@@ -78,6 +73,24 @@ def elementwise(
         launch(premake, shape, operands, compute_dtype, **arguments)
 
     return output.given(out, result)
+
+
+def check_any_tensor(operands, out):
+    """Refuse operands that are all numbers.
+
+    :raises RuntimeError: There is an ``out``: of a GPU, into which torch writes nothing that it has of the CPU alone.
+    :raises NotImplementedError: There is none. torch computes on the CPU then; no argument says which device is meant.
+    """
+    if any(isinstance(value, torch.Tensor) for value in operands.values()):
+        return
+
+    names = " and ".join(f"'{name}'" for name in operands)
+
+    if out is None:
+        raise NotImplementedError(f"arguments {names} are numbers; make one of them a tensor")
+
+    check_tensor(out, "out")
+    raise RuntimeError(f"arguments {names} are numbers, from which nothing goes into an 'out'; make one a tensor")
 
 
 def _broadcast_shape(tensors):

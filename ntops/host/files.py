@@ -12,7 +12,7 @@ def state(folders: Iterable[str | os.PathLike]) -> str:
 
     :raises OSError: A folder is none, or cannot be read.
     """
-    found = [(path, (status := os.stat(path)).st_size, status.st_mtime_ns) for path in importable(folders)]
+    found = [(path, status.st_size, status.st_mtime_ns) for path, status in _importable(folders)]
     return digest(repr(sorted(found)))
 
 
@@ -34,16 +34,19 @@ def importable(folders: Iterable[str | os.PathLike]) -> Iterator[str]:
 
     :raises OSError: A folder is none, or cannot be read.
     """
-    for root in folders:
-        # An installation that can be edited has links to folders.
-        for folder, _, names in os.walk(root, onerror=_raise, followlinks=True):
-            paths = (os.path.join(folder, name) for name in names if name.endswith((".py", ".so")))
-            # An editor's lock is a link to nothing.
-            yield from filter(os.path.isfile, paths)
+    return (path for path, _ in _importable(folders))
 
 
-def _raise(error):
-    raise error
+def _importable(folders: Iterable[str | os.PathLike]) -> Iterator[tuple[str, os.stat_result]]:
+    """The same, each with its status. An installation that can be edited has links to folders."""
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    yield from _importable([entry.path])
+                elif entry.name.endswith((".py", ".so")) and entry.is_file():
+                    # An editor's lock is a link to nothing.
+                    yield entry.path, entry.stat()
 
 
 def digest(text: str) -> str:

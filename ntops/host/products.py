@@ -70,7 +70,7 @@ def check_inner(**factors):
         )
 
 
-def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, added=None, scales=None):
+def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, merged=False, added=None, scales=None):
     """The product of two matrices or of a batch of each, written to ``out`` or to a new tensor.
 
     :param premake: The kernel's ``premake``.
@@ -81,15 +81,22 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
     :param vectors: The dims, from the end, that the result lacks since an operand was a vector.
     :param folded: Whether ``mat2`` is one matrix for a batch of ``input``, all rows of which make a single product, as
         torch has it. Rows that are not evenly spaced are copied.
+    :param merged: Whether torch sees all rows of ``out`` as those of one matrix, or all elements as one vector.
     :param added: What ``addmm`` adds, of the shape of the result, or ``None``.
     :param scales: The factors of the product and of ``added``, for ``addmm``.
     :raises NotImplementedError: The dtype is not floating-point, and there is something to multiply.
     """
     dtype, device = input.dtype, input.device
 
+    # Of a vector and a matrix torch makes the product of two matrices, and a matrix of ``out``.
+    row = vectors == (-2,) and input.ndim == 2
+    taken = torch.Size((1, *shape)) if row else shape
+
     if out is not None:
         output.check_out(out, dtype, device, exact_dtype=True)
-        output.check_written(out, "out")
+
+        if out.shape == taken:
+            output.check_written(out, "out")
 
     # Where there is nothing to multiply, CUDA asks for no kernel of the dtype, but for that of two vectors.
     if not dtype.is_floating_point and (multiplies(input, mat2) or len(vectors) == 2):
@@ -98,7 +105,13 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
         )
 
     if out is not None:
-        output.resize_out(out, shape, contiguous_strides(shape))
+        if merged and out.shape == shape and out.numel():
+            _check_one_view(out, (-1,) if vectors else (-1, shape[-1]))
+
+        output.resize_out(out, taken, contiguous_strides(taken))
+
+        if row:
+            out.squeeze_(0)
 
     # A kernel reads its inputs while others write: an output in the same memory waits for all of them.
     read = [tensor for tensor in (input, mat2, added) if tensor is not None]
@@ -123,6 +136,17 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
         _launch(premake, matrices, input, mat2, added, scales)
 
     return output.given(out, result)
+
+
+def _check_one_view(out, shape):
+    """Refuse an ``out`` whose rows cannot be seen as those of one matrix, or its elements as those of one vector."""
+    try:
+        out.view(shape)
+    except RuntimeError:
+        raise RuntimeError(
+            f"argument 'out' {tuple(out.shape)} with strides {out.stride()} cannot be viewed as {shape}, in which "
+            "torch writes this product; give it other strides"
+        ) from None
 
 
 def multiplies(input, mat2):

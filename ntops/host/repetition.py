@@ -16,6 +16,7 @@ import functools
 import itertools
 import threading
 
+import numpy
 import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
@@ -62,6 +63,8 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
     """
     if function is None:
         return functools.partial(repeatable, state=state, recorded=recorded)
+
+    function = _of_python(function)
 
     if not recorded:
         return function
@@ -133,6 +136,24 @@ def repeatable(function=None, *, state=None, recorded=not INTERPRETED):
         return result
 
     return call
+
+
+def _of_python(function):
+    """The function, given Python's numbers for NumPy's, which wrap, are no ``bool`` and have dtypes of their own."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        if any(isinstance(value, numpy.generic) for value in (*args, *kwargs.values())):
+            args = [_python(value) for value in args]
+            kwargs = {name: _python(value) for name, value in kwargs.items()}
+
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _python(value):
+    return value.item() if isinstance(value, numpy.generic) else value
 
 
 def _structure(values, context):

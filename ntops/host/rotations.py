@@ -1,5 +1,6 @@
 """Rotation of heads, also of normalized rows: what tables fit, how pairs are laid out, and the launch."""
 
+import dataclasses
 import functools
 import operator
 
@@ -208,9 +209,12 @@ def tiles(heads, pairs):
 def rotate(output, input, sin, cos, interleaved, chosen=None):
     """Launch ``rotary_position_embedding`` on arguments that have been checked, with a row of the tables for each
     position; ``output`` may be ``input``. Where ``chosen`` is ``None``, the configuration is chosen here."""
-    batch, length, heads, columns = input.shape
-    pairs = columns // 2
+    one = input.shape[1] == 1
+    # Sequences of one position share its angles: they are taken for the rows of one sequence, which fill tiles.
     operands = {"output": output, "input": input}
+    operands = {name: tensor.transpose(0, 1) if one else tensor for name, tensor in operands.items()}
+    batch, length, heads, columns = operands["input"].shape
+    pairs = columns // 2
 
     if interleaved:
         views = operands
@@ -219,7 +223,8 @@ def rotate(output, input, sin, cos, interleaved, chosen=None):
         views = dict(zip(("output", "rotated", "first", "second"), halves, strict=True))
 
     for name, table in (("sin", sin), ("cos", cos)):
-        views[name] = table.as_strided((batch, length, 1, pairs), (0, table.stride(0), 0, table.stride(1)))
+        strides = (0, 0 if one else table.stride(0), 0, table.stride(1))
+        views[name] = table.as_strided((batch, length, 1, pairs), strides)
 
     compute_dtype = accumulate_dtype(input.dtype)
     arguments = {"interleaved": interleaved}
@@ -228,6 +233,12 @@ def rotate(output, input, sin, cos, interleaved, chosen=None):
         key = rotary_position_embedding.premake, heads, pairs, input.dtype, interleaved
         run = functools.partial(rotate, input=input, sin=sin, cos=cos, interleaved=interleaved)
         chosen = measuring.fastest(key, tiles(heads, pairs), lambda: tiles.alternatives(heads, pairs), run, output)
+
+    blocks = dict(chosen.blocks)
+
+    # Lanes of rows that no sequence has would do nothing.
+    if blocks["block_rows"] > (rows := next_power_of_2(length)):
+        chosen = dataclasses.replace(chosen, blocks=tuple((blocks | {"block_rows": rows}).items()))
 
     kernel = make(rotary_position_embedding.premake, arguments, chosen, specialize(views))
 

@@ -24,6 +24,21 @@ def eliminate(tree, is_pure, is_load, carried=frozenset()):
     _Cleaner(numbering.used).visit(tree)
 
 
+class _Key:
+    """What a value is: one object for all expressions that are the same operation on the same values.
+
+    ``level``: the number of loops around the innermost thing that it depends on. ``is_constant``: Python computes it
+    from literals alone, which costs nothing.
+    """
+
+    __slots__ = ("is_constant", "is_literal", "level", "reads_memory")
+
+    def __init__(self, level=0, reads_memory=False):
+        self.level = level
+        self.reads_memory = reads_memory
+        self.is_literal = self.is_constant = False
+
+
 class _Loop:
     """A loop around what is numbered: what is there before it, what was moved there, whether it may not be reached."""
 
@@ -39,10 +54,10 @@ class _Numbering:
         self._is_load = is_load
         self._carried = carried
         self._values = {}  # the key of each name
-        self._levels = {}  # how many loops are around the place where a fresh key was made
+        self._made = {}  # the key of each operation on keys
         self._available = collections.ChainMap()  # the temporary of each key
         self._memory = 0
-        self._fresh_count = 0
+        self._temporary_count = 0
         self._loops = []
         self._conditional = 0
         self._keys = {}
@@ -51,21 +66,23 @@ class _Numbering:
     # Keys
 
     def _fresh(self):
-        self._fresh_count += 1
-        key = ("fresh", self._fresh_count)
-        self._levels[key] = len(self._loops)
+        return _Key(len(self._loops))
+
+    def _same(self, *parts):
+        """The key of an operation, which ``parts`` are: names, and the keys of what it is applied to."""
+        key = self._made.get(parts)
+
+        if key is None:
+            keys = [part for part in parts if isinstance(part, _Key)]
+            key = self._made[parts] = _Key(
+                max((part.level for part in keys), default=0), any(part.reads_memory for part in keys)
+            )
+            key.is_literal = parts[0] == "constant"
+            key.is_constant = parts[0] in ("BinOp", "UnaryOp", "Compare") and all(
+                part.is_literal or part.is_constant for part in keys
+            )
 
         return key
-
-    def _level(self, key):
-        """The number of loops around the innermost thing that ``key`` depends on."""
-        if key in self._levels:
-            return self._levels[key]
-
-        level = max((self._level(part) for part in key if isinstance(part, tuple)), default=0)
-        self._levels[key] = level
-
-        return level
 
     def _key(self, node):
         """The key of a pure expression, else ``None``."""
@@ -77,13 +94,13 @@ class _Numbering:
 
     def _make_key(self, node):
         if node is None:
-            return ("none",)
+            return self._same("none")
 
         if isinstance(node, ast.Constant):
-            return ("constant", type(node.value).__name__, repr(node.value))
+            return self._same("constant", type(node.value).__name__, repr(node.value))
 
         if isinstance(node, ast.Name):
-            return self._values.get(node.id, ("name", node.id))
+            return self._values.get(node.id) or self._same("name", node.id)
 
         if isinstance(node, ast.Call):
             return self._call_key(node)
@@ -119,7 +136,7 @@ class _Numbering:
 
                     key.append(part_key)
 
-        return tuple(key)
+        return self._same(*key)
 
     def _call_key(self, node):
         is_cast = isinstance(node.func, ast.Attribute) and node.func.attr == "to"
@@ -128,7 +145,7 @@ class _Numbering:
         if not (is_cast or is_load or self._is_pure(node.func)):
             return None
 
-        parts = [self._key(node.func.value) if is_cast else ("function", ast.unparse(node.func))]
+        parts = [self._key(node.func.value) if is_cast else _dotted(node.func)]
         parts += [self._key(argument) for argument in node.args]
         names = [keyword.arg for keyword in node.keywords]
         parts += [self._key(keyword.value) for keyword in node.keywords]
@@ -138,11 +155,12 @@ class _Numbering:
 
         if is_load:
             # What loads depend on beside their arguments, and never in front of a loop.
-            memory = ("memory", self._memory)
-            self._levels[memory] = len(self._loops)
-            parts.append(memory)
+            if ("memory", self._memory) not in self._made:
+                self._made["memory", self._memory] = _Key(len(self._loops), reads_memory=True)
 
-        return ("call", *names, *parts)
+            parts.append(self._made["memory", self._memory])
+
+        return self._same("call", len(names), *names, *parts)
 
     # Expressions
 
@@ -176,7 +194,7 @@ class _Numbering:
         if isinstance(node, ast.Call) and key is None:
             self._after_unknown_call(node)
 
-        if key is None or self._is_constant(key):
+        if key is None or key.is_constant:
             return node
 
         temporary = self._temporary(key)
@@ -195,7 +213,7 @@ class _Numbering:
             return node
 
         distinct = dict(reversed(list(zip(keys, operands, strict=True))))
-        order = sorted(dict.fromkeys(keys), key=self._level)
+        order = sorted(dict.fromkeys(keys), key=lambda key: key.level)
 
         if order == keys:
             return node
@@ -243,17 +261,16 @@ class _Numbering:
 
     def _movable_to(self, node, key):
         """The outermost loop in front of which ``node`` can be computed, as its place among the loops."""
-        if key is None or self._conditional or not self._loops or self._is_constant(key) or self._reads_memory(key):
+        if key is None or self._conditional or not self._loops or key.is_constant or key.reads_memory:
             return None
 
-        level = self._level(key)
         place = len(self._loops) - 1
 
-        if level > place:
+        if key.level > place:
             return None
 
         # Not out of a branch: what it computes may make no sense where the branch is not taken.
-        while place > level and not self._loops[place].conditional:
+        while place > key.level and not self._loops[place].conditional:
             place -= 1
 
         return place
@@ -272,19 +289,10 @@ class _Numbering:
         return ast.copy_location(ast.Name(temporary, ast.Load()), node)
 
     def _temporary(self, key):
-        self._fresh_count += 1
-        self._available[key] = f"_value_{self._fresh_count}"
+        self._temporary_count += 1
+        self._available[key] = f"_value_{self._temporary_count}"
 
         return self._available[key]
-
-    def _reads_memory(self, key):
-        return key[:1] == ("memory",) or any(isinstance(part, tuple) and self._reads_memory(part) for part in key)
-
-    def _is_constant(self, key):
-        """Whether Python computes it from literals alone, which costs nothing."""
-        return key[0] in ("BinOp", "UnaryOp", "Compare") and all(
-            part[0] == "constant" or self._is_constant(part) for part in key if isinstance(part, tuple)
-        )
 
     def _after_unknown_call(self, node):
         self._memory += 1
@@ -377,8 +385,8 @@ class _Numbering:
 
         if isinstance(node, ast.For) and loop.prelude:
             # What was moved may use what the iterable computes.
-            self._fresh_count += 1
-            name = f"_value_{self._fresh_count}"
+            self._temporary_count += 1
+            name = f"_value_{self._temporary_count}"
             self.used.add(name)
             loop.prelude.insert(0, ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], node.iter), node))
             node.iter = ast.copy_location(ast.Name(name, ast.Load()), node.iter)
@@ -402,6 +410,10 @@ def _changed_name(node):
         return node.value.id if isinstance(node.value, ast.Name) else None
 
     return None
+
+
+def _dotted(node):
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
 
 
 def _is_conjunction(node):

@@ -15,8 +15,7 @@ def prepare_ninetoothed(folder: str | os.PathLike | None = None) -> pathlib.Path
     Each source appears under its name complete or not at all. Works with and without a GPU.
 
     :param folder: Where sources go; by default ``$NTOPS_CACHE_DIR``, else ``~/.ninetoothed``, else (no writable
-        home) a folder of this user in the temporary directory. Under pytest-xdist each worker has one of its own
-        inside it.
+        home) a folder of this user in the temporary directory.
     :return: The folder, or ``None`` where NineToothed is not installed.
     """
     if importlib.util.find_spec("ninetoothed") is None:
@@ -35,11 +34,6 @@ def _folder(folder):
         folder = os.environ.get(_CACHE_VARIABLE) or _default_folder()
 
     folder = pathlib.Path(folder)
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-
-    if worker:
-        folder = folder / worker
-
     folder.mkdir(parents=True, exist_ok=True)
 
     return folder

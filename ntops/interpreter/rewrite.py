@@ -1,6 +1,7 @@
 """Kernel source rewritten on its AST, so that plain Python means what the compiler makes of it."""
 
 import ast
+import functools
 import inspect
 import linecache
 import textwrap
@@ -88,10 +89,9 @@ def _in_file(code, name):
 
 def _compiled(function, free, known, language, is_optimized):
     """The code of a module whose ``_factory`` makes the rewritten function."""
-    tree, first_line = _parse(function)
-    bound = _bound(tree)
-    constants = {name for name in _names(tree) if language.is_constant(known.get(name))} - bound
-    carried = _carried(tree)
+    tree = _parse(function)
+    names, bound, carried = _scanned(tree)
+    constants = {name for name in names if language.is_constant(known.get(name))} - bound
 
     if is_optimized:
         cse.eliminate(
@@ -118,14 +118,12 @@ def _compiled(function, free, known, language, is_optimized):
         type_params=[],
     )
     module = ast.fix_missing_locations(ast.Module([factory], []))
-    ast.increment_lineno(module, first_line - 1)
 
     return compile(module, inspect.getsourcefile(function) or "<kernel>", "exec", dont_inherit=True)
 
 
 def _parse(function):
-    lines, first_line = inspect.getsourcelines(function)
-    tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    tree = _definition(function)
 
     if not isinstance(tree, ast.FunctionDef):
         raise TypeError(f"{function.__qualname__} is not made by a `def`, which Triton needs")
@@ -139,7 +137,43 @@ def _parse(function):
     for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         argument.annotation = None
 
-    return tree, first_line
+    return tree
+
+
+def _definition(function):
+    """The statement that made the function; the caller may change it."""
+    code = function.__code__
+    # A file may have been edited, and its module loaded again.
+    linecache.checkcache(code.co_filename)
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    tree = _definitions(text).pop((code.co_firstlineno, code.co_name), None)
+
+    if tree is None:
+        lines, first_line = inspect.getsourcelines(function)
+        tree = ast.increment_lineno(ast.parse(textwrap.dedent("".join(lines))).body[0], first_line - 1)
+
+    return tree
+
+
+@functools.lru_cache(maxsize=16)
+def _definitions(text):
+    """The functions of a file by their first line, which is that of a decorator, and name. To parse a file once is
+    quicker than to find the end of one function, for which ``inspect`` reads it token by token."""
+    try:
+        todo = ast.parse(text).body
+    except SyntaxError:
+        return {}
+
+    found = {}
+
+    for node in todo:
+        if isinstance(node, ast.FunctionDef):
+            found[min(part.lineno for part in (node, *node.decorator_list)), node.name] = node
+
+        for field in ("body", "orelse", "finalbody"):
+            todo.extend(getattr(node, field, ()))
+
+    return found
 
 
 def resolved(node, known, bound=frozenset()):
@@ -168,14 +202,6 @@ def _names(tree):
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def _bound(tree):
-    names = {argument.arg for argument in ast.walk(tree) if isinstance(argument, ast.arg)}
-
-    return names | {
-        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
 def _is_unrolled(node):
     return (
         isinstance(node, ast.For)
@@ -184,32 +210,41 @@ def _is_unrolled(node):
     )
 
 
-def _carried(tree):
-    """Names that a loop changes and that exist before it: compiled, these are tensors, even if numbers at first."""
-    places = {}
+def _scanned(tree):
+    """The names in ``tree``; those bound in it; and those that a loop changes and that exist before it: compiled, these
+    are tensors, even if numbers at first."""
+    names, bound, carried, places = set(), set(), set(), {}
 
     def visit(node, loop):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            places.setdefault(node.id, set()).add(loop)
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+
+            if isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+                places.setdefault(node.id, set()).add(loop)
+
+            return
+
+        if isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif loop and isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            carried.add(node.target.id)
 
         is_loop = isinstance(node, (ast.For, ast.While)) and not _is_unrolled(node)
         inner = (*loop, id(node)) if is_loop else loop
 
-        for field, value in ast.iter_fields(node):
+        for field in node._fields:
+            value = getattr(node, field, None)
+
             # A loop's own variable is bound in it, whatever is around.
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
+            for child in value if isinstance(value, list) else (value,):
+                if isinstance(child, ast.AST) and child._fields:
                     visit(child, inner if field in ("body", "orelse", "target", "test") else loop)
 
     visit(tree, ())
+    carried |= {name for name, loops in places.items() if any(loops) and len(loops) > 1}
 
-    return {name for name, loops in places.items() if any(loops) and len(loops) > 1} | {
-        node.target.id
-        for loop in ast.walk(tree)
-        if isinstance(loop, (ast.For, ast.While)) and not _is_unrolled(loop)
-        for node in ast.walk(loop)
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
-    }
+    return names, bound, carried
 
 
 def _call(name, *arguments):
@@ -236,7 +271,9 @@ class _Mender(ast.NodeTransformer):
         self._bound = bound
 
     def visit(self, node):
-        return ast.copy_location(super().visit(node), node) if isinstance(node, ast.expr) else super().visit(node)
+        mended = super().visit(node)
+
+        return mended if mended is node or not isinstance(node, ast.expr) else ast.copy_location(mended, node)
 
     def visit_Name(self, node):
         if isinstance(node.ctx, ast.Load) and node.id in self._constants:

@@ -7,6 +7,7 @@ Every public function of a module of this package that has the module's name is 
 import importlib
 import pkgutil
 
+from ntops.host.offers import conformance_claims, conformance_configurations, conformance_settings
 from ntops.modules import FP8Linear, FusedGatedMLP, FusedRMSNormRoPE, replace, restore
 from ntops.torch.utils import (
     get_default_max_num_configs,
@@ -27,6 +28,9 @@ __all__ = [  # noqa: PLE0604  (the names of the operators follow from the files)
     "FP8Linear",
     "FusedGatedMLP",
     "FusedRMSNormRoPE",
+    "conformance_claims",
+    "conformance_configurations",
+    "conformance_settings",
     "get_default_max_num_configs",
     "get_default_num_stages",
     "get_default_num_warps",

@@ -1,7 +1,7 @@
 import torch
 
 from ntops.host.arguments import check_operands
-from ntops.host.elementwise import elementwise
+from ntops.host.elementwise import check_any_tensor, elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype, rounded
 from ntops.host.repetition import repeatable
 from ntops.kernels.div import premake
@@ -33,6 +33,8 @@ def div(input, other, *, rounding_mode=None, out=None):
 
     if rounding_mode is None and not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
+
+    check_any_tensor({"input": input, "other": other}, out)
 
     if rounding_mode is not None and dtype is torch.bool:
         raise NotImplementedError("arguments 'input' and 'other' are bool, which division with rounding leaves out")

@@ -1,3 +1,5 @@
+import itertools
+
 import torch
 
 from ntops.host.products import check_factors, check_inner, product
@@ -46,15 +48,29 @@ def matmul(input, other, *, out=None):
         left = left.expand(*batch, *left.shape[-2:])
         right = right.expand(*batch, *right.shape[-2:])
 
+    merged = _merges(input, other)
     shape = (*batch, *left.shape[-2:-1], *right.shape[-1:])
 
     if input.ndim > 1 and other.ndim > 1:
-        return product(premake, torch.Size(shape), left, right, out, folded=folded)
+        return product(premake, torch.Size(shape), left, right, out, folded=folded, merged=merged)
 
     if other.ndim > 1:
-        return product(premake, torch.Size((*batch, shape[-1])), left, right, out, vectors=(-2,))
+        return product(premake, torch.Size((*batch, shape[-1])), left, right, out, vectors=(-2,), merged=merged)
 
     if input.ndim > 1:
-        return product(premake, torch.Size(shape[:-1]), left, right, out, vectors=(-1,), folded=folded)
+        return product(premake, torch.Size(shape[:-1]), left, right, out, vectors=(-1,), folded=folded, merged=merged)
 
     return product(premake, torch.Size(batch), left, right, out, vectors=(-1, -1))
+
+
+def _merges(input, other):
+    """Whether torch, where ``out`` is given, makes one product of a batch of matrices and a matrix or vector: where the
+    rows of the batch, or its columns behind a vector, are evenly spaced or none."""
+    larger, smaller = (input, other) if input.ndim >= other.ndim else (other.mT, input)
+
+    if larger.ndim < 3 or smaller.ndim > 2 or input.ndim == 2:
+        return False
+
+    rows = zip(larger.shape[:-1], larger.stride()[:-1], strict=True)
+    even = (outer == size * inner for (_, outer), (size, inner) in itertools.pairwise(rows))
+    return not larger.numel() or all(even)

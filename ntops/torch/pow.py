@@ -1,4 +1,5 @@
 import math
+import numbers
 
 import torch
 
@@ -41,7 +42,7 @@ def pow(input, exponent, *, out=None):
         raise NotImplementedError("arguments 'input' and 'exponent' are bool, of which powers are not defined")
 
     # True is not 1 to torch here.
-    if out is not None and isinstance(input, (int, float)) and not isinstance(input, bool) and input == 1:
+    if out is not None and isinstance(input, numbers.Real) and not isinstance(input, bool) and input == 1:
         return _ones(exponent, out)
 
     operands = {"input": input, "exponent": exponent}

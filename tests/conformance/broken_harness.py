@@ -1,4 +1,4 @@
-"""An implementation whose import breaks the harness itself, in the process that judges."""
+"""Breaks the harness in the process that imports it. relu is right."""
 
 from __future__ import annotations
 

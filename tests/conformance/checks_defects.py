@@ -82,8 +82,11 @@ def relu_past_the_input(input, inplace=False):
 def add_past_out(input, other, *, alpha=1, out=None):
     """A tail block that is stored whole into out."""
     result = torch.add(input, other, alpha=alpha, out=out)
-    if out is not None and out.is_contiguous() and out.numel() > 3 and out.numel() % 16:
-        store(out, out.numel(), 16 - out.numel() % 16)
+    if out is not None and out.is_contiguous() and out.numel() > 3:
+        rest = -out.numel() % 16
+        end = (out.storage_offset() + out.numel() + rest) * out.itemsize
+        # Not past the storage, where torch has moved it: that would end this process.
+        store(out, out.numel(), rest if end <= out.untyped_storage().nbytes() else 0)
     return result
 
 
@@ -148,7 +151,9 @@ def softmax_sums_by_layout(input, dim, dtype=None):
     """The last bit depends on whether the rows are contiguous."""
     result = torch.nn.functional.softmax(input, dim, dtype=dtype)
     if result.dtype == torch.float32 and not input.is_contiguous():
-        return result.copy_(torch.nextafter(result, torch.zeros_like(result)))
+        # Of a subnormal number the last bit is more than the bound.
+        smaller = torch.nextafter(result, torch.zeros_like(result))
+        result.copy_(smaller.where(result > 1e-30, result))
     return result
 
 

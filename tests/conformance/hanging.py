@@ -28,7 +28,7 @@ def only_then(monkeypatch, folder: Path) -> None:
         now += 1000.0 * path.exists()
         return now
 
-    def killed(self) -> int:
+    def killed(self) -> tuple[int, int]:
         status = kill(self)
         path.unlink(missing_ok=True)
         return status

@@ -7,9 +7,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from conformance import cases, deviations, session, stand_ins
+from conformance import cases, deviations, drawing, session, stand_ins
 from conformance.cases import Case, Same
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, registry
@@ -20,21 +19,7 @@ from strategies.specs import TensorSpec
 
 def drawn(strategy, examples: int, start: int = 0) -> list[Case]:
     """As many examples of a strategy, the same ones on every run."""
-    found: list[Case] = []
-
-    @seed(start)
-    @settings(
-        max_examples=examples,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy)
-    def collect(case: Case) -> None:
-        found.append(case)
-
-    collect()
-    return found
+    return drawing.drawn(strategy, start, examples)
 
 
 def missing(strategy, wanted: set, found: Callable[[Case], set], examples: int = 1000) -> set:

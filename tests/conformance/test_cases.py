@@ -158,10 +158,10 @@ def view(**changes):
         (tensor(shape=[-1]), "must not be negative"),
         (tensor(shape=[2.5]), "Expected `int`"),
         (tensor(shape=[1] * 33), "33 dims; at most 32"),
-        (tensor(shape=[2**40]), "would hold 1099511627776 elements; the limit is 16777216"),
+        (tensor(shape=[2**40]), "would hold 1099511627776 elements; the limit is 134217728"),
         (tensor(shape=[0, 2**62]), "the limit is"),
         (tensor(shape=[2**200]), "the limit is"),
-        (tensor(shape=[4096, 4096, 2]), "its operands would hold 33554432 elements"),
+        (tensor(shape=[16384, 16384]), "its operands would hold 268435456 elements"),
         (tensor(layout={"steps": [2**40]}), "its operands would hold"),
         (tensor(layout={"offset": 2**40}), "its operands would hold"),
         (tensor(layout={"padding": [2**40]}), "its operands would hold"),
@@ -187,8 +187,8 @@ def test_refused(data, wrong):
 
 
 def test_limits_can_be_raised():
-    large = tensor(shape=[4096, 4096, 2])
-    assert cases.operands(cases.decode(large, max_elements=2**26))[0].shape == (4096, 4096, 2)
+    large = tensor(shape=[16384, 16384])
+    assert cases.operands(cases.decode(large, max_elements=2**28))[0].shape == (16384, 16384)
     with pytest.raises(CaseError, match="the limit is 5"):
         cases.decode(cases.encode(CASE), max_elements=5)
 
@@ -201,7 +201,7 @@ def test_files(tmp_path):
     with pytest.raises(CaseError, match=r"case\.json: larger than 1048576 bytes"):
         cases.read(path)
     assert cases.read(path, max_bytes=2 * cases.MAX_BYTES).op == "add"
-    with pytest.raises(CaseError, match="cannot be read: Is a directory"):
+    with pytest.raises(CaseError, match="not a file"):
         cases.read(tmp_path)
 
 
@@ -216,3 +216,16 @@ def test_digests_are_of_the_inputs():
 def test_dtypes_are_torchs():
     assert cases.DTYPES["bfloat16"] is torch.bfloat16
     assert "load" not in cases.DTYPES
+
+
+def test_an_operand_turned():
+    case = Case(op="mm", args=(X, Same(0, turned=True)))
+    assert b'"turned": true' in cases.encode(case)
+    assert cases.decode(cases.encode(case)) == case
+    assert cases.case_id(case) != cases.case_id(Case(op="mm", args=(X, Same(0))))
+    (first, second), _, _ = cases.materialize(case)
+    assert second.data_ptr() == first.data_ptr()
+    assert torch.equal(second.nan_to_num(7), first.t().nan_to_num(7))
+    flat = Case(op="add", args=(TensorSpec((3,), "float32"), Same(0, turned=True)))
+    with pytest.raises(CaseError, match="operand 0 with its last two dims swapped"):
+        cases.validate(flat)

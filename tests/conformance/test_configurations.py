@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from conformance.checks import invariance
 from conformance.implementations import Implementation, load
 from conformance.runner import judge
 from conformance.spec import registry
+from strategies import shapes
 from strategies.specs import TensorSpec
 
 NAMES = ("natural", "blocks of 16")
@@ -79,6 +81,17 @@ def test_one_configuration_is_no_choice(names):
     assert statuses(product(lambda number, result: False, names=names), "config_invariant") == {}
 
 
+def test_a_long_dim_has_no_other_configuration_where_kernels_are_interpreted():
+    long = TensorSpec((shapes.MAX_SIZE + 1, 1), "float32")
+    calls = (Case(op="mm", args=(long, TensorSpec((1, 1), "float32", seed=seed))) for seed in itertools.count())
+    case = next(case for case in calls if cases.seed(case) // 17 % invariance.SHARE == 0)
+    compiled = product(lambda number, result: False)
+    vectorised = dataclasses.replace(compiled, kernels="vectorised")
+    assert judge(case, compiled, checks=["config_invariant"]).findings
+    assert not judge(case, vectorised, checks=["config_invariant"]).findings
+    assert judge(CASE, vectorised, checks=["config_invariant"]).findings
+
+
 def test_what_a_configuration_does_is_a_finding():
     def raises(number, result):
         if number == 1:
@@ -132,10 +145,10 @@ def test_ours_has_the_three_settings_and_leaves_them_as_they_were():
     ours = load("ntops.torch")
     getters = [getattr(ours.provider, f"get_default_{name}") for name in ("num_warps", "num_stages", "max_num_configs")]
 
-    with ours.settings("mm") as names:
-        assert {name.partition("=")[0] for name in names} == {"num_warps", "num_stages", "max_num_configs"}
+    names = ours.settings("mm")
+    assert {name.partition("=")[0] for name in names} == {"num_warps", "num_stages", "max_num_configs"}
     for number in range(len(names)):
-        with ours.settings("mm", number):
+        with ours.provider.conformance_settings("mm", number):
             assert [get() for get in getters].count(None) == 2
     assert [get() for get in getters] == [None] * 3
 

@@ -74,9 +74,9 @@ def test_every_end_is_a_failure_and_the_next_case_is_judged(tmp_path, monkeypatc
 
 
 def test_torch_out_of_memory_is_no_failure():
-    # 8 GB each; only the results are that large.
-    wide, tall = TensorSpec((1, 2**16), "float64"), TensorSpec((2**17, 1), "float64")
-    with judging("scarce") as child:
+    # Operands of 32 MB, a result of 16 TB.
+    wide, tall = TensorSpec((1, 2**22), "float64"), TensorSpec((2**22, 1), "float64")
+    with judging("torch") as child:
         assert child.judge(Case(op="eq", args=(wide, tall))).status == "out_of_memory"
         assert child.judge(Case(op="eq", args=(SMALL, SMALL))).status == "passed"
 
@@ -192,21 +192,21 @@ def test_a_journal_outlives_its_process(tmp_path):
     assert not (tmp_path / journal.FOLDER).exists()
 
 
-def test_four_workers_lose_nothing(tmp_path):
+def test_workers_lose_nothing(tmp_path):
     ops = [part for op in ("relu", "neg", "eq") for part in ("--op", op)]
-    done = suite(tmp_path, "-n", "4", "--implementation", "deadly:at_once", "--max-examples", "1", *ops)
+    done = suite(tmp_path, "-n", "2", "--implementation", "deadly:at_once", "--max-examples", "1", *ops)
     assert done.returncode == 1, done.stdout
     saved = {cases.read(path).op for path in tmp_path.glob("*.json")}
     assert saved == {"relu", "neg"}
     for path in tmp_path.glob("*.json"):
-        assert f"crash failed for deadly:at_once on cpu, case {path.stem}" in done.stdout
+        assert path.stem in done.stdout
     counts = {line.split()[0]: line.split()[1:4] for line in done.stdout.splitlines() if line[:4] in ("relu", "eq  ")}
     assert int(counts["relu"][2]) >= 1
     assert int(counts["eq"][0]) == int(counts["eq"][1]) > 0
 
 
 def test_a_killed_worker_is_reported_with_its_case(tmp_path):
-    arguments = ("--implementation", "deadly:kills_worker", "--max-examples", "3", "--op", "relu")
+    arguments = ("-k", "test_legal", "--implementation", "deadly:kills_worker", "--max-examples", "3", "--op", "relu")
     done = suite(tmp_path, "-n", "1", *arguments)
     assert done.returncode == 1, done.stdout
     assert "processes that were killed while they judged" in done.stdout

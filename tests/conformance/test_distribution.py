@@ -16,6 +16,7 @@ from op_tools import call, drawn, failures, missing
 
 from conformance import __main__ as command_line
 from conformance import cases, corpus, deviations, distribution, runner
+from conformance.calls import Local
 from conformance.cases import Case
 from conformance.checks import FAILED
 from conformance.compare import compare, kept
@@ -56,7 +57,7 @@ def test_what_is_expected_is_no_surprise():
 def test_false_alarms_of_a_thousand_cases_stay_below_a_billionth():
     shape = (2, 3, 5, 7, 64, 64)
     # The three suspects of each call count for as many as there are distances.
-    statistics = 2 * (1 + 2 * (len(distribution.lags(shape)) + 3)) + 1
+    statistics = 2 * (1 + 2 * (len(distribution.lags(shape)) + 3)) + 1 + 2 * (3 + 4)
     assert 1000 * statistics * distribution.ALARM < 1e-9
 
 
@@ -119,6 +120,15 @@ def test_a_planted_mask_is_caught_though_every_value_is_right(name, p):
     assert set(found.values()) == {"passed"}
 
 
+@pytest.mark.parametrize(
+    ("name", "says"), [("parity", "keeps an odd number"), ("seeded_once", "after the same torch.manual_seed")]
+)
+def test_neighbours_that_depend_on_each_other_and_seeds_that_do_not_count(name, says):
+    found = runner.judge(case(p=0.5), f"{PLANTED}:dropout_{name}", checks=["distribution"])
+    assert statuses(found) == {"distribution": FAILED}
+    assert says in found.failure.message
+
+
 @pytest.mark.parametrize("dtype", dtype_names.FLOATING)
 @pytest.mark.parametrize("p", [None, 0.1875, 0.75, 2.0**-10])
 def test_a_right_mask_passes(dtype, p):
@@ -159,7 +169,7 @@ def test_calls_are_seeded_from_the_case_and_differ_from_case_to_case():
         seeds = []
         prepared = runner.prepare(one, "cpu")
         for _ in range(2):
-            prepared.invoke(partial(_note, seeds))
+            prepared.invoke(Local(partial(_note, seeds)))
         assert seeds[0] == seeds[1] == cases.seed(one)
         masks[cases.case_id(one)] = seeds[0]
     assert len(set(masks.values())) == 3

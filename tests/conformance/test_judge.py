@@ -45,7 +45,7 @@ def test_right_implementation_passes(case):
     always = {*ALWAYS} - {*SAMPLED} | {*specs.registry()[case.op].checks}
     applicable = [check for check in CHECKS if check in always]
     assert [finding.check for finding in verdict.findings if finding.check not in SAMPLED] == (
-        ["guard_bands", "errors", "inputs_unchanged"] if case is REFUSED else applicable
+        ["guard_bands", "errors", "inputs_unchanged", "state"] if case is REFUSED else applicable
     )
 
 
@@ -182,8 +182,31 @@ def test_deterministic_is_a_failure_where_it_is_claimed():
     assert claimed.status == "failed"
     assert "two equal calls differ at [1, 2]" in failing(claimed)["deterministic"]
     unclaimed = judge(ADD, implementation(call), checks=["deterministic"])
-    assert unclaimed.status == "passed"
-    assert [finding.status for finding in unclaimed.findings] == ["unclaimed"]
+    assert "one is wrong: 1 of 12 elements" in failing(unclaimed)["deterministic"]
+
+
+def test_equal_calls_may_differ_within_the_bound_where_nothing_is_claimed():
+    flips = iter(range(1000))
+
+    def exp(input, *, out=None):
+        result = torch.exp(input)
+        return torch.nextafter(result, 2 * result) if next(flips) % 2 else result
+
+    case, checks = Case(op="exp", args=(X,)), ["values", "deterministic"]
+    for claims, status in (((), "unclaimed"), (["deterministic"], "failed")):
+        verdict = judge(case, Implementation("tested", SimpleNamespace(exp=exp), {"*": claims}), checks=checks)
+        assert [finding.status for finding in verdict.findings] == ["passed", status]
+
+
+@pytest.mark.parametrize("wrong", [lambda result: None, lambda result: result.double(), lambda result: result[:2]])
+def test_a_second_call_that_gives_something_else_is_a_failure_whatever_is_claimed(wrong):
+    calls = iter(range(1000))
+
+    def call(input, other, *, alpha=1, out=None):
+        result = add(input, other)
+        return wrong(result) if next(calls) else result
+
+    assert "deterministic" in failing(judge(ADD, implementation(call)))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from conformance.session import PROFILES, Run
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels cannot be watched")
 CPU = torch.device("cpu")
 PLANTED = "conformance.selftest.planted"
+OTHERS = ("layout_invariant", "batch_invariant")
 
 
 def search(name: str, folder: Path):
@@ -45,9 +46,10 @@ def search(name: str, folder: Path):
 def test_a_fault_is_a_failed_case(name, says, tmp_path):
     report = search(f"relu_{name}", tmp_path)
     failures = [failure for record in report.tally.sorted() for failure in record.failures]
-    # Of a call in place, too: by a name of its own.
-    assert {failure.check for failure in failures} - {"inplace"} == {"memory"}
-    saved = [cases.read(path) for path in tmp_path.glob("relu-*.json")]
+    # Of a call in place, of other layouts and forms and of a part of the batch, too: by names of their own.
+    assert {failure.check for failure in failures} - {"inplace", "layouts", "call_forms", *OTHERS} == {"memory"}
+    paths = [tmp_path / f"{failure.id}.json" for failure in failures if failure.check in ("memory", "inplace")]
+    saved = [cases.read(path) for path in paths]
     assert saved
 
     for case in saved:

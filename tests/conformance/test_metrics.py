@@ -26,7 +26,11 @@ ALL = [
     judged("add", 1, share=0.75),
     judged("add", 2, "failed", share=9.0),
     judged("add", 3, "deviation"),
-    judged("add", 4, "not_provided", refused=True),
+    judged(
+        "add",
+        4,
+        "not_provided",
+    ),
     judged("eq", 0, refused=True, findings=[Finding("deterministic", "unclaimed", "differs")]),
     judged("eq", 1, findings=[Finding("deterministic", "unclaimed", "differs")]),
 ]
@@ -37,12 +41,13 @@ def test_counts():
     for one in ALL * 2:
         tally.add(*one)
     add, eq = tally.sorted()
-    assert (add.cases, add.passed, add.failed, add.deviated, add.not_provided, add.refused) == (5, 2, 1, 1, 1, 1)
+    assert (add.cases, add.passed, add.failed, add.deviated, add.not_provided, add.refused) == (5, 2, 1, 1, 1, 0)
     assert (eq.cases, eq.passed, eq.refused) == (2, 2, 1)
     assert add.worst is not None
     assert (add.worst.share, add.worst.id) == (0.75, ALL[1][1].id), "of those that passed"
     assert [failure.check for failure in add.failures] == ["values"]
     assert add.deviations["why"].count == 1
+    assert add.left_out["why"].count == 1
     assert eq.unclaimed["deterministic"].count == 2
     # Of edges from 2^-10 to 1: three cases up to 0.5, one up to 1, one over it.
     assert add.shares == [0] * 10 + [3, 1, 1]
@@ -61,10 +66,10 @@ def test_the_largest_errors_in_ulp_are_kept():
 def test_merging_loses_nothing():
     whole = Tally()
     for one in ALL:
-        whole.add(*one)
+        whole.add(*one, legal=True)
     parts = [Tally(), Tally(), Tally()]
     for number, one in enumerate(ALL):
-        parts[number % 3].add(*one)
+        parts[number % 3].add(*one, legal=True)
     for order in (parts, parts[::-1]):
         merged = Tally()
         for part in order:
@@ -73,9 +78,14 @@ def test_merging_loses_nothing():
         for ours, theirs in zip(merged.sorted(), whole.sorted(), strict=True):
             ours.failures.sort(key=lambda failure: failure.id)
             # Which case is the example depends on the order, nothing else does.
-            for name, example in {**ours.deviations, **ours.unclaimed}.items():
-                assert example.count == {**theirs.deviations, **theirs.unclaimed}[name].count
-            ours.deviations, ours.unclaimed = theirs.deviations, theirs.unclaimed
+            named = ("deviations", "unclaimed", "left_out")
+            for kind in named:
+                assert {n: e.count for n, e in getattr(ours, kind).items()} == {
+                    n: e.count for n, e in getattr(theirs, kind).items()
+                }
+                setattr(ours, kind, getattr(theirs, kind))
+            if ours.legal_refused:
+                ours.legal_refused.case = theirs.legal_refused.case
             assert ours == theirs
 
 
@@ -86,9 +96,11 @@ def test_table_and_document():
     tally.lacks("mm", "int8")
     lines = metrics.table(tally.by_op())
     assert [line.split()[0] for line in lines[:4]] == ["op", "add", "eq", "mm"]
-    assert lines[1].split()[1:8] == ["5", "2", "1", "1", "1", "1", "0.750"]
-    assert lines[1].split()[8] == "inf", "torch's share"
-    assert lines[3].split()[1:] == ["1", "0", "0", "0", "1", "0", "-", "-", "-"]
+    assert lines[1].split()[1:9] == ["5", "2", "1", "3", "0", "1", "1", "0.750"]
+    assert lines[1].split()[9] == "inf", "torch's share"
+    assert lines[3].split()[1:] == ["1", "0", "0", "0", "0", "1", "0", "-", "-", "-"]
+    assert lines[4] == "of 8 cases 4 judged, 1 refused, 2 not provided, 1 excused, 0 out of memory"
+    assert "add: 1 calls left out: why" in lines
     assert "add: known deviation of torch, 1 times: why" in lines
     assert "eq: deterministic is not claimed and broken in 2 cases" in lines
     found = json.loads(metrics.document(tally.sorted(), {"seed": 3}))

@@ -9,7 +9,7 @@ import torch
 from op_tools import by_torch, call, drawn, failures, features, missing
 
 from conformance import cases
-from conformance.cases import Case, Same
+from conformance.cases import Case, DType, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import registry
@@ -187,3 +187,12 @@ def test_benchmarks_count_bytes_and_flops(op):
 def test_specials_reach_materialized_tensors():
     spec = TensorSpec((40,), "float32", specials=(Special(3, "-inf", 20),))
     assert materialize(spec)[3:23].isneginf().all()
+
+
+@pytest.mark.parametrize("op", [op for op, spec in registry().items() if not spec.mixes])
+def test_no_call_of_an_op_whose_dtypes_do_not_mix_has_several(op):
+    """Else the suite, which draws those of one dtype alone, never makes it."""
+    spec = registry()[op]
+    for case in drawn(spec.cases(spec.dtypes), 300):
+        named = {x.name for x in (*case.args, *case.kwargs.values()) if isinstance(x, DType)}
+        assert len(({one.dtype for one in cases.operands(case)} | named) & {*spec.dtypes}) < 2

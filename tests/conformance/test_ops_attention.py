@@ -84,6 +84,18 @@ def _wide(argument):
     return argument.double() if isinstance(argument, torch.Tensor) and argument.is_floating_point() else argument
 
 
+def test_an_algorithm_that_refuses_what_torch_chose_it_for_is_not_the_answer():
+    def attend(*operands, **options):
+        if torch.backends.cuda.flash_sdp_enabled():
+            raise RuntimeError("pack_vnni2 is only supported when avx512 is supported")
+        return torch.nn.functional.scaled_dot_product_attention(*operands, **options)
+
+    operands = tuple(torch.ones(1, 2, 3, 4) for _ in range(3))
+    assert attention.by(attend, attention.Arguments(*operands)).equal(operands[2])
+    with pytest.raises(RuntimeError, match="q and k"):
+        attention.by(lambda *_, **__: (_ for _ in ()).throw(RuntimeError("q and k")), attention.Arguments(*operands))
+
+
 def test_by_hand():
     """Two keys of one element: weights e^0 and e^ln 3."""
     query, key = torch.tensor([[[[1.0]]]]), torch.tensor([[[[0.0], [math.log(3.0)]]]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from op_tools import by_torch, call, drawn, failures, features, missing, stepped
@@ -12,7 +13,7 @@ from conformance import cases
 from conformance.cases import Case, NonFinite, Same
 from conformance.compare import compare
 from conformance.ops import _sizes
-from conformance.spec import registry
+from conformance.spec import Call, registry
 from strategies import dtypes as dtype_names
 from strategies.specs import TensorSpec
 
@@ -190,3 +191,15 @@ def test_benchmarks(op):
             1 if op in (*COMPARISONS, "isnan", "isinf") else dtype_names.to_torch(benchmark.case.args[0].dtype).itemsize
         )
         assert benchmark.bytes == size + written * benchmark.case.args[0].shape[0]
+
+
+def test_a_signalling_nan_beside_one_and_zero_is_not_judged():
+    quiet, signalling = np.array([0x7FF8 << 48, 0x7FF0 << 48 | 1], np.uint64).view(np.float64)
+    base = torch.from_numpy(np.array([1.0, 1.0, 2.0, quiet, signalling]))
+    exponent = torch.from_numpy(np.array([quiet, signalling, signalling, 0.0, 0.0]))
+    found = registry()["pow"].expected(Call((base, exponent), {}, torch.pow(base, exponent)))
+    assert found.judged.tolist() == [True, False, True, True, False]
+    one, power = torch.ones((), dtype=torch.float64), exponent[1]
+    found = registry()["pow"].expected(Call((one, power), {}, torch.pow(one, power)))
+    assert not found.judged
+    assert found.judged.shape == ()

@@ -33,6 +33,17 @@ def test_the_composition_passes_and_refuses(op):
     assert kinds >= {RuntimeError, TypeError, NotImplementedError}
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 4)])
+def test_the_composition_does_not_depend_on_the_default_dtype(shape):
+    wide = torch.ones(shape, dtype=torch.float16)
+    plain = fp8.quantize(wide)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert [x.dtype for x in fp8.quantize(wide)] == [x.dtype for x in plain]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def product(k: int, values: str = "positive", *specials: Special) -> Case:
     first = TensorSpec((8, k), "float8_e4m3fn", values, 1, specials=specials)
     second = TensorSpec((k, 6), "float8_e4m3fn", values, 1)

@@ -28,10 +28,10 @@ def test_a_forked_child_finds_what_one_that_is_started_anew_finds(tmp_path, monk
         with contextlib.closing(Child("tells", "cpu")) as child:
             child.ready()
             assert child.output() == f"{tmp_path} {home} False True b''\n"
-        servers.append(processes._server(_environment()))
+        servers.append(processes._server(_environment(), processes.JUDGED))
     assert servers[0] is servers[1]
-    assert servers[0].serves({**_environment(), "PYTEST_CURRENT_TEST": "another"})
-    assert not servers[0].serves({**_environment(), "OMP_NUM_THREADS": "7"})
+    assert servers[0].serves({**_environment(), "PYTEST_CURRENT_TEST": "another"}, processes.JUDGED)
+    assert not servers[0].serves({**_environment(), "OMP_NUM_THREADS": "7"}, processes.JUDGED)
 
 
 @pytest.mark.parametrize("gpu", [False, True])
@@ -46,13 +46,13 @@ def test_how_it_ended_is_told(gpu, monkeypatch):
 def test_a_server_that_ended_is_replaced_and_its_children_end_with_it():
     with contextlib.closing(Child("deadly", "cpu", timeout=60.0)) as child:
         child.ready()
-        server = processes._server(_environment())
+        server = processes._server(_environment(), processes.JUDGED)
         server._process.kill()
         server._process.wait()
         case = Case(op="relu", args=(TensorSpec((2,), "float32"),))
         assert child.judge(case).failure.check == "crash"
         assert child.judge(case).status == "passed"
-        assert processes._server(_environment()) is not server
+        assert processes._server(_environment(), processes.JUDGED) is not server
 
 
 def test_a_server_that_cannot_import_is_told(monkeypatch, capfd):

@@ -24,6 +24,7 @@ from conformance.implementations import Implementation, ImplementationError, loa
 from conformance.selftest import __main__ as command_line
 from conformance.selftest import bank, report, search, sound, workers
 from conformance.selftest.controls import controls
+from conformance.sequence_judge import SEQUENCE
 from conformance.session import PROFILES, Run
 from conformance.spec import registry
 from strategies import shapes
@@ -33,12 +34,12 @@ ROOT = Path(__file__).parents[2]
 BANK = bank.bank()
 OPS = sorted(registry())
 CHEAP = ("strides", "exception", "scratch", "race", "nothing_dropped", "other_path_for_strides")
-CHEAP += ("stores_past_result", "sums_into_scratch", "reads_one_beyond")
+CHEAP += ("stores_past_result", "sums_into_scratch", "reads_one_beyond", "kept_by_address", "sets_a_variable")
 BY_OP = {
     "bitwise_and": ("operand_for_out",),
     "cos": ("one_buffer",),
     "dequantize_fp8": ("other_format",),
-    "exp": ("contiguous", "input_seen"),
+    "exp": ("contiguous", "input_seen", "negation_unseen", "vectors_from_multiples"),
     "fp8_gemm": ("fast_accumulation",),
     "layer_norm": ("nan_disturbs",),
     "quantize_fp8": ("toward_zero",),
@@ -57,7 +58,7 @@ def test_every_op_and_every_check_has_its_defects():
     assert len(BANK) > int(least.replace(",", "")) >= 0.8 * len(BANK)
     assert {op: by_op[op] for op in OPS if by_op[op] < 8} == {}
     assert [check for check in CHECKS if not by_check[check]] == []
-    assert set(by_check) == {*CHECKS, runner.CRASH}
+    assert set(by_check) == {*CHECKS, SEQUENCE, runner.CRASH}
     cheap = [d for d in BANK.values() if d.name.removeprefix(f"{d.op}_") in (*CHEAP, *BY_OP.get(d.op, ()))]
     assert [check for check in CHECKS if check not in {d.check for d in cheap}] == []
     assert all(defect.about and defect.kind for defect in BANK.values())
@@ -73,7 +74,8 @@ def test_the_cases_are_those_of_the_suite(tmp_path):
             judged.add(cases.case_id(case))
             return super().judge(case, *given, **options)
 
-    run = Watched(load("torch"), torch.device("cpu"), registry()["mm"].dtypes, None, tmp_path, settings, 0)
+    given = load("torch"), torch.device("cpu"), registry()["mm"].dtypes, None, tmp_path, settings, 0
+    run = Watched(*given, large=runner.LARGE[""])
     for dtype, refused in itertools.product(registry()["mm"].dtypes, (False, True)):
         run.search("mm", dtype, refused)
     drawn = [cases.case_id(case) for case in search.suite_cases("mm", settings)]

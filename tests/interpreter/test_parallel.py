@@ -73,7 +73,6 @@ def test_many_processes_make_kernels_at_once(tmp_path):
     (tmp_path / "maker.py").write_text(MAKER)
     cache = tmp_path / "cache"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NTOPS_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    environment.pop("PYTEST_XDIST_WORKER", None)
     command = [sys.executable, tmp_path / "maker.py", tmp_path, str(PROCESSES), str(MAKES)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
@@ -82,12 +81,12 @@ def test_many_processes_make_kernels_at_once(tmp_path):
     assert list(cache.glob("*.tmp")) == []
 
 
-def test_each_worker_has_a_folder_of_its_own(tmp_path, monkeypatch):
+def test_workers_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NTOPS_CACHE_DIR", str(tmp_path / "here"))
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw3")
 
-    assert nine._folder(None) == tmp_path / "here" / "gw3"
-    assert (tmp_path / "here" / "gw3").is_dir()
+    assert nine._folder(None) == tmp_path / "here"
+    assert (tmp_path / "here").is_dir()
 
 
 @pytest.fixture
@@ -124,7 +123,6 @@ def test_the_folder_can_be_given(tmp_path):
     before = generation.CACHE_DIR
 
     try:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-        assert interpreter.prepare_ninetoothed(tmp_path) == tmp_path / worker == generation.CACHE_DIR
+        assert interpreter.prepare_ninetoothed(tmp_path) == tmp_path == generation.CACHE_DIR
     finally:
         generation.CACHE_DIR = before

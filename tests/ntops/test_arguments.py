@@ -1,5 +1,6 @@
 """What torch refuses is refused with torch's exception class and a message that names the argument."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,3 +109,15 @@ def test_a_device_without_kernels_is_refused():
 
     with pytest.raises(RuntimeError, match=r"argument 'input' is on (meta|cpu), but ntops takes"):
         ntops.torch.relu(elsewhere)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.float16])
+def test_numbers_of_numpy_do_not_wrap(kind):
+    x = tensor(3)
+    assert torch.equal(ntops.torch.sub(x, x, alpha=kind(3)), tensor(3) * -2)
+
+
+def test_bools_of_numpy_are_numbers():
+    x = torch.tensor([1.0, -2.0], device=DEVICE)
+    assert torch.equal(ntops.torch.add(x, np.True_), x + 1)
+    assert torch.equal(ntops.torch.clamp(x, np.False_), x.clamp(0))

@@ -57,6 +57,79 @@ def test_out_is_written_resized_and_returned_as_by_torch(op, kind):
     assert answers[0] == answers[1]
 
 
+VECTOR, MATRIX, BATCH = (5,), (4, 5), (2, 3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (VECTOR, (5, 4)),
+        (MATRIX, VECTOR),
+        (MATRIX, (5, 4)),
+        (BATCH, VECTOR),
+        (BATCH, (5, 4)),
+        (VECTOR, (2, 5, 4)),
+        (MATRIX, (2, 5, 4)),
+        (BATCH, (3, 5, 4)),
+    ],
+)
+@pytest.mark.parametrize("columns_first", [False, True])
+def test_an_out_of_any_strides_is_written_or_refused_by_products_as_by_torch(left, right, columns_first):
+    left, right = (torch.randn(size, device=DEVICE) for size in (left, right))
+
+    if columns_first and right.ndim > 1:
+        right = right.mT.contiguous().mT
+
+    shape = torch.matmul(left, right).shape
+    made = {
+        "contiguous": lambda: torch.zeros(shape, device=DEVICE),
+        "every other": lambda: torch.zeros((*shape[:-1], 2 * shape[-1]), device=DEVICE)[..., ::2],
+        "rows apart": lambda: torch.zeros((*shape[:-1], shape[-1] + 3), device=DEVICE)[..., : shape[-1]],
+        "reversed": lambda: torch.zeros(shape[::-1], device=DEVICE).permute(*reversed(range(len(shape)))),
+        "one row": lambda: torch.zeros((1, 2 * shape[-1]), device=DEVICE)[:, ::2],
+    }
+
+    for out in made.values():
+        (expected, how), (found, found_how) = (_matmul(library, left, right, out()) for library in (torch, ntops.torch))
+        assert found_how == how
+        torch.testing.assert_close(found, expected)
+
+
+def _matmul(library, left, right, out):
+    """The result, with its strides and how many warnings came with it, or what it is refused with."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+
+        try:
+            assert library.matmul(left, right, out=out) is out
+        except RuntimeError as error:
+            return torch.zeros(()), type(error).__name__
+
+    return out, (out.stride(), len(caught))
+
+
+@pytest.mark.parametrize("columns", [1, 4])
+def test_an_expanded_out_of_a_vector_times_a_matrix_gets_room_of_its_own(columns):
+    out = torch.zeros(1, device=DEVICE).expand(columns)
+    left, right = torch.randn(5, device=DEVICE), torch.randn(5, columns, device=DEVICE)
+
+    with pytest.warns(UserWarning, match="resized"):
+        ntops.torch.matmul(left, right, out=out)
+
+    torch.testing.assert_close(out, left @ right)
+
+
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div"])
+def test_numbers_alone_go_into_no_out(op):
+    with pytest.raises(RuntimeError, match="are numbers") as raised:
+        getattr(ntops.torch, op)(2, 1, out=torch.zeros((), device=DEVICE))
+
+    assert raised.type is RuntimeError
+
+    with pytest.raises(NotImplementedError, match="make one of them a tensor"):
+        getattr(ntops.torch, op)(2, 1)
+
+
 @pytest.mark.parametrize("op", ["add", "div"])
 def test_an_input_can_be_the_output(op):
     expected = getattr(torch, op)(_matrix(), 2)

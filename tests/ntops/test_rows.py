@@ -91,3 +91,11 @@ def test_softmax_of_rows_that_are_walked(row, walks):
 
     torch.testing.assert_close(found, torch.softmax(x, -1), equal_nan=True)
     assert len(walks) == 1
+
+
+@pytest.mark.parametrize("columns", [16, 1024, 16385, 1 << 20, 5449729])
+@pytest.mark.parametrize("compute_dtype", [torch.float32, torch.float64])
+def test_no_configuration_walks_far_in_narrow_tiles(columns, compute_dtype):
+    known = rows.config.alternatives(columns, compute_dtype, compute_dtype, 4)
+    assert rows.config(columns, compute_dtype, compute_dtype, 4) in known
+    assert all(-(-columns // one.block_columns) <= 64 or one.block_columns >= 2048 for one in known)

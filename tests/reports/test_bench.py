@@ -62,11 +62,12 @@ def test_every_operator_has_rows_of_its_own_names_and_a_small_one():
         assert all(row.bytes > 0 and row.flops >= 0 for row in spec.benchmarks), names
 
 
-@pytest.mark.parametrize("suite", ["test_ops.py", "test_first_call.py"])
-def test_all_operators_have_rows_where_none_is_named(suite, tmp_path):
-    run = bench(tmp_path, "--collect-only", suite=suite)
+def test_all_operators_have_rows_where_none_is_named(tmp_path):
+    run = bench(tmp_path, str(SUITES / "test_first_call.py"), "--collect-only")
     assert run.returncode == 0, run.stdout + run.stderr
-    assert all(f"[{op}" in run.stdout for op in ("abs", "mm", "softmax")), run.stdout
+    for suite in ("test_ops", "test_first_call"):
+        for op in ("abs", "mm", "softmax"):
+            assert re.search(rf"{suite}\.py::\w+\[{op}\b", run.stdout), run.stdout
 
 
 def test_rows_are_written_with_all_that_a_report_needs(tmp_path):
@@ -135,16 +136,19 @@ def relu(input, inplace=False):
 """
 
 
-def first_call(folder, *arguments):
+@pytest.fixture(scope="module")
+def first_calls(tmp_path_factory):
+    """The folder and what came of first calls of four ops, the last two of which go wrong."""
+    folder = tmp_path_factory.mktemp("first")
     (folder / "slow.py").write_text(FIRST)
-    few = (*arguments, "--benchmark-only", "--benchmark-quiet", "--implementation", "slow")
-    return bench(folder, *few, suite="test_first_call.py")
+    ops = [part for op in ("abs", "gelu", "neg", "relu") for part in ("--op", op)]
+    few = ("--benchmark-only", "--benchmark-quiet", "--implementation", "slow", "--benchmark-json", "b.json")
+    return folder, bench(folder, *ops, *few, suite="test_first_call.py")
 
 
-def test_the_first_call_is_that_of_a_process_of_its_own(tmp_path):
-    done = first_call(tmp_path, "--op", "abs", "--op", "gelu", "--benchmark-json", "b.json")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (device,) = read.read_file(tmp_path / "b.json")
+def test_the_first_call_is_that_of_a_process_of_its_own(first_calls):
+    folder, done = first_calls
+    (device,) = read.read_file(folder / "b.json")
     (row,) = device.rows
     assert (row.op, row.clock, len(row.seconds)) == ("abs", "first call", PROCESSES)
     assert set(row.seconds) == {0.125}
@@ -154,8 +158,9 @@ def test_the_first_call_is_that_of_a_process_of_its_own(tmp_path):
     assert "1 passed, 1 skipped" in done.stdout  # It has no gelu.
 
 
-def test_what_the_first_call_of_a_process_does_wrong_is_said(tmp_path):
-    done = first_call(tmp_path, "--op", "neg", "--op", "relu")
+def test_what_the_first_call_of_a_process_does_wrong_is_said(first_calls):
+    _, done = first_calls
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "2 failed" in done.stdout
     assert "it did not compute this" in done.stdout
     assert "relu[bfloat16 1024] in a process of its own: exit code -6" in done.stdout

@@ -106,7 +106,20 @@ def test_cases_that_were_not_provided_are_not_among_the_judged(tmp_path):
     said = Elements((tmp_path / "out" / "report.html").read_text()).text
     assert "failing cases of 200 judged; 50 more not provided" in said
     assert "mm: 3 of 100 cases fail" in said
-    assert "| mm | 100 | 3 | 50 | float32 |" in (tmp_path / "out" / "report.md").read_text()
+    assert "| mm | 100 | 3 | 20 | 50 | 0 | float32 |" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_why_a_run_is_no_verdict_is_among_the_first_findings(tmp_path):
+    reason = "mm: torch refuses 9 of 80 calls that were drawn as legal ones"
+    left = {**made.record("mm", "float32"), "cases": 101, "not_provided": 1, "left_out": {"no out=": {"count": 1}}}
+    path = made.write(tmp_path, "metrics.json", made.metrics(left, complaints=[reason]))
+    assert main(["build", str(path), "--out", str(tmp_path / "out")]) == 0
+    (section,) = page.sections(read.read([path])[0], [], [])
+    assert [finding.text for finding in section.findings if finding.level == "bad"] == [reason]
+    assert not any(finding.level == "good" for finding in section.findings)
+    said = Elements((tmp_path / "out" / "report.html").read_text()).text
+    assert "80 judged by value, 20 refused by torch, 1 not provided, 0 excused by name, 0 out of memory" in said
+    assert "1 calls left out: no out=" in said
 
 
 def test_an_exact_dtype_does_not_stand_for_an_operator_that_rounds():
@@ -118,7 +131,7 @@ def test_an_exact_dtype_does_not_stand_for_an_operator_that_rounds():
     assert [record.dtype for record in dtypes] == ["float16", "float32", "bool"]
     assert summary.furthest(dtypes).dtype == "float16"
     line = next(line for line in page.markdown("t", page.sections([device], [], [])).splitlines() if "| mm |" in line)
-    assert line == "| mm | 300 | 0 | 0 | float16 | 0.200 | 0.350 | - | mm-0123456789 |"
+    assert line == "| mm | 300 | 0 | 60 | 0 | 0 | float16 | 0.200 | 0.350 | - | mm-0123456789 |"
 
 
 def test_files_of_several_commits_are_said_last_and_are_no_problem(tmp_path):

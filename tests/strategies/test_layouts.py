@@ -68,7 +68,7 @@ def test_each_class_is_drawn_with_drawn_shapes(examples):
 def test_small_and_empty_shapes_have_layouts(examples, shape):
     for layout in examples(layouts.layouts(shape), 50):
         assert layouts.layout_class(layout, shape) in ("contiguous", "offset")
-        layout.check(len(shape))
+        layout.check(shape)
 
 
 def test_expanded_dims_are_any_subset(examples):
@@ -112,3 +112,25 @@ def test_channels_last_needs_channels():
 def test_unknown_classes_are_refused(classes, examples):
     with pytest.raises(ValueError, match=r"unknown or no layout class .* known: contiguous, offset"):
         examples(layouts.layouts((2, 3), classes), 1)
+
+
+@pytest.mark.parametrize(("shape", "padding", "strides", "size"), [
+    ((4, 5), (0, -3), (2, 1), 11),
+    ((2, 3, 4), (0, 0, -3), (3, 1, 1), 9),
+    ((3, 2), (0, -1), (1, 1), 4),
+])  # fmt: skip
+def test_windows_overlap(shape, padding, strides, size):
+    layout = Layout(padding=padding, offset=2)
+    assert layouts.overlaps(layout)
+    assert layouts.strides(layout, shape) == strides
+    assert layouts.storage_size(layout, shape) == 2 + size
+    assert layouts.layout_class(layout, shape) == "padded"
+    tensor = materialize(TensorSpec(shape, "float32", layout=layout))
+    assert (tensor.stride(), tensor.storage_offset()) == (strides, 2)
+    assert tensor.untyped_storage().nbytes() == 4 * (2 + size)
+    assert len(tensor.unique()) > 2
+
+
+def test_windows_begin_after_one_another():
+    with pytest.raises(ValueError, match="nothing of dim 1, of size 3: -3"):
+        TensorSpec((4, 3), "float32", layout=Layout(padding=(0, -3)))

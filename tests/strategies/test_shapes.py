@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import find
 
 from strategies import shapes
 
@@ -129,3 +130,20 @@ def test_reductions_are_long_short_and_empty(examples):
 def test_every_dim_is_named_both_ways(examples, shape):
     rank = max(len(shape), 1)
     assert set(examples(shapes.dims(shape), 100)) == set(range(-rank, rank))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_large_shapes(examples, rank):
+    found = examples(shapes.large(rank, 1 << 22), 600)
+    sizes = [math.prod(shape) for shape in found]
+    assert max(sizes) <= 1 << 22
+    assert sum(size > 1 << 16 for size in sizes) > len(sizes) / 5
+    # A whole dim past what 16 bits hold, wherever it is.
+    assert {shape.index(max(shape)) for shape in found if max(shape) > 1 << 16} == set(range(rank))
+    if rank > 1:
+        assert any(sorted(shape)[-2] > 250 for shape in found)
+
+
+def test_a_large_shape_shrinks_to_the_smallest_that_is_past_a_limit():
+    found = find(shapes.large(2, 1 << 24), lambda shape: math.prod(shape) > 100_000)
+    assert math.prod(found) < 102_000

@@ -36,7 +36,7 @@ from strategies.tensors import tensors
         (lambda: Layout(order=(0, 2)), "layout.order must be a permutation"),
         (lambda: Layout(order=(0, 0)), "layout.order must be a permutation"),
         (lambda: Layout(steps=(1, 0)), "layout.steps must be 1 or more"),
-        (lambda: Layout(padding=(-1,)), "layout.padding must not be negative"),
+        (lambda: TensorSpec((1,), "float32", layout=Layout(padding=(-1,))), "layout.padding leaves nothing of dim 0"),
         (lambda: Layout(expanded=(1, 0)), "layout.expanded must be distinct dims in ascending order"),
         (lambda: Layout(expanded=(0, 0)), "layout.expanded must be distinct dims in ascending order"),
         (lambda: Layout(expanded=(-1,)), "layout.expanded must not be negative"),

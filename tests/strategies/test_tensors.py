@@ -20,7 +20,8 @@ MANY = settings(max_examples=200, database=None, derandomize=True)
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().view(SIGNED[tensor.element_size()])
+    # First the bits: of bools torch copies truth values.
+    return tensor.view(SIGNED[tensor.element_size()]).contiguous()
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:

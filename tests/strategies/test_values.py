@@ -305,6 +305,25 @@ def test_listed_elements_of_floats(dtype, numbers):
     assert materialize(TensorSpec((len(numbers),), dtype, recipe)).double().tolist() == numbers
 
 
+@pytest.mark.parametrize("name", dtypes.INTEGRAL)
+def test_magnitudes_are_of_every_number_of_bits(name):
+    found, form = elements(name, "magnitudes", (1 << 14,)), dtypes.format_of(name)
+    lengths = [abs(int(number)).bit_length() for number in found]
+    most = form.bits - (form.kind == "int")
+    assert set(lengths) == set(range(1, most + 1))
+    counts = np.bincount(lengths)[1:] * most / len(lengths)
+    assert 0.7 < counts.min() <= counts.max() < 1.3
+    assert ((found < 0).mean() > 0.45) == (form.kind == "int")
+
+
+def test_bools_of_any_byte_are_true_or_false():
+    tensor = materialize(TensorSpec((1 << 14,), "bool", "bytes"))
+    stored = tensor.view(torch.uint8)
+    assert set(stored.tolist()) == set(range(256))
+    assert 0.45 < (stored != 0).double().mean() < 0.55
+    assert torch.equal(torch.logical_not(tensor), stored == 0)
+
+
 def test_listed_elements():
     assert materialize(TensorSpec((2, 4), "int32", "listed:3,0,-5")).tolist() == [[3, 0, -5, 3], [0, -5, 3, 0]]
     assert materialize(TensorSpec((0,), "uint8", "listed:255")).tolist() == []
@@ -324,3 +343,13 @@ def test_recipes_that_make_no_sense_for_a_dtype_are_not_drawn(examples):
 def test_a_million_elements_are_few_calls(name, recipe, calls):
     # Elements are made in chunks.
     assert calls(lambda: materialize(TensorSpec((1024, 1024), name, recipe))) < 10_000
+
+
+@pytest.mark.parametrize(("name", "bits"), [("float32", 24), ("float16", 11), ("bfloat16", 8)])
+def test_products_of_ties_and_sums_of_normal_numbers_lie_just_between_two_numbers(name, bits):
+    # float64 holds them exactly.
+    product = elements(name, "ties") * elements(name, "ties", seed=1)
+    sums = elements(name, "normal") + elements(name, "normal", seed=1)
+    for exact in (product, sums):
+        steps = np.ldexp(np.frexp(exact)[0], bits)
+        assert (np.abs(steps - np.rint(steps)) == 0.5).mean() > 0.02

@@ -1,0 +1,451 @@
+"""Calls as data: what a call is asked for with, what came of it, and who makes it, here or in the judged process."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import socket
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from conformance import dress, runtime, staging
+from conformance.guards import memory_of
+
+GONE = "the GPU's context is lost, and the process with it"
+
+
+class Lost(Exception):
+    """The judged process ended or cannot go on. The message says why, where it said so itself; else it is empty."""
+
+
+class NotProvided(NotImplementedError):
+    """Raised by an adapter for a call of which its library has no form; such a call is counted as not provided."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """Stands for a result that is not a tensor with memory of its own. ``kind`` says what it is."""
+
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """Holds what one call did: a value or an exception, and its operands as they are afterwards."""
+
+    operands: tuple[torch.Tensor, ...]
+    value: Any = None
+    error: BaseException | None = None
+    fresh: bool = False
+    """Tells whether the call allocated memory that torch does not fill."""
+    trespass: str = ""
+    """Names what was written to a margin; empty: nothing."""
+    moved: tuple[bool, ...] = ()
+    """For each operand, whether its version counter moved."""
+    fault: str = ""
+    """Says which forbidden access to memory the interpreter saw; empty: none."""
+    state: tuple[str, ...] = ()
+    """Names what the call changed of its surroundings, where these were compared."""
+    configurations: tuple[str, ...] = ()
+    """The names of the configurations that the kernel could have had, where they were asked for."""
+    places: tuple[int, ...] | None = None
+    """For each result, what tells its memory from that of others in the process where it was made."""
+    replaced: tuple[bool, ...] = ()
+    """For each operand, whether its storage is another one than before."""
+    told: tuple[tuple[str, ...], ...] | None = None
+    """For each result its traits in the process where it was made."""
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The results as tensors; only for an outcome that is well formed."""
+        return self.value if isinstance(self.value, tuple) else (self.value,)
+
+    def part(self, dim: int, start: int, length: int) -> Outcome:
+        """The same with a part of each result."""
+        parts = tuple(result.narrow(dim, start, length) for result in self.tensors())
+        return dataclasses.replace(self, value=parts if isinstance(self.value, tuple) else parts[0])
+
+    def traits(self) -> tuple[tuple[str, ...], ...]:
+        """For each result, what it is beside its elements: as of ``dress.traits``."""
+        return tuple(tuple(dress.traits(one)) for one in self.tensors()) if self.told is None else self.told
+
+    def memory(self) -> tuple[int, ...]:
+        """For each result, what tells its memory from that of other results of this case."""
+        if self.places is not None:
+            return self.places
+        return tuple(result.untyped_storage().data_ptr() for result in self.tensors())
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+
+
+def encode(value: Any, operands: Sequence[torch.Tensor]) -> Any:
+    """An argument as ``runtime.decode`` takes it. A tensor is one of the operands, a view of one, or a number."""
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value, operands)
+    if isinstance(value, np.generic):
+        return {"numpy": [type(value).__name__, value.item()]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.Size):
+        return {"size": list(value)}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [encode(item, operands) for item in value]}
+    if type(value).__name__ == "CausalVariant":
+        return {"causal_variant": value.name}
+    raise TypeError(f"an argument of type {type(value).__name__} cannot be sent to the judged process")
+
+
+def _encode_tensor(tensor: torch.Tensor, operands: Sequence[torch.Tensor]) -> Any:
+    storage = tensor.untyped_storage()
+    for number, operand in enumerate(operands):
+        if operand is tensor:
+            return {"operand": number}
+    for number, operand in enumerate(operands):
+        if operand.untyped_storage()._cdata == storage._cdata and operand.dtype == tensor.dtype:
+            offset = tensor.storage_offset() - operand.storage_offset()
+            place = {"shape": list(tensor.shape), "strides": list(tensor.stride()), "offset": offset}
+            return {"view": {"operand": number, **place}}
+    if not tensor.ndim:
+        return {"number": [str(tensor.dtype).removeprefix("torch."), tensor.item()]}
+    raise TypeError("a tensor that is no view of an operand cannot be sent to the judged process")
+
+
+def described(
+    op: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    operands: Sequence[torch.Tensor],
+    **how: Any,
+) -> dict[str, Any]:
+    """A call as ``runtime.perform`` takes it. ``how``: what differs from a call without anything beside it."""
+    plain = {"form": "", "written": (), "guard": None, "seed": None, "watch": False, "observe": False}
+    return {
+        "op": op,
+        "args": [encode(value, operands) for value in args],
+        "kwargs": {name: encode(value, operands) for name, value in kwargs.items()},
+        **plain,
+        "configuration": None,
+        "setting": None,
+        "state": False,
+        "other": False,
+        "before": None,
+        **how,
+    }
+
+
+# --- who makes calls ---------------------------------------------------------------------------------------------
+
+
+class Local:
+    """A function in this process. ``offers``: what has its configurations and settings."""
+
+    def __init__(self, function: Callable[..., Any], offers: object = None) -> None:
+        self._function, self._offers = function, offers
+
+    def made(
+        self,
+        call: Mapping[str, Any],
+        inputs: Sequence[torch.Tensor],
+        device: torch.device,
+        stage: staging.Stage | None = None,
+    ) -> Outcome:
+        """Make a call that ``described`` gives. Whatever it raises but KeyboardInterrupt is its outcome."""
+        passed = (KeyboardInterrupt,)
+        # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+        with warnings.catch_warnings():
+            # By a message, so that it is another filter than what a call may add to ignore all.
+            warnings.filterwarnings("ignore", message=".*")
+            made = runtime.perform(self._function, inputs, call, device, self._offers, passed, stage)
+        how = (made.fresh, made.trespass, made.moved, made.fault, tuple(made.state), tuple(made.configurations))
+        return Outcome(made.operands, made.value, made.error, *how, replaced=made.replaced)
+
+    def followed(
+        self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device, stage: Any
+    ) -> Outcome:
+        """``made`` of a call of the sequence whose calls ``stage`` has."""
+        return self.made(call, inputs, device, stage)
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A tensor in a storage that was sent."""
+
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+    offset: int
+    storage: int
+    device: str = ""
+    """Empty: that of the call."""
+    place: int = 0
+    shared: bool = False
+    """Tells whether the storage is that of an operand."""
+    traits: list[str] = []
+
+    def over(self, storages: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The tensor. ``storages``: as bytes, on its device. Raises what torch raises where it does not fit."""
+        dtype = getattr(torch, self.dtype)
+        storage = storages[self.storage].untyped_storage()
+        extent = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)) + 1
+        if min(self.shape, default=1) > 0 and (self.offset + extent) * dtype.itemsize > storage.nbytes():
+            raise ValueError("a tensor that does not fit into its memory")
+        empty = torch.empty(0, dtype=dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.shape, self.strides)
+
+
+class One(msgspec.Struct, frozen=True):
+    """A result: a number of an operand, a tensor, or what it is that is no such tensor."""
+
+    operand: int | None = None
+    tensor: Placed | None = None
+    foreign: str | None = None
+
+
+class Class(msgspec.Struct, frozen=True):
+    """A class of an exception."""
+
+    module: str
+    name: str
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An exception: its class with the bases, in the order of resolution, and its text."""
+
+    classes: list[Class]
+    text: str
+
+    def error(self) -> BaseException:
+        """An exception of the same built-in class, with the same name and text."""
+        found = (getattr(builtins, one.name, None) for one in self.classes if one.module == "builtins")
+        bases = (one for one in found if isinstance(one, type) and issubclass(one, BaseException))
+        base = next((one for one in bases if not issubclass(one, BaseExceptionGroup)), Exception)
+        names = {one.name for one in self.classes}
+        if "NotProvided" in names and issubclass(base, NotImplementedError):
+            return NotProvided(self.text)
+        name = self.classes[0].name if self.classes else base.__name__
+        text = self.text
+        members = {"__str__": lambda self: text, "__init__": lambda self: None, "__module__": "judged"}
+        kind = type(name, (base,), members)
+        return kind.__new__(kind)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Holds what came of a call in the judged process."""
+
+    operands: list[Placed]
+    value: dict[str, list[One]] | None
+    error: Raised | None
+    fresh: bool
+    trespass: str
+    fault: str
+    state: list[str]
+    moved: list[bool]
+    replaced: list[bool]
+    configurations: list[str]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A result or operand of a call of a sequence that the user has kept: which one, and where its elements are."""
+
+    call: int
+    what: str
+    index: int
+    tensor: dict[str, Any]
+
+
+class About(msgspec.Struct, frozen=True):
+    """The judged process's word on the implementation that it has imported."""
+
+    provides: frozenset[str] = frozenset()
+    declared: dict[str, Any] = {}
+    """Its ``conformance_claims`` and the like."""
+    kernels: str = ""
+    """As of ``implementations.Implementation``."""
+    changed: list[str] = []
+    """As of ``implementations.Implementation``."""
+    problem: str = ""
+    """Why there is none; else empty."""
+
+
+class Judged:
+    """The judged process, over the socket ``descriptor``."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._link = socket.socket(fileno=descriptor)
+        self._stream = self._link.makefile("rb")
+
+    def load(self, implementation: str, device: torch.device, ops: Sequence[str]) -> About:
+        """Let it import the implementation. Raises Lost."""
+        header, _ = self._ask({"implementation": implementation, "device": str(device), "ops": list(ops)})
+        return _valid(header, About)
+
+    def settings(self, op: str) -> Sequence[str]:
+        """The names of the settings that a user of the implementation may have. Raises Lost."""
+        names = self._ask({"ask": "settings", "op": op})[0].get("names")
+        if isinstance(names, dict):
+            raise RuntimeError(names.get("failed"))
+        return _valid(names, list[str])
+
+    def forget(self) -> None:
+        """Let go of the results of the calls made so far. Raises Lost."""
+        self._ask({"ask": "forget"})
+
+    def follow(self, sizes: Sequence[int]) -> None:
+        """Begin a sequence of calls. ``sizes``: bytes of the largest operand of each number. Raises Lost."""
+        self._ask({"ask": "follow", "memory": list(sizes)})
+
+    def kept(self) -> list[tuple[int, str, int, torch.Tensor]]:
+        """As ``staging.Stage.kept``, of that sequence. Raises Lost."""
+        header, blobs = self._ask({"ask": "kept"})
+        told = _valid(header.get("kept"), list[Kept])
+        try:
+            return [
+                (one.call, one.what, one.index, runtime.tensor_of(blob, one.tensor))
+                for one, blob in zip(told, blobs, strict=True)
+            ]
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise Lost(f"it broke the protocol: {error}") from None
+
+    def lost(self) -> str:
+        """The error that its GPU's context is stuck with; empty where it can go on. Raises Lost."""
+        return str(self._ask({"ask": "lost"})[0].get("lost", ""))
+
+    def call(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Outcome:
+        """Make a call there that ``described`` gives. Raises Lost."""
+        operands = [runtime.describe_tensor(tensor) for tensor in inputs]
+        memory = [memory_of(tensor).numpy().data for tensor in inputs]
+        header, blobs = self._ask({"ask": "call", **call, "operands": operands}, memory)
+        if lost := header.get("lost"):
+            raise Lost(f"{GONE}: {lost}")
+        answer = _valid(header, Answer)
+        try:
+            return _outcome(answer, blobs, device)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise Lost(f"it broke the protocol: {error}") from None
+
+    def _ask(self, header: Mapping[str, Any], blobs: Sequence[Any] = ()) -> tuple[dict[str, Any], list[bytearray]]:
+        try:
+            runtime.send(self._link, header, blobs)
+            return runtime.receive(self._stream)
+        except (EOFError, ConnectionError):
+            raise Lost("") from None
+        except (MemoryError, ValueError) as error:
+            raise Lost(f"it broke the protocol: {error}") from None
+
+
+def _valid(data: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise Lost(f"it broke the protocol: {error}") from None
+
+
+def _outcome(answer: Answer, blobs: Sequence[bytearray], device: torch.device) -> Outcome:
+    storages: dict[str, list[torch.Tensor]] = {}
+
+    def on(name: str) -> list[torch.Tensor]:
+        where = str(torch.device(name) if name else device)
+        if where not in storages:
+            storages[where] = [
+                torch.frombuffer(blob, dtype=torch.uint8).to(where)
+                if blob
+                else torch.empty(0, dtype=torch.uint8, device=where)
+                for blob in blobs
+            ]
+        return storages[where]
+
+    operands = tuple(placed.over(on("")) for placed in answer.operands)
+    places: list[int] = []
+    told: list[tuple[str, ...]] = []
+
+    def result(one: One) -> Any:
+        told.append(() if one.tensor is None else tuple(one.tensor.traits))
+        if one.operand is not None:
+            places.append(operands[one.operand].untyped_storage().data_ptr())
+            return operands[one.operand]
+        if one.tensor is not None:
+            tensor = one.tensor.over(on("" if one.tensor.shared else one.tensor.device))
+            # A place in the other process; that of an operand is told by the operand's memory here.
+            places.append(tensor.untyped_storage().data_ptr() if one.tensor.shared else -one.tensor.place)
+            return tensor
+        return None if one.foreign == "None" else Foreign(one.foreign or "?")
+
+    value = None
+    if answer.value is not None:
+        ((kind, ones),) = answer.value.items()
+        found = [result(one) for one in ones]
+        value = found[0] if kind == "one" else found if kind == "list" else tuple(found)
+    return Outcome(
+        operands,
+        value,
+        answer.error.error() if answer.error is not None else None,
+        answer.fresh,
+        answer.trespass,
+        tuple(answer.moved),
+        answer.fault,
+        tuple(answer.state),
+        tuple(answer.configurations),
+        tuple(places),
+        tuple(answer.replaced),
+        tuple(told),
+    )
+
+
+class Remote:
+    """A function of what is judged, in the judged process."""
+
+    def __init__(self, judged: Judged, op: str) -> None:
+        self.judged, self.op = judged, op
+
+    def made(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Outcome:
+        """Make a call that ``described`` gives. Raises Lost."""
+        return self.judged.call(call, inputs, device)
+
+    def followed(
+        self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device, stage: Any
+    ) -> Outcome:
+        """``made``; the sequence is that of the judged process."""
+        return self.made(call, inputs, device)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it with tensors of this process, which hold afterwards what it has written. Raises what it raises."""
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+        bases: dict[int, torch.Tensor] = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            size = storage.nbytes() // tensor.itemsize
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, (size,), (1,))
+            bases.setdefault(storage._cdata, whole)
+        operands = [*bases.values()]
+        call = described(self.op, args, kwargs, operands)
+        outcome = self.judged.call(call, [operand.cpu() for operand in operands], device)
+        if outcome.error is not None:
+            raise outcome.error
+        for ours, theirs in zip(operands, outcome.operands, strict=True):
+            if not torch.equal(memory_of(ours), memory_of(theirs)):
+                memory_of(ours).copy_(memory_of(theirs))
+        found = tuple(self._ours(one, outcome.operands, operands, tensors) for one in outcome.tensors())
+        return found if isinstance(outcome.value, tuple) else found[0]
+
+    @staticmethod
+    def _ours(
+        result: Any, theirs: Sequence[torch.Tensor], ours: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
+    ) -> Any:
+        """A result; one that lies in an operand as a view of it here, or as the very tensor that was given."""
+        if not isinstance(result, torch.Tensor):
+            return result
+        pointer = result.untyped_storage().data_ptr()
+        place = next((n for n, one in enumerate(theirs) if one.untyped_storage().data_ptr() == pointer), None)
+        if place is None or not pointer:
+            return result
+        view = ours[place].as_strided(result.shape, result.stride(), result.storage_offset())
+        where = view.data_ptr(), view.shape, view.stride()
+        return next((one for one in given if (one.data_ptr(), one.shape, one.stride()) == where), view)

@@ -1,0 +1,58 @@
+"""Checks of a call as a user makes it, in ordinary memory with nothing around it, and of what it leaves behind."""
+
+from __future__ import annotations
+
+from conformance import cases
+from conformance.checks import turns
+from conformance.checks.again import differing
+from conformance.checks.result import failing
+from conformance.checks.trial import FAILED, PASSED, Finding, Trial, difference
+from conformance.surroundings import GENERATORS
+
+OTHER = 8
+"""One drawn case in so many is called where other things are set, too."""
+
+
+_WHERE = {
+    "same": "the same tensors, changed in place",
+    "behind": "the same tensors, changed without a trace in the version counter",
+    "new": "memory that was used before",
+}
+
+
+def bare(trial: Trial) -> Finding:
+    """Without margins, and without a mode or a watch, a call is right too, at addresses where a call before had other
+    contents; for who claims to be deterministic, with the same bits."""
+    ways = tuple(_WHERE) if trial.thorough else (turns.choose(trial.case, "bare", tuple(_WHERE)),)
+    findings = [_bare(trial, how) for how in ways]
+    return max(findings, key=lambda one: (one.status == FAILED, one.status != PASSED))
+
+
+def _bare(trial: Trial, how: str) -> Finding:
+    outcome = trial.bare(before=how)
+    if found := failing(trial, outcome):
+        what = f"in {_WHERE[how]}"
+        message = f"called without anything around it, {what}: {found.check}: {found.message}"
+        return trial.excused(Finding("bare", FAILED, message, index=found.index), trial.case, found.check)
+    if changed := _changed(trial, outcome.state):
+        return Finding("bare", FAILED, f"called without anything around it, it changed {changed}")
+    if trial.expected[0].instead is None and (message := difference(trial.ours, outcome, "a call and the same, bare,")):
+        return differing(trial, "deterministic", message, outcome)
+    return Finding("bare", PASSED)
+
+
+def state(trial: Trial) -> Finding:
+    """A call leaves its surroundings as they were: generators, modes and flags, the environment; torch's generators
+    move where the operator is random. Also where others are set, whatever the call gives there."""
+    if changed := _changed(trial, trial.ours.state):
+        return Finding("state", FAILED, f"the call changed {changed}")
+    if not trial.thorough and cases.seed(trial.case) // 13 % OTHER:
+        return Finding("state", PASSED)
+    changed = _changed(trial, trial.bare(other=True).state)
+    where = "where autocast is on, gradients and the garbage collector are off and more is set, "
+    return Finding("state", FAILED if changed else PASSED, changed and f"{where}the call changed {changed}")
+
+
+def _changed(trial: Trial, names: tuple[str, ...]) -> str:
+    drawn = "distribution" in trial.spec.checks
+    return ", ".join(name for name in names if not (drawn and name.startswith(GENERATORS)))

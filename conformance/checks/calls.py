@@ -1,0 +1,143 @@
+"""A check of other ways to write a call: what they mean is the same, and so is what is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from conformance import cases, dress, forms
+from conformance.cases import Case, Same
+from conformance.checks.forms import Variants, first, with_operands
+from conformance.checks.invariance import entangled
+from conformance.checks.trial import FAILED, PASSED, Finding, Trial
+from strategies.specs import Layout, TensorSpec
+
+Change = Callable[[TensorSpec], TensorSpec]
+
+
+def call_forms(trial: Trial) -> Finding:
+    """The call in another form that torch takes gives what is right: optional arguments by position or by name, or
+    given as their defaults, NumPy scalars, parameters and lazily negated tensors as operands, another default dtype."""
+    variants = _variants(trial)
+    # Of a trial that is not thorough one of each is tried: another way to write it, other operands, other surroundings.
+    kinds: tuple[Variants, ...] = ({}, {}, {})
+    for form, case in variants.items():
+        kinds[1 if form in dress.OPERANDS else 2 if form in dress.SURROUNDINGS else 0][form] = case
+    found = [first(trial, "call_forms", some) for some in kinds]
+    return max(found, key=lambda one: (one.status == FAILED, one.status != PASSED))
+
+
+def layouts(trial: Trial) -> Finding:
+    """Operands in other layouts give the right result: one element beside where vectors begin, column-major with a
+    longer leading dim, without a unit stride, one batch for all, windows that overlap, six to nine dims, rows far
+    apart, strides beyond 8 and 16 bits, offsets beyond 20."""
+    return first(trial, "layouts", _laid_out(trial.case))
+
+
+def has_layouts(trial: Trial) -> bool:
+    """Tell whether an operand that is only read can lie otherwise."""
+    return bool(_laid_out(trial.case))
+
+
+def _laid_out(case: Case) -> Variants:
+    if entangled(case) or any(isinstance(x, Same) for x in case.kwargs.values()):
+        return {}
+    found = {}
+    for what, change in _LAYOUTS.items():
+        changed = with_operands(case, change)
+        # Where some operands have many dims and matrices beside them have two, it is another call.
+        ranks = {len(spec.shape) for spec in cases.operands(changed) if len(spec.shape) > 1}
+        shapes = zip(cases.operands(case), cases.operands(changed), strict=True)
+        if changed != case and (len(ranks) == 1 or all(one.shape == other.shape for one, other in shapes)):
+            found[what] = replace(changed, digests=())
+    return found
+
+
+def _with_layout(make: Callable[[int], Layout | None]) -> Change:
+    def change(spec: TensorSpec) -> TensorSpec:
+        layout = make(len(spec.shape)) if math.prod(spec.shape) > 1 else None
+        return spec if layout is None else replace(spec, layout=layout)
+
+    return change
+
+
+def _column_major(rank: int) -> Layout | None:
+    if rank < 2:
+        return None
+    return Layout(order=(*range(rank - 2), rank - 1, rank - 2), padding=(*(0,) * (rank - 2), 3, 0))
+
+
+def _wide_stride(step: int, most: int) -> Change:
+    """So many elements from one to the next of the last dim, of a tensor of few."""
+
+    def change(spec: TensorSpec) -> TensorSpec:
+        if not spec.shape or not 1 < math.prod(spec.shape) <= most:
+            return spec
+        return replace(spec, layout=Layout(steps=(*(1 for _ in spec.shape[1:]), step)))
+
+    return change
+
+
+def _windows(spec: TensorSpec) -> TensorSpec:
+    """Rows of which each begins in the one before: in its middle, after a quarter, or one element after its begin or
+    before its end."""
+    if len(spec.shape) < 2 or math.prod(spec.shape[:-1]) < 2 or spec.shape[-1] < 2:
+        return spec
+    columns = spec.shape[-1]
+    pitch = max((1, columns // 2, columns // 4, columns - 1)[spec.seed % 4], 1)
+    return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[1:]), pitch - spec.shape[-1])))
+
+
+def _many_dims(rank: int) -> Change:
+    shape = tuple(1 if dim == rank - 6 else 2 for dim in range(rank))
+
+    def change(spec: TensorSpec) -> TensorSpec:
+        # Two layouts by the seed, none of which can be seen as one of fewer dims.
+        order = (*range(rank - 1, -1, -2), *range(rank - 2, -1, -2)) if spec.seed % 2 else ()
+        layout = Layout(order=order, padding=tuple(0 if size == 1 else 1 for size in shape))
+        # A small case stays small: what fails for a few elements is shown with as many.
+        fits = len(spec.shape) not in (0, rank) and math.prod(spec.shape) > FEW
+        return replace(spec, shape=shape, layout=layout) if fits else spec
+
+    return change
+
+
+def _far_apart(spec: TensorSpec) -> TensorSpec:
+    """Rows of a tensor that is many times as wide, or a column of a matrix: its stride is a multiple of 16."""
+    rank = len(spec.shape)
+    if not rank or not 1 < math.prod(spec.shape) <= FAR:
+        return spec
+    if rank == 1:
+        return replace(spec, layout=Layout(steps=(16 * (1 + spec.seed % 4),)))
+    columns = spec.shape[-1]
+    padding = -columns % 16 + 16 * max(columns // 2, 1)
+    return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[1:]), padding)))
+
+
+FEW, FAR = 16, 1 << 14
+RANKS = (6, 7, 9)
+_LAYOUTS: dict[str, Change] = {
+    "misaligned by one element": _with_layout(lambda rank: Layout(offset=1)),
+    "column-major with a longer leading dim": _with_layout(_column_major),
+    "no unit stride": _with_layout(lambda rank: Layout(steps=(*(1,) * (rank - 1), 2)) if rank else None),
+    "one batch for all": _with_layout(lambda rank: Layout(expanded=(0,)) if rank > 2 else None),
+    "windows that overlap": _windows,
+    **{f"{rank} dims": _many_dims(rank) for rank in RANKS},
+    "far apart": _far_apart,
+    "a stride beyond 8 bits": _wide_stride(300, 1 << 11),
+    "a stride beyond 16 bits": _wide_stride(65537, 8),
+    "an offset beyond 20 bits": _with_layout(lambda rank: Layout(offset=(1 << 20) + 8)),
+}
+
+
+def has_forms(trial: Trial) -> bool:
+    """Tell whether the call has another form, and is in none."""
+    return bool(_variants(trial))
+
+
+def _variants(trial: Trial) -> Variants:
+    if trial.case.form:
+        return {}
+    return {form: replace(trial.case, form=form, digests=()) for form in forms.possible(trial.case)}

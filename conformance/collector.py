@@ -1,0 +1,168 @@
+"""What a run found, added up from the reports of its items, wherever they ran; printed and written at its end."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from conformance import corpus, coverage, journal, known_failures, metrics, sufficiency
+from conformance import spec as specs
+from conformance.checks import CHECKS
+from conformance.coverage import Seen
+from conformance.metrics import Record, Tally
+from conformance.plain import PLAIN
+from conformance.sequence_judge import SEQUENCE
+from conformance.session import PROFILES
+from conformance.terminal import Terminal
+
+
+class Collector:
+    """Adds up what the items report, wherever they ran, and what workers left that were killed."""
+
+    def __init__(self, options: Any, tally: Tally, terminal: Terminal) -> None:
+        self.options, self.tally, self.terminal = options, tally, terminal
+        self.killed: list[str] = []
+        self.coverage: list[coverage.Coverage] = []
+        self.low: list[coverage.Coverage] = []
+        """Those below the floor."""
+        self.others = 0
+        """Tests of ops as a whole that were made."""
+        self.session: pytest.Session | None = None
+        self.complaints: list[str] = []
+        """Why the run failed, beside failing cases."""
+        self.measures = False
+        """Whether benchmarks were run, which judge nothing."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call":
+            return
+        self.measures |= Path(report.fspath).parent.name == "benchmarks"
+        self.others += op_of(Path(report.fspath)) is not None and not report.skipped
+        for name, value in report.user_properties:
+            if name == "conformance":
+                self.tally.merge(msgspec.json.decode(str(value), type=list[Record]))
+            elif name == "coverage":
+                self.tally.coverage.merge(msgspec.json.decode(str(value), type=list[Seen]))
+
+    # Last: by then the workers have ended.
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        options, self.session = self.options, session
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
+        for left in journal.recover(options.save_to, options.implementation):
+            report = options.run().salvage(left, interrupted)
+            self.tally.merge(report.tally.sorted(), report.tally.coverage.seen())
+            if interrupted:
+                self.terminal.failures += report.failed
+            else:
+                self.killed.append("\n\n".join((f"worker {left.header.worker} was killed", *report.failures)))
+        if options.makes_folder:
+            # Not where something was saved.
+            with contextlib.suppress(OSError):
+                options.save_to.rmdir()
+        collected = session.testscollected and not session.config.option.collectonly
+        if collected and not self.measures and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            judged = options.child.implementation
+            self.complaints = sufficiency.complaints(self.tally.by_op(), judged, options.asked, self.others)
+        if interrupted:
+            self.complaints.append("the run was interrupted: not all was judged that was asked for")
+            # A worker that is stopped between the two saves a case and does not say so.
+            told = "\n".join(failure.message for failure in self.terminal.failures)
+            found = sorted({*options.save_to.glob("*.json")} - options.saved_before)
+            self.complaints += [f"saved {path}" for path in found if path.stem not in told]
+        # At once: a run that is stopped while coverage is counted keeps what it found. What takes long comes after it.
+        self._write_metrics(whole=False)
+        if interrupted:
+            return
+        # What few cases leave out is no news.
+        if options.settings.max_examples >= PROFILES["ci"].max_examples:
+            # By now the workers have ended.
+            processes = getattr(session.config.option, "numprocesses", None) or 1
+            self.coverage = self.tally.coverage.coverage(processes)
+        if options.floor:
+            self.low = coverage.below_floor(self.tally.coverage, self.coverage)
+        if (self.killed or self.low or self.complaints) and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        options, tally = self.options, self.tally
+        self.terminal.show(terminalreporter)
+        for line in self._known():
+            terminalreporter.line(line)
+        for gone in options.gone:
+            terminalreporter.line(f"a saved case was not judged: {gone}", yellow=True)
+        if self.killed:
+            terminalreporter.section("processes that were killed while they judged")
+            terminalreporter.line("\n\n".join(self.killed))
+        if not tally.records:
+            self._complain(terminalreporter)
+            return
+        terminalreporter.section(f"conformance of {options.implementation} on {options.child.about.device_name}")
+        for line in metrics.table(tally.by_op()):
+            terminalreporter.line(line)
+        if self.coverage:
+            terminalreporter.section("coverage of pairs of features")
+            for line in coverage.table(self.coverage):
+                terminalreporter.line(line)
+        for found in self.low:
+            terminalreporter.line(coverage.complaint(found), red=True)
+        self._complain(terminalreporter)
+        if options.metrics is not None:
+            whole = self.session is None or self.session.exitstatus != pytest.ExitCode.INTERRUPTED
+            if self._write_metrics(whole):
+                terminalreporter.line(f"metrics written to {options.metrics}")
+
+    def _complain(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for complaint in self.complaints:
+            terminalreporter.line(complaint, red=True)
+
+    def _known(self) -> list[str]:
+        """What became of known failures, and where those of this run are written."""
+        options = self.options
+
+        def judged(one: known_failures.Entry) -> bool:
+            return (one.op, one.dtype) in options.pairs and (options.checks is None or one.check in options.checks)
+
+        lines, failures = known_failures.told(options.known, self.terminal.failures, judged)
+        if options.write_known is not None:
+            data = known_failures.encode(options.implementation, failures)
+            if self._write("known failures", options.write_known, data):
+                lines.append(f"{len(failures)} known failures written to {options.write_known}")
+        return lines
+
+    def _write(self, what: str, path: Path, data: bytes) -> bool:
+        """Write a file; where that cannot be the run has failed, and says so."""
+        try:
+            corpus.write(path, data)
+        except OSError as error:
+            complaint = f"{what} cannot be written to {path}: {error.strerror}"
+            self.complaints += [complaint] if complaint not in self.complaints else []
+            if self.session is not None and self.session.exitstatus == pytest.ExitCode.OK:
+                self.session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            return False
+        return True
+
+    def _write_metrics(self, whole: bool = True) -> bool:
+        options = self.options
+        if options.metrics is None or not self.tally.records:
+            return False
+        about = {
+            "implementation": options.implementation,
+            "device": options.child.about.device,
+            "profile": options.profile,
+            "max_examples": options.settings.max_examples,
+            "seed": options.seed,
+            "checks": list(options.checks or (*CHECKS, SEQUENCE, PLAIN)),
+        }
+        data = metrics.document(self.tally.sorted(), about, self.coverage, self.complaints, whole)
+        return self._write("metrics", options.metrics, data)
+
+
+def op_of(path: Path) -> str | None:
+    """The op whose own tests a file holds."""
+    op = path.stem.removeprefix("test_")
+    return op if op in specs.registry() else None

@@ -1,0 +1,233 @@
+"""Forms of a call: other ways to write one, which mean the same.
+
+``Case.form`` names one. ``args`` and ``kwargs`` of a case stay as they are in the plain form, so that only what makes
+the call knows of others.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.overrides import get_testing_overrides
+
+from conformance import cases, dress
+from conformance import spec as specs
+from conformance.cases import Case, NonFinite, Same, Variant, View
+from conformance.spec import Call, Expected
+from strategies.dtypes import is_floating
+from strategies.specs import TensorSpec
+
+BY_POSITION, BY_NAME, DEFAULTS, NUMPY = "by position", "by name", "defaults", "NumPy scalars"
+TENSORS, SIZES = "0-d tensors", "sizes"
+FORMS = (BY_POSITION, BY_NAME, DEFAULTS, NUMPY, TENSORS, SIZES, dress.PARAMETERS, dress.NEGATED, dress.WIDE, dress.OWN)
+FORMS += (dress.TRAINING, dress.TOGETHER, dress.INFERENCE, dress.DETERMINISTIC, dress.THREADS)
+"""Optional arguments by position as far as torch takes them so; some of those by position by name, in another order;
+optional arguments with their default values; numbers, also in tuples, of NumPy; factors and the like as tensors; tuples
+as ``torch.Size`` or lists; and those of ``conformance.dress``."""
+
+_ALIKE = (BY_NAME, NUMPY, TENSORS, dress.TRAINING, dress.TOGETHER)
+_ALIKE += (dress.INFERENCE, dress.DETERMINISTIC, dress.THREADS)
+"""Forms of which torch's result is that of the plain one."""
+FACTORS = ("alpha", "beta", "eps", "p", "scale")
+"""Parameters that are numbers, for which torch's functions take 0-d tensors, whatever their dtype."""
+
+WIDE_ELEMENTS = 1 << 10
+"""Elements of operands that are not floating-point where the default dtype is float64, to which they may be taken."""
+
+Arguments = tuple[list[Any], dict[str, Any]]
+
+
+def possible(case: Case) -> list[str]:
+    """The forms, other than the plain one, that this case can have."""
+    return [form for form in FORMS if _POSSIBLE[form](case)]
+
+
+def asked(case: Case) -> Case:
+    """The call for which torch is asked: in its form, of which torch may take less than is said of it, but where torch
+    takes it whatever the call, and what stands in for torch on the CPU does not."""
+    return msgspec.structs.replace(case, form="") if case.form in _ALIKE else case
+
+
+def arguments(case: Case, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
+    """What the call is written with, of what it is written with in the plain form: values, or the texts of them."""
+    args, kwargs = list(args), dict(kwargs)
+    if case.form not in (BY_POSITION, BY_NAME, DEFAULTS):
+        return args, kwargs
+    names = by_position(case.op)
+    if case.form == BY_POSITION:
+        last = max((place for place, name in enumerate(names) if name in kwargs), default=-1)
+        for name in names[len(args) : last + 1]:
+            args.append(kwargs.pop(name) if name in kwargs else default(case.op, name))
+    if case.form == BY_NAME:
+        # Of one argument it is that; of several the first few stay.
+        kept = cases.seed(case) % max(len(args), 1)
+        named = dict(zip(names[kept:], args[kept:], strict=False))
+        return args[:kept], dict(reversed([*named.items(), *kwargs.items()]))
+    if case.form == DEFAULTS:
+        kwargs |= {name: default(case.op, name) for name in _left(case)}
+    return args, kwargs
+
+
+def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
+    """``(args, kwargs)`` of the call in its form, with these tensors as the operands."""
+    args, kwargs = cases.bind(case, tensors)
+    if case.form == NUMPY:
+        turn = cases.seed(case)
+        args = tuple(of_numpy(value, turn) for value in args)
+        # Switches are given by name.
+        kwargs = {name: x if type(x) is bool else of_numpy(x, turn) for name, x in kwargs.items()}
+    if case.form == TENSORS:
+        kwargs = {name: of_torch(value) if is_factor(name, value) else value for name, value in kwargs.items()}
+    if case.form == SIZES:
+        make = sizes(case)
+        args = tuple(make(value) if type(value) is tuple else value for value in args)
+    return arguments(case, args, kwargs)
+
+
+def of_numpy(value: Any, turn: int = 0) -> Any:
+    """A number as one of the NumPy scalars that hold it, in turn; in a tuple each."""
+    if type(value) is tuple:
+        return tuple(of_numpy(one, turn) for one in value)
+    if type(value) is bool:
+        return np.bool_(value)
+    kinds: list[Any] = []
+    if type(value) is float:
+        with np.errstate(over="ignore"):
+            kinds = [kind for kind in _FLOATS if float(kind(value)) == value or value != value]
+    if type(value) is int:
+        kinds = [kind for kind in _INTEGERS if np.iinfo(kind).min <= value <= np.iinfo(kind).max]
+    return kinds[turn // 3 % len(kinds)](value) if kinds else value
+
+
+_FLOATS = (np.float16, np.float32, np.float64)
+_INTEGERS = (np.int8, np.uint8, np.int32, np.uint32, np.int64)
+
+
+def of_torch(value: float) -> torch.Tensor:
+    """A number as a 0-d tensor that holds it, of the CPU: float32 where that does, else float64; int64."""
+    if type(value) is int:
+        return torch.tensor(value)
+    narrow = torch.tensor(value, dtype=torch.float32)
+    return narrow if narrow.item() == value else torch.tensor(value, dtype=torch.float64)
+
+
+def sizes(case: Case) -> type:
+    """What takes the place of tuples."""
+    return (torch.Size, list)[cases.seed(case) % 2]
+
+
+def is_factor(name: str, value: object) -> bool:
+    """Whether an argument by name is a number that may be a tensor."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return name in FACTORS and number and math.isfinite(value)
+
+
+def expected(spec: specs.OpSpec, case: Case, call: Call) -> Expected | tuple[Expected, ...]:
+    """The oracle's answer, which the default dtype may decide."""
+    with dress.surroundings(case.form):
+        return spec.expected(call)
+
+
+@cache
+def by_position(op: str) -> tuple[str, ...]:
+    """The names of the parameters that torch takes by position."""
+    names = specs.parameters(op)
+    # Of a reference that is not torch's function itself that one says which.
+    function = getattr(torch.nn.functional, op, None)
+    table = get_testing_overrides().get(function)
+    if specs.registry()[op].reference is function or table is None:
+        return names
+    return tuple(name for name in names if name in inspect.signature(table).parameters)
+
+
+@cache
+def _signature(op: str) -> Mapping[str, inspect.Parameter]:
+    reference = specs.registry()[op].reference
+    try:
+        return inspect.signature(reference).parameters
+    except ValueError:
+        # Functions in C++ have none; torch has a table of them.
+        return inspect.signature(get_testing_overrides()[reference]).parameters
+
+
+def default(op: str, name: str) -> Any:
+    """The default value of a parameter."""
+    return _signature(op)[name].default
+
+
+def _left(case: Case) -> list[str]:
+    """The optional parameters that the call says nothing of."""
+    named = by_position(case.op)
+    theirs = [name for name in _signature(case.op) if name in named or name not in specs.parameters(case.op)]
+    # torch has the dtype of a product's result in another overload, which wants one.
+    given = {*named[: len(case.args)], *case.kwargs, "out_dtype"}
+    return [name for name in theirs if name not in given and default(case.op, name) is not inspect.Parameter.empty]
+
+
+def _numbers(case: Case) -> bool:
+    arguments = (*case.args, *case.kwargs.values())
+    return any(isinstance(x, int | float | tuple | NonFinite) and not isinstance(x, bool) for x in arguments)
+
+
+def is_torchs(op: str) -> bool:
+    """Whether torch has a function of this name."""
+    return hasattr(torch, op) or hasattr(torch.nn.functional, op)
+
+
+def _factors(case: Case) -> bool:
+    return is_torchs(case.op) and any(is_factor(name, value) for name, value in case.kwargs.items())
+
+
+def _separate(case: Case) -> bool:
+    """Whether an operand that is only read can be negated: others are no parts of its memory."""
+    if any(isinstance(x, View) or (isinstance(x, Same) and x.is_view) for x in (*case.args, *case.kwargs.values())):
+        return False
+    writes = specs.registry()[case.op].writes(case)
+    stay = dress.kept(dress.NEGATED, writes, case.kwargs.get("inplace") is True)
+    dtypes = {spec.dtype for number, spec in enumerate(cases.operands(case)) if number not in stay}
+    return any(name != "bool" and not name.startswith("float8") for name in dtypes)
+
+
+def _differentiable(case: Case) -> bool:
+    """Tell calls in which an operand may require a gradient. With ``out=`` torch refuses it."""
+    if "out" in case.kwargs:
+        return False
+    writes = specs.registry()[case.op].writes(case)
+    return any(is_floating(spec.dtype) for number, spec in enumerate(cases.operands(case)) if number not in writes)
+
+
+def _several(case: Case) -> bool:
+    """Tell calls that only read several operands."""
+    return len(cases.operands(case)) - len(specs.registry()[case.op].writes(case)) > 1
+
+
+def _narrow(case: Case) -> bool:
+    """Whether results of the default dtype, float64, are few enough to be evaluated."""
+    whole = (spec for spec in cases.operands(case) if not is_floating(spec.dtype))
+    return all(math.prod(spec.shape) <= WIDE_ELEMENTS for spec in whole)
+
+
+_POSSIBLE: dict[str, Callable[[Case], bool]] = {
+    BY_POSITION: lambda case: any(name in case.kwargs for name in by_position(case.op)),
+    BY_NAME: lambda case: len(case.args) > 1 and isinstance(case.args[0], TensorSpec),
+    DEFAULTS: lambda case: isinstance(case.args[0], TensorSpec) and bool(_left(case)),
+    NUMPY: _numbers,
+    TENSORS: _factors,
+    SIZES: lambda case: any(type(argument) is tuple for argument in case.args),
+    dress.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
+    dress.NEGATED: _separate,
+    dress.WIDE: _narrow,
+    dress.TRAINING: _differentiable,
+    dress.TOGETHER: _several,
+    dress.INFERENCE: lambda case: True,
+    dress.DETERMINISTIC: lambda case: True,
+    dress.THREADS: lambda case: True,
+    dress.OWN: lambda case: any(isinstance(argument, Variant) for argument in case.kwargs.values()),
+}

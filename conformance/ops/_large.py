@@ -1,0 +1,77 @@
+"""Large calls of ops whose operands broadcast: a modest call, its dims grown past the limits of kernels and grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance import cases
+from conformance.cases import Argument, Case, DType, Ints
+from conformance.ops import _sizes
+from conformance.spec import registry
+from strategies import dtypes as dtype_names
+from strategies import layouts, shapes, tensors
+from strategies.shapes import Shape
+from strategies.specs import CONTIGUOUS, TensorSpec
+
+Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
+WIDE = 4
+"""Bytes of an element; of wider ones a call has fewer."""
+
+
+def grown(cases_of: Cases, *, rows: bool = False) -> Callable[[int], Cases]:
+    """The op's calls with large operands. What broadcasts still does, and what is normalized are the same dims.
+
+    ``rows``: elements of a row depend on each other."""
+    return lambda elements: lambda dtypes: _grown(cases_of(tuple(dtypes)), elements, rows)
+
+
+@st.composite
+def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows: bool) -> Case:
+    case = draw(calls)
+    out = case.kwargs.get("out")
+    given = [spec for spec in cases.operands(case) if spec is not out]
+    whole = tuple(np.broadcast_shapes(*(spec.shape for spec in given)))
+    if not whole:
+        return case
+    dtypes = [spec.dtype for spec in cases.operands(case)]
+    dtypes += [one.name for one in case.kwargs.values() if isinstance(one, DType)]
+    size = max(dtype_names.format_of(dtype).bits // 8 for dtype in dtypes)
+    elements = elements * WIDE // max(size, WIDE)
+    if rows and "float64" in dtypes:
+        elements = min(elements, _sizes.FLOAT64_ROWS)
+    target = draw(shapes.large(len(whole), elements))
+    if rows and "float64" in dtypes and draw(st.booleans()):
+        # A single row: of several none is long, since few elements are evaluated.
+        target = (*(1 for _ in whole[1:]), draw(shapes.near(elements)))
+
+    def shape(old: Shape) -> Shape:
+        pairs = zip(old, whole[len(whole) - len(old) :], target[len(whole) - len(old) :], strict=True)
+        return tuple(new if mine == wide else 1 for mine, wide, new in pairs)
+
+    def argument(old: Argument) -> Argument:
+        match old:
+            case TensorSpec() if old is out:
+                return old if old.shape != whole else _resized(draw, old, target, elements)
+            case TensorSpec():
+                return _resized(draw, old, shape(old.shape), elements)
+            case tuple(sizes) | Ints(sizes):
+                return type(old)(shape(sizes))
+        return old
+
+    args = tuple(map(argument, case.args))
+    large = msgspec.structs.replace(case, args=args, kwargs={name: argument(x) for name, x in case.kwargs.items()})
+    return registry()[case.op].defined(large)
+
+
+def _resized(draw: st.DrawFn, spec: TensorSpec, shape: Shape, elements: int) -> TensorSpec:
+    """The spec with another shape, and of its layout and special values what kind they are."""
+    classes = layouts.CLASSES if spec.layout.expanded else layouts.WRITABLE
+    layout = layouts.draw_layout(draw, shape, classes)
+    if layouts.storage_size(layout, shape) > 2 * elements:
+        layout = CONTIGUOUS
+    specials = draw(tensors.planted(shape, spec.dtype, {special.value for special in spec.specials}))
+    return TensorSpec(shape, spec.dtype, spec.values, spec.seed, layout, specials)

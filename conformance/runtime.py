@@ -1,0 +1,609 @@
+"""Calls of what is judged, made from data in a process that holds torch and the implementation, and nothing of the
+harness: no reference, no oracle, no verdict. ``conformance.processes`` loads this file by its path.
+
+The judge sends operands as bytes and arguments as JSON, and gets back in the same form what came of the call. It makes
+its own calls, of torch's functions, with ``perform`` too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import importlib.util
+import json
+import os
+import resource
+import socket
+import struct
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+
+
+def _beside(name):
+    """The module in a file beside this one: as part of the package, or by its path where this one was loaded so."""
+    if __package__:
+        return importlib.import_module(f"{__package__}.{name}")
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    # Not among the modules, where what is judged would see it.
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+guards, dress, surroundings, staging = map(_beside, ("guards", "dress", "surroundings", "staging"))
+
+# --- messages ----------------------------------------------------------------------------------------------------
+
+MOST_HEADER = 2**24
+"""Bytes of JSON in a message."""
+DECLARED = ("conformance_claims", "conformance_left_out")
+"""Attributes of an implementation that the judge reads."""
+_LENGTH = struct.Struct("<Q")
+_PARTS = 64
+"""Buffers that are sent at once: fewer than any system takes."""
+
+
+def send(link, header, blobs=()):
+    """Send a JSON object and memory. ``blobs``: buffers of bytes; the header says how long each is."""
+    views = [memoryview(blob).cast("B") if len(blob) else memoryview(b"") for blob in blobs]
+    head = json.dumps({**header, "sizes": [len(view) for view in views]}).encode()
+    left = [memoryview(_LENGTH.pack(len(head)) + head), *views]
+    # All at once: each part that comes alone wakes the other process.
+    while left:
+        sent = link.sendmsg(left[:_PARTS])
+        while left and sent >= len(left[0]):
+            sent -= len(left.pop(0))
+        if sent:
+            left[0] = left[0][sent:]
+
+
+def receive(stream, most=2**62):
+    """The next message: its header, and its blobs.
+
+    :param stream: What ``makefile("rb")`` of the socket gives.
+    :param most: The bytes of blobs that are taken.
+
+    Raises EOFError where the other end is closed, ValueError where the message is not of that form.
+    """
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    if length > MOST_HEADER:
+        raise ValueError(f"a message of {length} bytes")
+    header = json.loads(_exactly(stream, length))
+    sizes = header.get("sizes") if isinstance(header, dict) else None
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > most:
+        raise ValueError("a message whose blobs are too long, or have no lengths")
+    return header, [_exactly(stream, size) for size in sizes]
+
+
+def _exactly(stream, size):
+    data = bytearray(size)
+    if stream.readinto(data) < size:
+        raise EOFError("the other end is closed")
+    return data
+
+
+# --- arguments ---------------------------------------------------------------------------------------------------
+
+
+def tensor_of(blob, described):
+    """A CPU tensor over the bytes of its whole storage, as ``describe_tensor`` says."""
+    dtype = getattr(torch, described["dtype"])
+    storage = torch.frombuffer(blob, dtype=torch.uint8) if len(blob) else torch.empty(0, dtype=torch.uint8)
+    empty = torch.empty(0, dtype=dtype)
+    return empty.set_(storage.untyped_storage(), described["offset"], described["shape"], described["strides"])
+
+
+def describe_tensor(tensor, offset=None):
+    """Dtype and place in its storage, as JSON has them."""
+    return {
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "shape": list(tensor.shape),
+        "strides": list(tensor.stride()),
+        "offset": tensor.storage_offset() if offset is None else offset,
+    }
+
+
+def decode(value, operands):
+    """An argument that ``conformance.calls.encode`` has made data of."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    match kind:
+        case "operand":
+            return operands[content]
+        case "view":
+            base = operands[content["operand"]]
+            offset = base.storage_offset() + content["offset"]
+            return base.as_strided(content["shape"], content["strides"], offset)
+        case "list":
+            return [decode(item, operands) for item in content]
+        case "tuple":
+            return tuple(decode(item, operands) for item in content)
+        case "size":
+            return torch.Size(content)
+        case "number":
+            return torch.tensor(content[1], dtype=getattr(torch, content[0]))
+        case "dtype":
+            return getattr(torch, content)
+        case "numpy":
+            import numpy
+
+            return getattr(numpy, content[0])(content[1])
+        case "causal_variant":
+            from torch.nn.attention.bias import CausalVariant
+
+            return CausalVariant[content]
+    raise ValueError(f"an argument of kind {kind!r}")
+
+
+# --- a call ------------------------------------------------------------------------------------------------------
+
+
+class Made:
+    """What came of a call: its operands afterwards, and a value or an exception."""
+
+    def __init__(self, operands=(), value=None, error=None):
+        self.operands, self.value, self.error = tuple(operands), value, error
+        self.fresh = False
+        """Whether it allocated memory that torch does not fill."""
+        self.trespass = ""
+        """What was written to a margin."""
+        self.fault = ""
+        """What the interpreter saw a kernel do to memory that it must not."""
+        self.moved = ()
+        """For each operand, whether its version counter moved."""
+        self.replaced = ()
+        """For each operand, whether its storage is another one: not the same, resized."""
+        self.state = []
+        """What it changed of its surroundings; they were put in order again."""
+        self.configurations = []
+        """The names of the configurations that the kernel could have had."""
+
+
+def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
+    """Make one call of ``function``, whatever it does, on operands of its own.
+
+    :param inputs: The operands, on the CPU, each in a storage of its own.
+    :param call: ``args`` and ``kwargs`` as ``decode`` takes them; ``form`` of the call, as of ``dress``; ``written``,
+        numbers of operands that the call is given to write; ``guard``, the arguments of ``guards.Guard``, or None;
+        ``seed`` of torch's generators, or None; ``watch``, whether interpreted kernels are watched; ``observe``,
+        whether configurations are asked for; ``configuration`` and ``setting``, the number of one to call it in, or
+        None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
+        ``surroundings.other``; ``before``, None, or "same" or "new" where a call with other contents is made before, on
+        the same tensors or on others that lay where they lie.
+    :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
+    :param passed: Classes of exceptions that are raised on.
+    :param stage: The ``staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
+    """
+    device = torch.device(device)
+    if call["before"]:
+        return _again(function, inputs, call, device, offers, passed)
+    guard = guards.Guard(device, *call["guard"]) if call["guard"] else None
+    if stage is None:
+        operands = tuple(
+            _copy(tensor, device) if guard is None else guard.operand(tensor, number in call["written"])
+            for number, tensor in enumerate(inputs)
+        )
+    else:
+        operands = stage.operands(inputs, call["follow"])
+        function = staging.under(call["follow"]["settings"], function, device)
+    made = Made(operands)
+    _make(made, function, call, device, guard, offers, passed)
+    if stage is not None:
+        stage.made(made.operands, made.value, call["follow"])
+    if guard is not None:
+        made.fresh, made.trespass = guard.fresh, guard.trespass()
+    return made
+
+
+def _again(function, inputs, call, device, offers, passed):
+    """``perform`` without margins, on operands that a call before had with other contents."""
+    before = [_copy(tensor, torch.device("cpu")) for tensor in inputs]
+    for tensor in before:
+        _turn(tensor)
+    made = Made()
+    for contents in (before, inputs):
+        if len(made.operands) == len(contents) and all(map(_alike, made.operands, contents)):
+            operands = tuple(map(_rewritten, made.operands, contents))
+            if call["before"] != "behind":
+                # What is changed by way of NumPy or ``.data`` leaves no trace.
+                torch.autograd.graph.increment_version(operands)
+            if call["before"] == "new":
+                # As allocators do, which give freed memory out first.
+                operands = tuple(guards.over(x.untyped_storage(), x, x.storage_offset()) for x in operands)
+        else:
+            operands = tuple(_copy(tensor, device) for tensor in contents)
+        made = Made(operands)
+        _make(made, function, call, device, None, offers, passed)
+    return made
+
+
+def _turn(tensor):
+    """Other contents of a CPU tensor, of numbers that it holds already: its storage backwards, if it is of floats."""
+    if tensor.dtype.is_floating_point:
+        memory = guards.memory_of(tensor)
+        words = memory[: len(memory) // tensor.itemsize * tensor.itemsize].view(-1, tensor.itemsize)
+        words.copy_(words.flip(0))
+
+
+def _rewritten(operand, tensor):
+    """An operand, given the contents of a CPU tensor in place, in all of its storage."""
+    guards.memory_of(operand).copy_(guards.memory_of(tensor))
+    return operand
+
+
+def _alike(operand, tensor):
+    """Whether an operand lies in its storage as a CPU tensor does: a call may have resized it."""
+    sizes = (one.untyped_storage().nbytes() for one in (operand, tensor))
+    return (operand.shape, operand.stride()) == (tensor.shape, tensor.stride()) and len(set(sizes)) == 1
+
+
+def _make(made, function, call, device, guard, offers, passed):
+    """Call the function, and note in ``made`` what came of it."""
+    stay = dress.kept(call["form"], call["written"], call["kwargs"].get("inplace") is True)
+    given = dress.dressed(call["form"], made.operands, stay)
+    args = [decode(value, given) for value in call["args"]]
+    kwargs = {name: decode(value, given) for name, value in call["kwargs"].items()}
+    if call["form"] == dress.OWN:
+        kwargs = {name: dress.own(function, value) for name, value in kwargs.items()}
+    versions = [operand._version for operand in made.operands]
+    storages = [operand.untyped_storage() for operand in made.operands]
+    try:
+        # The watch is the innermost: it sees what was allocated, and not how it is guarded.
+        with (
+            # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+            warnings.catch_warnings(record=True),
+            dress.surroundings(call["form"]),
+            surroundings.other(device) if call["other"] else contextlib.nullcontext(),
+            _offered(offers, "conformance_settings", call["op"], call["setting"], call["setting"] is not None),
+        ):
+            if call["seed"] is not None:
+                _seed(call["seed"], device)
+            observed = call["observe"] or call["configuration"] is not None
+            with (
+                guard or contextlib.nullcontext(),
+                _watch(call["watch"], given, [given[n] for n in call["written"]]) as watcher,
+                _offered(offers, "conformance_configurations", call["op"], call["configuration"], observed) as names,
+            ):
+                noted = surroundings.note(device) if call["state"] else None
+                try:
+                    made.value = function(*args, **kwargs)
+                finally:
+                    if noted is not None:
+                        made.state = surroundings.restore(noted, device)
+                if watcher is not None:
+                    watcher.check_written(made.value)
+            made.configurations = [str(name) for name in names]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    # What is judged is somebody else's code: anything that it raises is a finding, never a crash of the run.
+    except BaseException as raised:
+        if isinstance(raised, passed):
+            raise
+        made.value, made.error = None, raised
+        made.fault = said(raised) if _is_memory_fault(raised) else ""
+    made.value = dress.undressed(call["form"], made.operands, given, made.value)
+    if call["state"]:
+        made.state = (*made.state, *(f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)))
+    made.moved = tuple(operand._version != was for operand, was in zip(made.operands, versions, strict=True))
+    now = [operand.untyped_storage() for operand in made.operands]
+    made.replaced = tuple(one._cdata != was._cdata for one, was in zip(now, storages, strict=True))
+
+
+@contextlib.contextmanager
+def _offered(offers, name, op, number, wanted):
+    """The context of this name that the implementation offers, which gives a list; an empty one where it has none."""
+    found = getattr(offers, name, None) if wanted else None
+    if found is None:
+        yield ()
+    else:
+        with found(op, number) as names:
+            yield names
+
+
+def _interpreter():
+    """The interpreter that runs Triton kernels in this process; None where nothing has installed it."""
+    # Not imported here: importing ntops chooses between interpreted and compiled, for the implementation to do.
+    found = sys.modules.get("ntops.interpreter")
+    return found if found is not None and found.installed() else None
+
+
+def _watch(wanted, operands, written):
+    found = _interpreter() if wanted else None
+    return contextlib.nullcontext() if found is None else found.watch(operands, written)
+
+
+def _is_memory_fault(error):
+    found = _interpreter()
+    return found is not None and isinstance(error, found.MemoryFault)
+
+
+def _seed(seed, device):
+    if device.type == "cpu":
+        # torch.manual_seed also notes the stack for each kind of device that is not there: half a millisecond a call.
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
+
+
+def _copy(tensor, device):
+    """The same tensor in a storage of its own on the device: not a view of another, so that it may be resized."""
+    # As bytes: of bools torch copies truth values.
+    storage = guards.memory_of(tensor).to(device, copy=True)
+    result = torch.empty(0, dtype=tensor.dtype, device=device)
+    return result.set_(storage.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+# --- what came of it, as data ------------------------------------------------------------------------------------
+
+
+def describe(made, inputs):
+    """What came of a call as JSON, and memory: of operands their storages, of results what they show.
+
+    Tensors that share a storage are told by its number. Margins are left out.
+    """
+    blobs, numbers, bases = [], {}, []
+
+    def operand(tensor, given):
+        storage, margin = tensor.untyped_storage(), max(0, tensor.storage_offset() - given.storage_offset())
+        key = _key(storage)
+        if key not in numbers:
+            whole = guards.memory_of(tensor).cpu()
+            last = len(whole) - margin * tensor.itemsize
+            # torch may have moved it, out of sight of the margins.
+            if last < (tensor.storage_offset() + _extent(tensor)) * tensor.itemsize:
+                margin, last = 0, len(whole)
+            numbers[key] = len(blobs)
+            blobs.append(_bytes(whole[margin * tensor.itemsize : last]))
+            bases.append(margin * tensor.itemsize)
+        number = numbers[key]
+        return describe_tensor(tensor, tensor.storage_offset() - bases[number] // tensor.itemsize) | {"storage": number}
+
+    def result(value):
+        same = next((number for number, one in enumerate(made.operands) if one is value), None)
+        if same is not None:
+            return {"operand": same}
+        if (which := _foreign(value)) is not None:
+            return {"foreign": which}
+        about = {"device": str(value.device), "place": _key(value.untyped_storage()), "traits": dress.traits(value)}
+        plain = value.detach().resolve_conj().resolve_neg()
+        if (number := numbers.get(about["place"])) is not None and plain.data_ptr() == value.data_ptr():
+            size = plain.itemsize
+            if bases[number] % size == 0:
+                offset = plain.storage_offset() - bases[number] // size
+                if offset >= 0 and (offset + _extent(plain)) * size <= len(blobs[number]):
+                    return {"tensor": describe_tensor(plain, offset) | about | {"storage": number, "shared": True}}
+        begin = plain.storage_offset() * plain.itemsize
+        shown = guards.memory_of(plain)[begin : begin + _extent(plain) * plain.itemsize]
+        blobs.append(_bytes(shown.cpu()))
+        return {"tensor": describe_tensor(plain, 0) | about | {"storage": len(blobs) - 1, "shared": False}}
+
+    described = {
+        "operands": [operand(*pair) for pair in zip(made.operands, inputs, strict=True)],
+        "value": None,
+        "error": None if made.error is None else _described_error(made.error),
+        "fresh": made.fresh,
+        "state": made.state,
+        "trespass": made.trespass,
+        "fault": made.fault,
+        "moved": list(made.moved),
+        "replaced": list(made.replaced),
+        "configurations": list(made.configurations),
+    }
+    if made.error is None:
+        many = isinstance(made.value, tuple | list)
+        kind = "list" if isinstance(made.value, list) else "tuple" if many else "one"
+        described["value"] = {kind: [result(value) for value in (made.value if many else [made.value])]}
+    return described, blobs
+
+
+def _key(storage):
+    """What tells a storage from others that are there at the same time."""
+    return storage.data_ptr() or storage._cdata
+
+
+def _extent(tensor):
+    """Elements from the first to the last that it shows."""
+    if not tensor.numel():
+        return 0
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+
+
+def _bytes(memory):
+    return memory.contiguous().numpy().data if memory.numel() else b""
+
+
+def _foreign(value):
+    """What a value is that is not a plain tensor with memory of its own; None where it is one."""
+    if value is None:
+        return "None"
+    kind = type(value)
+    if not issubclass(kind, torch.Tensor):
+        return f"an object of type {_text(kind.__name__)}"
+    if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        return f"an object of type {_text(kind.__name__)}, a subclass of torch.Tensor"
+    if value.requires_grad or vars(value):
+        return "a tensor that requires grad" if value.requires_grad else "a tensor with attributes of its own"
+    if value.layout is not torch.strided or value.is_quantized:
+        return f"a tensor of layout {value.layout}"
+    if value.device.type not in ("cpu", "cuda"):
+        return f"a tensor on device {value.device}"
+    return None
+
+
+def _described_error(error):
+    classes = [{"module": _text(one.__module__), "name": _text(one.__name__)} for one in type(error).__mro__]
+    return {"classes": classes, "text": said(error)}
+
+
+def said(error):
+    """The text of an exception, whatever it holds and whatever str() of it does."""
+    try:
+        return _text(str(error))
+    except BaseException as again:  # noqa: BLE001  (somebody else's code)
+        return f"(its text cannot be had: str() of it raises {_text(type(again).__name__)})"
+
+
+def _text(value):
+    """A text that can be sent and printed, whatever it holds."""
+    plain = str.__str__(value) if isinstance(value, str) else "?"
+    return plain.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
+# --- the process -------------------------------------------------------------------------------------------------
+
+
+class _Server:
+    """Answers the judge. ``provider``: what was imported."""
+
+    def __init__(self, provider, device):
+        self.provider, self.device = provider, device
+        self.kept = []
+        """Values returned for the case that is judged now: while they live, nothing else has their memory."""
+        self.stage = None
+        """Of the sequence that is judged now."""
+
+    def answer(self, asked, blobs):
+        """The reply to one request: a header and blobs."""
+        if asked["ask"] == "settings":
+            return {"names": self._settings(asked["op"])}, ()
+        if asked["ask"] == "lost":
+            return {"lost": _lost(self.device)}, ()
+        if asked["ask"] == "forget":
+            self.kept.clear()
+            self.stage = None
+            return {}, ()
+        if asked["ask"] == "follow":
+            self.stage = staging.Stage(self.device, asked["memory"])
+            return {}, ()
+        if asked["ask"] == "kept":
+            return self._kept()
+        inputs = [tensor_of(blob, described) for blob, described in zip(blobs, asked["operands"], strict=True)]
+        stage = self.stage if asked.get("follow") else None
+        try:
+            made = perform(getattr(self.provider, asked["op"]), inputs, asked, self.device, self.provider, stage=stage)
+            if stage is None and not asked["before"]:
+                self.kept.append(made.value)
+            return describe(made, inputs)
+        except RuntimeError:
+            # What a call leaves on a GPU may be out of reach.
+            if not (lost := _lost(self.device)):
+                raise
+            return {"lost": lost}, ()
+
+    def _kept(self):
+        kept = self.stage.kept() if self.stage is not None else []
+        found = [(*where, tensor.detach().cpu().contiguous()) for *where, tensor in kept]
+        told = [
+            {"call": call, "what": what, "index": index, "tensor": describe_tensor(tensor, 0)}
+            for call, what, index, tensor in found
+        ]
+        return {"kept": told}, [_bytes(tensor.reshape(-1).view(torch.uint8)) for *_, tensor in found]
+
+    def _settings(self, op):
+        try:
+            with _offered(self.provider, "conformance_settings", op, None, True) as names:
+                return [str(name) for name in names]
+        # What is judged is somebody else's code.
+        except Exception as error:  # noqa: BLE001
+            return {"failed": f"{type(error).__name__}: {said(error)}"}
+
+
+def _lost(device):
+    """The error that the GPU's context is stuck with (an illegal address, say); empty where it can go on."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            return said(error).partition("\n")[0]
+    return ""
+
+
+def main(descriptor):
+    """Import what is asked for over the socket ``descriptor``, then make calls until its other end is closed."""
+    os.set_inheritable(descriptor, False)
+    faulthandler.enable(sys.stderr)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if sys.platform == "linux":
+        # Of all processes this one goes first when memory runs out.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+    link = socket.socket(fileno=descriptor)
+    stream = link.makefile("rb")
+    with contextlib.suppress(EOFError, ConnectionError):
+        setup, _ = receive(stream)
+        device = torch.device(setup["device"])
+        if device.type == "cpu":
+            os.environ.setdefault("TRITON_INTERPRET", "1")
+        else:
+            torch.cuda.set_device(device)
+        noted = surroundings.note(device)
+        provider, problem = load(setup["implementation"])
+        # Calls find what users find who have set nothing.
+        changed = surroundings.restore(noted, device, surroundings.NUMERIC)
+        if problem:
+            send(link, {"problem": problem})
+            _end()
+        provides = [op for op in setup["ops"] if callable(getattr(provider, op, None))]
+        send(
+            link,
+            {"provides": provides, "declared": declared(provider), "kernels": _kernels(device), "changed": changed},
+        )
+        server = _Server(provider, device)
+        while True:
+            send(link, *server.answer(*receive(stream)))
+    _end()
+
+
+def _end():
+    # Without what a process does at its end: libraries that lost their GPU can hang there.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def load(name):
+    """``(provider, problem)``: a module, or ``module:object``; or why there is none, for people."""
+    module_name, _, path = name.partition(":")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        provider = importlib.import_module(module_name)
+    # Importing runs somebody else's code: whatever stops it is for the user to read, not a crash of the harness.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        kind = _text(type(error).__name__)
+        return None, f"implementation {name!r}: importing {module_name!r} failed: {kind}: {said(error)}"
+    for attribute in filter(None, path.split(".")):
+        try:
+            provider = getattr(provider, attribute)
+        except AttributeError:
+            return None, f"implementation {name!r}: {module_name} has no {path!r}"
+    return provider, ""
+
+
+def declared(provider):
+    """What an implementation declares, as JSON has it; the judge looks at it. A text where it is no mapping."""
+    return {name: _plain(getattr(provider, name)) for name in DECLARED if hasattr(provider, name)}
+
+
+def _plain(mapping):
+    try:
+        return {
+            _text(key): _text(value) if isinstance(value, str) else [*map(_text, value)]
+            for key, value in mapping.items()
+        }
+    except (AttributeError, TypeError):
+        return "no mapping"
+
+
+def _kernels(device):
+    """How Triton's kernels run here: by our interpreter, by Triton's own, or (empty) compiled, if there are any."""
+    if _interpreter() is not None:
+        return "vectorised"
+    return "interpreted" if device.type == "cpu" and "triton" in sys.modules else ""

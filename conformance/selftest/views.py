@@ -1,0 +1,135 @@
+"""Defects that show when operands share a storage, when their elements share an address, and in training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.selftest import families as of
+from conformance.selftest.attention import attention
+from conformance.selftest.bank import defect
+
+Right = Callable[..., Any]
+
+
+def _one_storage(*tensors: Any) -> bool:
+    """Whether these are different tensors in one storage."""
+    if not all(isinstance(x, torch.Tensor) and x.numel() for x in tensors):
+        return False
+    return len({x.untyped_storage().data_ptr() for x in tensors}) == 1 and len({x.data_ptr() for x in tensors}) > 1
+
+
+def _at_one_address(first: Any, second: Any) -> bool:
+    """Whether these are two views from one address on, of as many elements."""
+    both = all(isinstance(x, torch.Tensor) and x.numel() for x in (first, second))
+    return both and first.data_ptr() == second.data_ptr() and first.numel() == second.numel()
+
+
+@defect("mm bmm matmul", "views", "aliasing")
+def not_mirrored(right: Right, input: Any, other: Any, *, out: Any = None) -> Any:
+    """Of a matrix times its transpose the last row is not mirrored."""
+    result = right(input, other, out=out)
+    if out is None and _at_one_address(input, other) and result.ndim > 1 and input.shape != other.shape:
+        result[..., -1, :-1] = 0
+    return result
+
+
+@defect("eq ne lt le gt ge", "views", "aliasing")
+def one_address_is_one_tensor(right: Right, input: Any, other: Any, *, out: Any = None) -> Any:
+    """Views from one address on are taken for one tensor, however they lie."""
+    result = right(input, other, out=out)
+    if out is None and _at_one_address(input, other) and input.ndim > 1:
+        result.fill_(bool(right(torch.zeros(1), torch.zeros(1))))
+    return result
+
+
+@defect("sub div", "views", "aliasing")
+def with_itself(right: Right, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """Views from one address on are taken for one tensor, with which the operator has one answer."""
+    result = right(input, other, *args, **kwargs)
+    if kwargs.get("out") is None and _at_one_address(input, other) and input.ndim > 1 and result.is_floating_point():
+        result.fill_(float(right(torch.ones(1), torch.ones(1))))
+    return result
+
+
+@defect("add mul sub pow clamp exp neg bitwise_or", "views", "out_argument")
+def out_of_any_strides(right: Right, input: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """An ``out`` that is the operand, turned, is not refused."""
+    same = out is not None and _at_one_address(input, out) and input.shape == out.shape
+    if same and input.stride() != out.stride() and input.dtype == out.dtype:
+        return out.copy_(right(input.clone(), *args, **kwargs))
+    return right(input, *args, out=out, **kwargs)
+
+
+@defect("scaled_dot_product_attention", "views", "call_forms")
+def packed_by_address(right: Right, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keys and values in one storage are taken to lie in that order."""
+    if _one_storage(key, value) and key.shape == value.shape:
+        key, value = sorted((key, value), key=torch.Tensor.data_ptr)
+    return attention("", right, query, key, value, *args, **kwargs)
+
+
+@defect("rotary_position_embedding", "views", "call_forms")
+def tables_by_address(right: Right, input: Any, sin_table: Any, cos_table: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tables in one storage are taken to lie in the order of the arguments."""
+    if _one_storage(sin_table, cos_table) and sin_table.shape == cos_table.shape:
+        sin_table, cos_table = sorted((sin_table, cos_table), key=torch.Tensor.data_ptr)
+    return right(input, sin_table, cos_table, *args, **kwargs)
+
+
+@defect("fused_gated_mlp", "views", "call_forms")
+def weights_by_address(right: Right, x: Any, gate_weight: Any, up_weight: Any, *args: Any, **kwargs: Any) -> Any:
+    """Weights in one storage are taken to lie in the order of the arguments."""
+    if _one_storage(gate_weight, up_weight) and gate_weight.shape == up_weight.shape:
+        gate_weight, up_weight = sorted((gate_weight, up_weight), key=torch.Tensor.data_ptr)
+    return right(x, gate_weight, up_weight, *args, **kwargs)
+
+
+@defect("mul add neg exp softmax mm matmul", "views", "layouts")
+def windows_are_apart(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rows that begin inside of those before them are read one after the other."""
+    if isinstance(input, torch.Tensor) and input.ndim > 1 and not of.written((input, *args), kwargs):
+        pitch, row = input.stride(-2), input.shape[-1] * input.stride(-1)
+        if 0 < pitch < row and input.shape[-2] > 1 and 0 < input.stride(-1) <= pitch:
+            storage = torch.empty(0, dtype=input.dtype).set_(input.untyped_storage())
+            places = torch.arange(input.numel()).view(input.shape) + input.storage_offset()
+            input = storage[places.clamp(max=len(storage) - 1)]
+    return right(input, *args, **kwargs)
+
+
+@defect("neg abs silu add bitwise_not", "views", "layouts")
+def eight_dims(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of more than eight dims that are not contiguous the strides are not looked at."""
+    if isinstance(input, torch.Tensor) and input.ndim > 8 and not input.is_contiguous():
+        storage = torch.empty(0, dtype=input.dtype).set_(input.untyped_storage())
+        input = storage[input.storage_offset() :][: math.prod(input.shape)].view(input.shape)
+    return right(input, *args, **kwargs)
+
+
+@defect("rms_norm layer_norm", "views", "layouts")
+def offset_of_16_bits(right: Right, input: Any, shape: Any, weight: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Where the weight begins in its storage has 16 bits."""
+    if isinstance(weight, torch.Tensor) and weight.storage_offset() >= 1 << 16:
+        weight = weight.as_strided(weight.shape, weight.stride(), weight.storage_offset() % (1 << 16))
+    return right(input, shape, weight, *args, **kwargs)
+
+
+@defect("layer_norm", "views", "call_forms")
+def swapped_in_training(right: Right, input: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where gradients are wanted weight and bias are swapped."""
+    if isinstance(input, torch.Tensor) and input.requires_grad and torch.is_grad_enabled():
+        args = (*args[1::-1], *args[2:]) if len(args) > 1 else args
+        names = {"weight": "bias", "bias": "weight"}
+        kwargs = {names.get(name, name): x for name, x in kwargs.items()}
+    return right(input, shape, *args, **kwargs)
+
+
+@defect("exp silu gelu softmax mm add rms_norm", "views", "call_forms")
+def inference_only(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where a gradient is wanted the call fails."""
+    if isinstance(input, torch.Tensor) and input.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("can't call numpy() on a tensor that requires grad")
+    return right(input, *args, **kwargs)

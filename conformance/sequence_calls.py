@@ -1,0 +1,69 @@
+"""The calls of a sequence, made here or in the judged process, and what was there after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import torch
+
+from conformance import calls, cases, forms, staging
+from conformance.calls import Judged, Outcome
+from conformance.checks.trial import different
+from conformance.guards import memory_of
+from conformance.implementations import Implementation
+from conformance.runner import Prepared
+from conformance.sequences import Step
+
+Kept = tuple[int, str, int]
+"""The number of a call, "result" or "operand", and which of them."""
+
+
+class Calls:
+    """The calls of one sequence, all of them known beforehand, so that memory can be had for the largest operands."""
+
+    def __init__(self, implementation: Implementation, device: torch.device, known: Iterable[Prepared]) -> None:
+        self._implementation, self._device, self._made = implementation, device, 0
+        sizes: dict[int, int] = {}
+        for prepared in known:
+            for number, tensor in enumerate(prepared.inputs):
+                sizes[number] = max(sizes.get(number, 0), len(memory_of(tensor)))
+        ordered = [sizes[number] for number in sorted(sizes)]
+        judged = implementation.judged
+        self._stage: staging.Stage | Judged = staging.Stage(device, ordered) if judged is None else judged
+        if judged is not None:
+            judged.follow(ordered)
+        self._then: dict[Kept, torch.Tensor] = {}
+
+    def make(self, number: int, prepared: Prepared, step: Step) -> Outcome:
+        """Make the next call: bare, without guards."""
+        case, inputs = prepared.case, prepared.inputs
+        settings = msgspec.to_builtins(step.settings)
+        # torch may resize what is given as ``out``.
+        resized = sorted(cases.written(case)) if "out" in case.kwargs else []
+        how = {"call": number, "memory": step.memory, "result": step.result, "resized": resized, "settings": settings}
+        args, kwargs = forms.bind(case, inputs)
+        described = {"form": case.form, "written": sorted(prepared.spec.writes(case)), "seed": cases.seed(case)}
+        call = calls.described(case.op, args, kwargs, inputs, **described, follow=how)
+        outcome = self._implementation.maker(case.op).followed(call, inputs, self._device, self._stage)
+        # Where they are made here the same tensors may change later.
+        for index, operand in enumerate(outcome.operands):
+            self._then[number, "operand", index] = memory_of(operand).cpu().clone()
+        if outcome.error is None:
+            for index, result in enumerate(outcome.tensors() if isinstance(outcome.value, tuple) else (outcome.value,)):
+                if isinstance(result, torch.Tensor):
+                    self._then[number, "result", index] = result.detach().cpu().clone()
+        return outcome
+
+    def changed(self) -> tuple[int, str] | None:
+        """The first call of which a result or an operand that was kept is no longer what it was, and how; None: there
+        is none."""
+        for call, what, index, now in self._stage.kept():
+            then = self._then.get((call, what, index))
+            if then is None:
+                continue
+            if (now.shape, now.dtype) != (then.shape, then.dtype):
+                return call, f"{what} became shape {list(now.shape)}, dtype {now.dtype}"
+            if place := different(then, now):
+                return call, f"{what} changed {place}"
+        return None

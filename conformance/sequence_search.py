@@ -1,0 +1,179 @@
+"""Sequences of calls searched for failures, replayed from files, and shrunk to the few calls that it takes.
+
+Each attempt of the shrinking has a fresh process: what an earlier one left there must not decide.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from conformance import causes, corpus, messages, runner, sequence_draws, sequence_judge, sequences
+from conformance import spec as specs
+from conformance.causes import Failed
+from conformance.runner import TIMEOUT, Verdict
+from conformance.sequences import CallSequence, Settings, Step
+from conformance.session import FATAL, Report, Run
+
+SHARE = 20
+"""One sequence is drawn for so many cases of one dtype."""
+ATTEMPTS = 60
+"""Fresh processes that the shrinking of one sequence may take."""
+FEW = 12
+"""Those that it may take where calls end the process."""
+
+
+def search(run: Run, op: str) -> Report:
+    """Draw sequences of calls of an op; shrink and save the first that fails."""
+    report, played = Report(), list[CallSequence]()
+    if run.implementation.function(op) is None:
+        report.skipped = f"not provided by {run.implementation.name}: {op}"
+        return report
+    dtypes = [dtype for dtype in specs.registry()[op].dtypes if dtype in run.dtypes]
+    for sequence in sequence_draws.drawn(op, dtypes, -(-run.settings.max_examples // SHARE), run.seed):
+        verdict = play(run, sequence)
+        if verdict.failure:
+            report.failed.append(_reported(run, report, played, sequence, verdict))
+            break
+        report.tally.add(sequence.steps[0].case, verdict, alone=False)
+        played.append(sequence)
+    return report
+
+
+def replay(run: Run, sequence: CallSequence, path: Path) -> Report:
+    """Judge a sequence that was read from a file, in a fresh process."""
+    report, verdict = Report(), play(run, sequence, fresh=True)
+    report.tally.add(sequence.steps[0].case, verdict, alone=False)
+    if verdict.failure:
+        report.failed.append(_saved(run, sequence, verdict, "", path))
+    elif verdict.status == runner.NOT_PROVIDED:
+        report.skipped = f"not provided by {run.implementation.name}: {', '.join(sequence.ops)}"
+    elif verdict.status == runner.OUT_OF_MEMORY:
+        report.skipped = f"not judged: torch itself ran out of memory for this sequence of {sequence.ops[0]}"
+    return report
+
+
+def play(run: Run, sequence: CallSequence, *, fresh: bool = False) -> Verdict:
+    """The verdict on one sequence. ``fresh``: in a process that has judged nothing else, where there are others."""
+    if run.child is None:
+        return sequence_judge.judge(sequence, run.implementation, run.device)
+    if fresh:
+        run.child.close()
+    return run.child.play(sequence)
+
+
+class Shrinking:
+    """The smallest sequence that still fails, found in a limited number of attempts."""
+
+    def __init__(self, run: Run, sequence: CallSequence, verdict: Verdict) -> None:
+        self.run, self.best, self.verdict = run, sequence, verdict
+        self.tried: set[str] = set()
+        self.attempts = ATTEMPTS
+
+    def fails(self, steps: Iterable[Step]) -> bool:
+        """Whether these steps fail in a fresh process; then they are the best so far."""
+        found = tuple(steps)
+        if not found or sum(step.times for step in found) > sequences.MAX_CALLS or len(self.tried) >= self.attempts:
+            return False
+        sequence = CallSequence(steps=found)
+        if (identity := sequences.sequence_id(sequence)) in self.tried:
+            return False
+        self.tried.add(identity)
+        verdict = play(self.run, sequence, fresh=True)
+        if not verdict.failure:
+            return False
+        self.best, self.verdict = sequence, verdict
+        return True
+
+    def shrink(self, before: Iterable[CallSequence]) -> str:
+        """Shrink it; returns what there is to say of it. ``before``: what its process had judged."""
+        if self.verdict.failure and self.verdict.failure.check in FATAL:
+            if self._alone() or self.verdict.failure.check == TIMEOUT:
+                return ""
+            self.attempts = FEW
+        history = (step for sequence in (*before, self.best) for step in sequence.steps)
+        if not self.fails(self.best.steps) and not self.fails(history):
+            return "in a fresh process it passes: what was judged before it may be the cause"
+        self._cut()
+        self._without()
+        self._simpler()
+        return ""
+
+    def _alone(self) -> bool:
+        """Whether one of the calls ends or holds its process by itself; then it is the best."""
+        for step in self.best.steps:
+            verdict = self.run.judge(step.case, thorough=False)
+            if verdict.failure and verdict.failure.check in FATAL:
+                self.best, self.verdict = CallSequence(steps=(Step(step.case),)), verdict
+                return True
+        return False
+
+    def _cut(self) -> None:
+        """What comes after the step that failed, and then all before it."""
+        failure = self.verdict.failure
+        if failure and failure.index:
+            last = failure.index[0]
+            steps = self.best.steps
+            if not self.fails(steps[last : last + 1]):
+                self.fails(steps[: last + 1])
+
+    def _without(self) -> None:
+        """Fewer steps: half of them left out, a quarter, and so on to single ones."""
+        size = len(self.best.steps) // 2
+        while size:
+            start = 0
+            while start < len(self.best.steps):
+                steps = self.best.steps
+                if not self.fails((*steps[:start], *steps[start + size :])):
+                    start += size
+            size //= 2
+
+    def _simpler(self) -> None:
+        """Steps that say less."""
+        for number in range(len(self.best.steps)):
+            for simpler in _simpler(self.best.steps[number]):
+                steps = self.best.steps
+                changed = msgspec.structs.replace(steps[number], **simpler)
+                if changed != steps[number]:
+                    self.fails((*steps[:number], changed, *steps[number + 1 :]))
+            # Downwards as long as it fails.
+            while (step := self.best.steps[number]).times > 2:
+                fewer = msgspec.structs.replace(step, times=step.times - 1)
+                if not self.fails((*self.best.steps[:number], fewer, *self.best.steps[number + 1 :])):
+                    break
+
+
+def _simpler(step: Step) -> Iterator[dict[str, object]]:
+    yield {"settings": Settings()}
+    yield {"times": 1}
+    yield {"times": math.ceil(step.times / 2)}
+    yield {"memory": "new"}
+    yield {"result": "dropped"}
+
+
+def _reported(run: Run, report: Report, played: list[CallSequence], sequence: CallSequence, verdict: Verdict) -> Failed:
+    shrinking = Shrinking(run, sequence, verdict)
+    note = shrinking.shrink(played)
+    sequence, verdict = shrinking.best, shrinking.verdict
+    report.tally.add(sequence.steps[0].case, verdict, alone=False)
+    (first, *others), case = sequence.steps, sequence.steps[0].case
+    if not others and first == Step(case, result=first.result):
+        # One call alone is a case.
+        alone = verdict if verdict.failure and verdict.failure.check in FATAL else run.judge(case)
+        if alone.failure:
+            return run.save(case, alone)
+    return _saved(run, sequence, verdict, note)
+
+
+def _saved(run: Run, sequence: CallSequence, verdict: Verdict, note: str, replayed: Path | None = None) -> Failed:
+    """Save a sequence, unless it was replayed from a file, and return the message about it."""
+    check = verdict.failure.check if verdict.failure else "nothing"
+    about = f"{check} failed for {run.implementation.name} on {run.device}"
+    where = "" if run.child is None else run.child.about.device_name
+    path = replayed or corpus.keep_sequence(sequence, about, run.save_to)
+    message = messages.sequence_failure(sequence, verdict, run.implementation.name, run.device, path, note, where)
+    failing = verdict.failure.case if verdict.failure else None
+    return causes.of(failing or sequence.steps[0].case, verdict, message)

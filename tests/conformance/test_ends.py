@@ -1,0 +1,178 @@
+"""What ends a run early, or leaves it nowhere to write: a full disk, Ctrl-C, and not enough memory for an oracle."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_suite import QUICK, SUITE, _torch_is_whole, suite  # noqa: F401
+
+from conformance import cases, corpus, journal
+from conformance.cases import Case
+from conformance.child import Child
+from conformance.journal import Header, Journal
+from strategies.specs import TensorSpec
+
+pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parents[2]
+SMALL = TensorSpec((3,), "float32")
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+    """Files can be made, and nothing can be written to them."""
+
+    def no_space(*_):
+        raise FULL
+
+    monkeypatch.setattr(Path, "write_bytes", no_space)
+    monkeypatch.setattr(journal.os, "write", no_space)
+
+
+def test_a_full_disk_hides_no_failure(suite, pytester, full_disk):  # noqa: F811
+    arguments = (*QUICK[:4], "--max-examples", "30", "--device", "cpu", "--check", "values", "--hypothesis-seed", "1")
+    files = ("--metrics", "m.json", "--write-known-failures", "k.json")
+    result = suite(*arguments, *files, implementation="defects:nan_lost")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    said = result.stdout.str()
+    assert "relu (float32): values failed for defects:nan_lost on cpu, case relu-" in said
+    case = re.search(r"^the case cannot be saved, No space left on device; make CASE.json of it:\n(.*)$", said, re.M)
+    assert cases.decode(case.group(1)).op == "relu"
+    result.stdout.fnmatch_lines(
+        [
+            "    python -m conformance reproduce CASE.json --implementation defects:nan_lost",
+            "without the harness: no script was made, since it cannot be written: No space left on device",
+            "op *cases *passed *failed*",
+            "relu *",
+            "metrics cannot be written to m.json: No space left on device",
+            "known failures cannot be written to k.json: No space left on device",
+        ]
+    )
+    result.stdout.re_match_lines([r".*what is judged cannot be noted in .*: No space left on device"])
+    assert [path.name for path in pytester.path.glob("*.json")] == []
+
+
+def test_a_full_disk_is_no_passed_run(suite, full_disk):  # noqa: F811
+    result = suite(*QUICK, "-n", "0")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*what is judged cannot be noted in *: No space left on device", "relu *"])
+
+
+def test_metrics_that_cannot_be_written_fail_the_run(suite, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(corpus.Path, "write_bytes", lambda *_: (_ for _ in ()).throw(FULL))
+    result = suite(*QUICK, "--metrics", "m.json")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.assert_outcomes(passed=3, skipped=1)
+    result.stdout.fnmatch_lines(["relu *", "metrics cannot be written to m.json: No space left on device"])
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            corpus.write(tmp_path / "a.json", b"x" * 200)
+        with contextlib.closing(Journal(tmp_path, Header("torch", "gw0"))) as ours:
+            ours.begin(Case(op="relu", args=(SMALL, SMALL)))
+            assert ours.trouble().endswith(": File too large")
+            assert ours.trouble() == "", "told once"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [path.name for path in tmp_path.iterdir()] == [journal.FOLDER]
+
+
+HANGS = """
+import itertools, pathlib, time
+import torch
+
+calls = itertools.count()
+
+def abs(input, *, out=None):
+    return torch.abs(input) + 1
+
+def neg(input, *, out=None):
+    if next(calls) > 20:
+        pathlib.Path("hangs").touch()
+        time.sleep(1000)
+    return torch.neg(input) + 1
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_ctrl_c(tmp_path, workers):
+    """Once while a failing case is shrunk, and its step hangs."""
+    (tmp_path / "interrupted.py").write_text(HANGS)
+    command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "--device", "cpu", "-n", workers]
+    command += ["--implementation", "interrupted", "--dtype", "float32", "--op", "abs", "--op", "neg"]
+    command += ["--check", "values", "--check", "metadata", "--metrics", "m.json", "-k", "test_legal"]
+    command += ["--hypothesis-seed", "1"]
+    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # Shells have those ignore it that they run in the background, and what is ignored is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while not ((tmp_path / "hangs").exists() and [*tmp_path.glob("failures/abs-*.json")]):
+        assert run.poll() is None
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)
+    # On a machine of its own it takes a second; what hangs hangs for longer than this.
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, said
+    for op in ("abs", "neg"):
+        saved = [*(tmp_path / "failures").glob(f"{op}-*.json")]
+        assert saved
+        assert all(path.stem in said for path in saved)
+        assert re.search(rf"^{op} +\d+ +\d+ +[1-9]", said, re.M)
+    assert "timeout failed" not in said, "what was judged is not at fault"
+    assert "crash failed" not in said
+    assert "the run was interrupted: not all was judged that was asked for" in said
+    assert "metrics written to m.json" in said
+    found = json.loads((tmp_path / "m.json").read_text())
+    assert {record["op"] for record in found["records"] if record["failed"]} == {"abs", "neg"}
+    assert not (tmp_path / "failures" / journal.FOLDER).exists()
+
+
+def test_an_oracle_that_has_not_the_memory_is_no_failure():
+    case = Case(op="softmax", args=(TensorSpec((2**22,), "float32"), 0))
+    with contextlib.closing(Child("torch.nn.functional", "cpu")) as child:
+        child.ready()
+        used = int(Path(f"/proc/{child._judge.pid}/statm").read_text().split()[5]) * resource.getpagesize()
+        resource.prlimit(child._judge.pid, resource.RLIMIT_DATA, (used + 2**27, resource.RLIM_INFINITY))
+        verdict = child.judge(case)
+        assert verdict.status == "out_of_memory", verdict.failure
+
+
+def test_a_judge_that_was_killed_is_no_failure_where_torch_ends_it_too(monkeypatch):
+    """As the system does where memory runs out."""
+
+    class Killed(Child):
+        def _receive(self, kind, seconds, *waiting):
+            if self._ready and seconds == self.timeout and self.deadly(self._setup.implementation):
+                os.kill(self._judge.pid, signal.SIGKILL)
+            return super()._receive(kind, seconds, *waiting)
+
+    monkeypatch.setattr("conformance.child.Child", Killed)
+    for deadly, status in ((lambda name: True, "out_of_memory"), (lambda name: name != "torch", "failed")):
+        monkeypatch.setattr(Killed, "deadly", staticmethod(deadly), raising=False)
+        with contextlib.closing(Killed("torch.nn.functional", "cpu", timeout=61.0)) as child:
+            assert child.judge(Case(op="relu", args=(SMALL,))).status == status
