@@ -79,6 +79,16 @@ def test_torch_passes_in_every_form_and_the_call_is_named(form):
     assert cases.decode(cases.encode(case)) == cases.canonical(case)
 
 
+@pytest.mark.parametrize("op", [op for op, spec in registry().items() if spec.inplace])
+def test_torch_in_place_passes_in_every_form(op):
+    """Composite functions, such as dropout, are watched otherwise than those of one kernel."""
+    case = Case(op=op, args=(X,), kwargs={"inplace": True})
+    found = {
+        form: runner.judge(replace(case, form=form), "torch", CPU, thorough=False) for form in forms.possible(case)
+    }
+    assert {form: verdict.failure for form, verdict in found.items() if verdict.status == "failed"} == {}
+
+
 def test_arguments_by_position_with_defaults_between():
     args, kwargs, *_ = seen(replace(NORM, form=forms.BY_POSITION))
     assert (args[1], args[2], args[3].shape, args[4], kwargs) == ((4,), None, (4,), 0.5, {})

@@ -73,7 +73,7 @@ def test_tests_of_an_op_as_a_whole_are_a_verdict():
 def test_legal_calls_that_torch_refuses_fail_the_run(suite, pytester, monkeypatch):  # noqa: F811
     """As in a process where the implementation has broken torch: every verdict is that of a refusal."""
 
-    def refused(self, case, thorough=True, checks=None):
+    def refused(self, case, thorough=True, checks=None, search=""):
         return Verdict(cases.case_id(case), case.op, "passed", (Finding("errors", "passed"),), refused=True)
 
     monkeypatch.setattr(Run, "judge", refused)
