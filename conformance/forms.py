@@ -32,7 +32,7 @@ FORMS += (dress.TRAINING, dress.TOGETHER, dress.INFERENCE, dress.DETERMINISTIC, 
 optional arguments with their default values; numbers, also in tuples, of NumPy; factors and the like as tensors; tuples
 as ``torch.Size`` or lists; and those of ``conformance.dress``."""
 
-_ALIKE = (BY_NAME, NUMPY, TENSORS, dress.TRAINING, dress.TOGETHER)
+_ALIKE = (BY_NAME, NUMPY, TENSORS, dress.TOGETHER)
 _ALIKE += (dress.INFERENCE, dress.DETERMINISTIC, dress.THREADS)
 """Forms of which torch's result is that of the plain one."""
 FACTORS = ("alpha", "beta", "eps", "p", "scale")
@@ -81,8 +81,7 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
     if case.form == NUMPY:
         turn = cases.seed(case)
         args = tuple(of_numpy(value, turn) for value in args)
-        # Switches are given by name.
-        kwargs = {name: x if type(x) is bool else of_numpy(x, turn) for name, x in kwargs.items()}
+        kwargs = {name: of_numpy(value, turn) for name, value in kwargs.items()}
     if case.form == TENSORS:
         kwargs = {name: of_torch(value) if is_factor(name, value) else value for name, value in kwargs.items()}
     if case.form == SIZES:
@@ -92,11 +91,10 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
 
 
 def of_numpy(value: Any, turn: int = 0) -> Any:
-    """A number as one of the NumPy scalars that hold it, in turn; in a tuple each."""
+    """A number as one of the NumPy scalars that hold it, in turn; in a tuple each. A bool stays: torch takes one of
+    NumPy for a float."""
     if type(value) is tuple:
         return tuple(of_numpy(one, turn) for one in value)
-    if type(value) is bool:
-        return np.bool_(value)
     kinds: list[Any] = []
     if type(value) is float:
         with np.errstate(over="ignore"):

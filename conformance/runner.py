@@ -67,7 +67,9 @@ class Verdict(msgspec.Struct, frozen=True):
     @property
     def reason(self) -> str:
         """What the implementation says of a call that it leaves out."""
-        return next((finding.message for finding in self.findings if finding.status == NOT_PROVIDED), "no reason given")
+        return next(
+            (finding.message for finding in self.findings if finding.status == NOT_PROVIDED), "it has no such function"
+        )
 
     @property
     def failure(self) -> Finding | None:

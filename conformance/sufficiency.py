@@ -31,6 +31,8 @@ def complaints(
         elif op in by_op and not _verdicts(by_op[op]):
             found.append(f"{op}: asked for by --op, and no call of it has a verdict")
     for op, record in by_op.items():
+        if implementation.function(op) is None:
+            continue
         refused, left_out = record.legal_refused, sum(example.count for example in record.left_out.values())
         if refused is not None and refused.count > max(1, REFUSED_MOST * record.legal):
             found.append(

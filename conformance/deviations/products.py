@@ -46,10 +46,10 @@ def _rounded_beta(case: Case) -> bool:
 
 
 def _outweighed(case: Case) -> bool:
-    """A sum of two terms or more that are all smaller than an element of the input, which is not of a half type."""
+    """A sum of two terms or more that are all smaller than an element of the input."""
     input, left, right = (materialize(spec, operand).double().abs() for operand, spec in enumerate(specs(case)[:3]))
     beta, alpha = (abs(number(case.kwargs.get(name, 1)) or 0.0) for name in ("beta", "alpha"))
-    if specs(case)[1].dtype in dtype_names.HALF or left.shape[-1] < 2 or not (input.numel() and right.numel()):
+    if left.shape[-1] < 2 or not (input.numel() and right.numel()):
         return False
     return bool(input.max() * beta > left.max() * right.max() * alpha)
 
@@ -121,7 +121,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "small terms in CPU addmm",
-        "the CPU's matrix library may add each term of a short K to the input, so that the sum of terms that are small "
+        "the CPU's matrix library may add each term to the input, so that the sum of terms that are small "
         "beside that is rounded as often as there are terms",
         ops=("addmm",),
         checks=("values",),

@@ -24,6 +24,7 @@ from strategies.specs import Layout, TensorSpec
 DTYPES = dtype_names.FLOATING
 
 
+@torch.no_grad()
 def composed(
     input: torch.Tensor,
     sin_table: torch.Tensor,

@@ -234,6 +234,10 @@ def writes(case: Case) -> Collection[int]:
     return {numbers[name] for name in wanted if name in numbers} if slot is not None else set()
 
 
+MANY = 1024
+"""Heads or batches beyond which a limit of the grid is what counts, which few cases are large enough for."""
+
+
 def features_of(case: Case) -> Features:
     """Sizes as attention has them, the form of mask and cache, and of the operands what does not follow from those."""
     given = dict(zip(("query", "key", "value"), case.args, strict=True)) | case.kwargs
@@ -251,8 +255,8 @@ def features_of(case: Case) -> Features:
     found: Features = {
         "dtype": (specs["query"].dtype,),
         "cache": (form,),
-        "batch": ("none" if len(query) < 4 else features.size(query[0]),),
-        "heads": (features.size(query[-3]) if query[-3] == key[-3] else "grouped",),
+        "batch": ("none" if len(query) < 4 else features.size(min(query[0], MANY)),),
+        "heads": (features.size(min(query[-3], MANY)) if query[-3] == key[-3] else "grouped",),
         "queries": (features.size(query[-2]),),
         "keys": (features.size(keys),),
         "head dim": (features.row(query[-1]),),
@@ -261,6 +265,9 @@ def features_of(case: Case) -> Features:
         "causal": ("none",),
         "scale": (features.kind(given.get("scale")),),
     }
+    for name, count in (("batch", query[0] if len(query) > 3 else 0), ("heads", query[-3])):
+        if count > MANY:
+            found[f"{name} {features.REACH}"] = (features.reach(count),)
     if given.get("is_causal"):
         variant = given.get("causal_variant")
         found["causal"] = (variant.name if isinstance(variant, Variant) else "default",)
