@@ -38,7 +38,8 @@ def surroundings(form):
     if form == WIDE:
         torch.set_default_dtype(torch.float64)
     if form == DETERMINISTIC:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        # torch.use_deterministic_algorithms imports torch's compiler, which takes seconds.
+        torch.set_deterministic_debug_mode("warn")
     if form == THREADS:
         torch.set_num_threads(3)
     try:
