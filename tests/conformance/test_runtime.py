@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import socket
 import struct
 import sys
@@ -177,6 +178,14 @@ def test_an_answer_that_does_not_fit_its_memory_loses_the_process():
         placed.over([torch.zeros(4, dtype=torch.uint8)])
     with pytest.raises(Lost, match="broke the protocol"):
         calls._valid({"operands": 3}, calls.Answer)
+
+
+@pytest.fixture(autouse=True)
+def _interruptible():
+    """As in a foreground: what a shell starts in the background ignores Ctrl-C already."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("name", CHANGES)
