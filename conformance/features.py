@@ -31,10 +31,10 @@ cases are large."""
 ROWS = ("1", "power", "power - 1", "power + 1", "other")
 """Of the last dim: on the edges of blocks, or not."""
 VALUES = {
-    "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain", "ties": "plain",
+    "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain", "unit": "plain", "ties": "plain",
     "zeros": "few", "constant": "few", "one_hot": "few",
     "ascending": "ordered", "descending": "ordered",
-    "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled",
+    "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled", "uneven": "scaled",
     "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
     "normal_tiny": "scaled", "rising": "ordered", "first_large": "scaled", "cancelling": "scaled",
     "powers": "scaled",

@@ -118,6 +118,8 @@ PADDED = 512
 _CAP = st.integers(1, 3000)
 """Of long lengths: mostly none. Where a short one fails too, shrinking gets there by this."""
 _DIMS = sizes(1, MAX_DIM)
+_MODELS = st.sampled_from((64, 80, 96, 128, 192, 256))
+"""Head dims of models."""
 _WIDE_DIMS = st.sampled_from((129, 160, 192, 256))
 _FLAG, _RARELY = st.booleans(), st.integers(0, 9).map(lambda n: n == 9)
 _ONE_OF_THREE = st.integers(0, 2).map(lambda n: n == 2)
@@ -270,7 +272,20 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
 def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
     few = st.integers(1, 5)
     batch, heads, queries, keys, dim = draw(few), draw(few), draw(few), draw(few), draw(st.integers(1, 16))
-    match draw(st.sampled_from(("heads", "batch", "keys", "queries", "queries", "context", "square", "blocks"))):
+    kinds = (
+        "heads",
+        "batch",
+        "keys",
+        "queries",
+        "queries",
+        "context",
+        "square",
+        "blocks",
+        "blocks",
+        "decode",
+        "decode",
+    )
+    match draw(st.sampled_from(kinds)):
         case "context":
             # A token or two of a context that is split in many parts.
             keys, queries = 4097 + draw(st.integers(0, elements >> 8)), min(queries, 2)
@@ -280,8 +295,12 @@ def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
             queries = draw(st.sampled_from(_PROMPTS if elements < 1 << 24 else (*_PROMPTS, 2100, 4170)))
             keys = queries + draw(st.sampled_from((0, 0, 70, -3)))
         case "blocks":
-            batch, heads, dim = 1, 1, draw(st.integers(33, 64))
+            batch, heads, dim = 1, 1, draw(draw(st.sampled_from((st.integers(33, 64), _MODELS, _MODELS))))
             queries, keys = draw(st.integers(257, 300)), draw(st.integers(257, 330))
+        case "decode":
+            # A token or two of a context that models have, with their head dims.
+            batch, heads, dim = 1, min(heads, 2), draw(_MODELS)
+            queries, keys = min(queries, 4), draw(st.integers(1025, 2200))
         case "heads":
             heads, batch = draw(near(elements >> 12)), min(batch, 2)
         case "batch":

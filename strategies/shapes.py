@@ -106,7 +106,7 @@ def shapes(
     return tuple(shape)
 
 
-_EDGES = st.sampled_from(("any", "powers", "below powers", "above powers", 256, 1024, 4096))
+_EDGES = st.sampled_from(("any", "powers", "below powers", "above powers", "tiles", 256, 1024, 4096))
 _LEAST = st.sampled_from((False, *(True,) * 7))
 
 
@@ -119,8 +119,8 @@ def long(draw: st.DrawFn, most: int) -> int:
 
 @st.composite
 def near(draw: st.DrawFn, most: int) -> int:
-    """A size of up to ``most``, seldom below an eighth of it, mostly at a power of two or just past a multiple of a
-    block; shrinks to 1, else to the smallest that fails."""
+    """A size of up to ``most``, seldom below an eighth of it, mostly at a power of two, a multiple of 256, or just past
+    one of a block; shrinks to 1, else to the smallest that fails."""
     kind = draw(_EDGES)
     # Hypothesis draws integers of every length alike.
     size = draw(st.integers(max(most // 8, 1) if draw(_LEAST) else 1, max(most, 1)))
@@ -129,6 +129,8 @@ def near(draw: st.DrawFn, most: int) -> int:
         return size // kind * kind + 1 if size % kind else size
     if kind == "any":
         return size
+    if kind == "tiles":
+        return size // 256 * 256 or size
     power = 1 << size.bit_length() - 1
     return max(min(power + _BESIDE[kind], size), 1)
 

@@ -165,6 +165,11 @@ def _uniform(chunk: _Chunk) -> Bits:
     return _number(chunk.unit() * 2 - 1, chunk.form)
 
 
+def _unit(chunk: _Chunk) -> Bits:
+    """In [0, 1): probabilities, and pixels."""
+    return encode(chunk.unit(), chunk.form)
+
+
 def _positive(chunk: _Chunk) -> Bits:
     """From 2^-6 (the smallest normal number of float8_e4m3fn) to 4; integers from 1 to 32."""
     if chunk.form.kind != "float":
@@ -248,9 +253,7 @@ def _prefix(words: np.ndarray, chunk: _Chunk) -> Bits:
     """Of each row of the last dim so many of the first are kept, from none to all: a batch that was padded."""
     columns = chunk.shape[-1] if chunk.shape else 1
     row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
-    # 2^64 times the golden ratio's fraction spreads the rows (Fibonacci hashing).
-    spread = (words[0] + row * (np.uint64(0x9E3779B97F4A7C15) ^ (words[1] & np.uint64(0xFF00)))) >> np.uint64(33)
-    return _mask(column < spread % np.uint64(columns + 1), chunk.form)
+    return _mask(column < _spread(words, row) % np.uint64(columns + 1), chunk.form)
 
 
 def _repeating(halves: bool) -> Callable[[np.ndarray, _Chunk], Bits]:
@@ -291,6 +294,21 @@ def _first_large(chunk: _Chunk) -> Bits:
     differences from it are worthless."""
     large = 2.0 ** min(chunk.form.mantissa, 12 if chunk.form.mantissa < 52 else 26)
     return encode(chunk.normal() + np.where(_column(chunk) == 0, large, 0.0), chunk.form)
+
+
+def _uneven(words: np.ndarray, chunk: _Chunk) -> Bits:
+    """Rows of the last dim that are not alike: deviations from 2^-6 to 2^4, and a mean of 0, 64 or -64."""
+    rows = chunk.index().astype(np.uint64) // np.uint64(max(chunk.shape[-1] if chunk.shape else 1, 1))
+    mixed = _spread(words, rows)
+    scale = np.ldexp(1.0, (mixed % np.uint64(11)).astype(np.int64) - 6)
+    mean = np.array((0.0, 64.0, 0.0, -64.0))[(mixed >> np.uint64(12) & np.uint64(3)).astype(np.int64)]
+    return encode(chunk.normal() * scale + mean, chunk.form)
+
+
+def _spread(words: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """31 bits for each row, which differ from row to row."""
+    # 2^64 times the golden ratio's fraction spreads the rows (Fibonacci hashing).
+    return (words[0] + rows * (np.uint64(0x9E3779B97F4A7C15) ^ (words[1] & np.uint64(0xFF00)))) >> np.uint64(33)
 
 
 def _cancelling(chunk: _Chunk) -> Bits:
@@ -371,6 +389,8 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "normal_large": (_FLOAT, _scaled_normal(2.0**6)),
     "large_mean": (_FLOAT, _large_mean),
     "near_overflow": (_NUMBERS, _near_overflow),
+    "unit": (_FLOAT, _unit),
+    "uneven": (_FLOAT, _uneven),
     "subnormal": (_FLOAT, _subnormal),
     "every_exponent": (_FLOAT, _every_exponent),
     "normal_tiny": (_FLOAT, _scaled_normal(2.0**-11)),
@@ -396,8 +416,8 @@ LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
 numbers that a saved case is about."""
 _LONGEST_LIST = 64
-# Recipes that take two words for the tensor, none per element.
-_WHOLE_TENSOR = ("constant", "one_hot", "prefix", *TABLES)
+# Recipes that take two words for the tensor.
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", *TABLES)
 
 RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""

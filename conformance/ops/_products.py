@@ -132,7 +132,7 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
 @st.composite
 def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
     """(M, K, N) of a large product: a square, a long K, many rows or columns, many tiles of few or many terms, or a few
-    tokens and a layer's weights; each matrix within ``elements``."""
+    tokens and a layer's weights; each matrix within ``elements``, weights within about twice that."""
     few = st.integers(1, 8)
     match draw(st.sampled_from(("rows", "columns", "terms", "tiles", "deep", "square", *("weights",) * 3))):
         case "deep":
@@ -140,8 +140,9 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
             side = st.integers(129, 160)
             return draw(side), draw(st.integers(513, 640)), draw(side)
         case "weights":
-            terms = math.isqrt(elements) * draw(st.sampled_from((1, 1, 2))) + draw(st.sampled_from((0, 1, 32, -3)))
-            return draw(st.sampled_from((1, 2, 7, 16, 17, 33))), terms, elements // terms - draw(st.integers(0, 40))
+            terms = math.isqrt(elements) * draw(st.sampled_from((1, 1, 2, 4))) + draw(st.sampled_from((0, 1, 32, -3)))
+            tokens = draw(st.sampled_from((1, 2, 7, 16, 17, 33, 48, 64, 100, 128)))
+            return tokens, terms, 2 * elements // terms + draw(st.integers(-40, 40))
         case "rows":
             return draw(shapes.near(elements // 16)), draw(few), draw(few)
         case "columns":
@@ -162,7 +163,7 @@ def large_values(draw: st.DrawFn, elements: int) -> dict[str, Sequence[str]]:
     others."""
     if not elements or draw(st.integers(0, 3)) == 3:
         return {}
-    return {"values": ("normal", "uniform", "integers", "positive"), "specials": ()}
+    return {"values": ("normal", "uniform", "integers", "positive", "uneven"), "specials": ()}
 
 
 @st.composite

@@ -12,7 +12,7 @@ COUNTED = 1 << 19
 """Elements of a dropout, all of which are counted."""
 COUNTED_QUICKLY = 1 << 22
 """The same where kernels are compiled: masks that come again after 2^20 elements show."""
-FLOAT64_ROWS = 1 << 13
+FLOAT64_ROWS = 1 << 14
 """Elements of a large call whose rows mpmath evaluates as a whole."""
 ROWS, COLUMNS = 130, 5000
 """Rows and row length of a reduction; their product is within ``ELEMENTS`` mostly."""
@@ -22,6 +22,8 @@ LONG_HEADS = ((130, 64), (263, 32), (9, 1000))
 """Heads and pairs of a head of rows that are walked likewise; so are half as many heads of float64."""
 MODEL_HEADS = ((8, 64), (17, 32), (32, 16))
 """Heads and pairs of a head of rows that are not walked."""
+PROMPT_HEADS = ((8, 64), (12, 32), (32, 64), (40, 48))
+"""The same of large calls, of many tokens."""
 PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
 """M, K and N of a matrix product, and M * N * K."""
 PRODUCT_MODEST = 70

@@ -242,7 +242,7 @@ SPEC = OpSpec(
     reference=composed,
     cases=cases,
     # Interpreted, each element costs as much as sixteen of the others.
-    large=lambda elements: lambda dtypes: cases(dtypes, min(elements // 16, _sizes.WHOLE)),
+    large=lambda elements: lambda dtypes: cases(dtypes, min(elements, _sizes.WHOLE)),
     refused=refused,
     dtypes=products.DTYPES,
     batch=batch,

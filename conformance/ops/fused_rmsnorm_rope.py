@@ -125,9 +125,11 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     weight_dtype, table_dtype = (draw(dtype_names.dtypes(others)) for _ in range(2))
     which = draw(st.integers(0, 9))
     if elements and dtype != "float64":
-        # Many tokens.
+        # Many tokens, or those of a prompt.
         batch, heads, half = (draw(st.integers(1, 3)) for _ in range(3))
         length = draw(shapes.near(elements // (16 * batch)))
+        if draw(st.booleans()):
+            batch, length, (heads, half) = 1, draw(st.integers(8, 40)), draw(st.sampled_from(_sizes.PROMPT_HEADS))
     elif which == 8 and dtype != "float64":
         # Rows as models have them: heads of a power of two.
         batch, length = draw(st.integers(1, 2)), draw(st.integers(1, 3))

@@ -50,9 +50,17 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
 
 @st.composite
 def _large(draw: st.DrawFn, dtype: str, elements: int) -> Case:
-    """Two matrices, or two batches of them, which broadcast or not."""
+    """Two matrices, two batches of them, which broadcast or not, the tokens of some sequences and a weight, or long
+    vectors."""
+    options = draw(products.large_values(elements))
+    kind = draw(st.sampled_from(("matrices", "matrices", "batch", "batch", "broadcast", "tokens", "tokens", "vectors")))
+    if kind == "tokens" and dtype == "float64":
+        # Which is evaluated in double-double.
+        kind = "vectors"
+    if kind in ("tokens", "vectors"):
+        shapes_of = _tokens() if kind == "tokens" else _vectors(elements)
+        return Case(op="matmul", args=tuple(draw(tensors.tensors(one, dtype, **options)) for one in draw(shapes_of)))
     first: tuple[int, ...] = ()
-    kind = draw(st.sampled_from(("matrices", "matrices", "batch", "batch", "broadcast")))
     if kind == "matrices":
         m, k, n = draw(products.large_sizes(elements))
     else:
@@ -62,9 +70,22 @@ def _large(draw: st.DrawFn, dtype: str, elements: int) -> Case:
     if kind == "broadcast":
         m, k, n = (min(one, 8) for one in (m, k, n))
         first, second = draw(st.sampled_from((((7, 1), (9,)), ((33, 1), (1, 5)), ((5, 1, 3), (1, 11, 1)))))
-    options = draw(products.large_values(elements))
     operands = (draw(tensors.tensors(shape, dtype, **options)) for shape in ((*first, m, k), (*second, k, n)))
     return Case(op="matmul", args=tuple(operands))
+
+
+@st.composite
+def _tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
+    """Of (B, T, K) and (K, N), of several blocks each."""
+    terms, columns, side = draw(st.integers(128, 160)), draw(st.integers(128, 160)), st.integers(343, 700)
+    return (draw(st.sampled_from((2, 3))), draw(side), terms), (terms, columns)
+
+
+@st.composite
+def _vectors(draw: st.DrawFn, elements: int) -> tuple[tuple[int, ...], ...]:
+    """Of two vectors, or of a vector and a matrix of few rows or columns."""
+    terms, few = draw(shapes.near(elements // 64)), draw(st.integers(1, 8))
+    return draw(st.sampled_from((((terms,), (terms,)), ((few, terms), (terms,)), ((terms,), (terms, few)))))
 
 
 def result_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:

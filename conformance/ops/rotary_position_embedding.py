@@ -83,6 +83,9 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         # Interpreted, each product that is added to float64 costs as much as sixteen of the others.
         affordable = elements // 16 if dtype == "float64" else elements
         batch, length, heads, half = draw(shapes.large(4, min(affordable, _sizes.WHOLE) // 2))
+        if draw(st.booleans()):
+            heads, half = draw(st.sampled_from(_sizes.PROMPT_HEADS))
+            batch, length = 1, draw(st.integers(33, max(33, affordable // (8 * heads * half))))
     else:
         batch, length, heads, half = draw(shapes.shapes(4, 4, budget=_sizes.ELEMENTS // 2))
     rows = length + min(draw(st.sampled_from((0, 0, 1, 5, 70, 300))), _sizes.ELEMENTS // max(half, 1))
