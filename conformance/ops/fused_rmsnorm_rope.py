@@ -124,11 +124,14 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     others = [name for name in names if dtype == "float64" or name != "float64"]
     weight_dtype, table_dtype = (draw(dtype_names.dtypes(others)) for _ in range(2))
     which = draw(st.integers(0, 9))
+    prompt = plain = False
     if elements and dtype != "float64":
         # Many tokens, or those of a prompt.
         batch, heads, half = (draw(st.integers(1, 3)) for _ in range(3))
         length = draw(shapes.near(elements // (16 * batch)))
-        if draw(st.booleans()):
+        # Of a prompt as models have it, nothing is said that need not be.
+        prompt, plain = draw(st.sampled_from(((False, False), (True, False), (True, True), (True, True))))
+        if prompt:
             batch, length, (heads, half) = 1, draw(st.integers(8, 40)), draw(st.sampled_from(_sizes.PROMPT_HEADS))
     elif which == 8 and dtype != "float64":
         # Rows as models have them: heads of a power of two.
@@ -143,8 +146,8 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         budget = _sizes.FLOAT64_ELEMENTS if dtype == "float64" else _sizes.ELEMENTS
         batch, length, heads, half = draw(shapes.shapes(4, 4, budget=budget // 2))
         half = max(half, 1)
-    interleaved = draw(st.sampled_from((None, False, True, True)))
-    full = draw(st.booleans())
+    interleaved = None if plain else draw(st.sampled_from((None, False, True, True)))
+    full = plain or draw(st.booleans())
     more = min(draw(st.sampled_from((0, 0, 1, 5, 70, 300))), _sizes.ELEMENTS // half)
     shape = (length + more, 2 * half if full else half)
     # What sines and cosines may be, or anything. A table that says each number twice has no specials,
@@ -152,11 +155,12 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     options: dict[str, Any] = {"values": draw(st.sampled_from(("uniform", None)))}
     if full:
         options = {"values": values.TABLES[bool(interleaved)], "specials": ()}
-    x = draw(tensors.tensors((batch, length, heads * 2 * half), dtype))
+    rows: dict[str, Any] = {"values": ("normal", "uneven", "uneven", "uniform"), "specials": ()} if prompt else {}
+    x = draw(tensors.tensors((batch, length, heads * 2 * half), dtype, **rows))
     weight = draw(tensors.tensors((heads * 2 * half,), weight_dtype))
     tables = (draw(tensors.tensors(shape, table_dtype, **options)) for _ in range(2))
     eps = draw(st.sampled_from((None, None, None, *norms.EPSILONS)))
-    head_dim = None if full and draw(st.booleans()) else 2 * half
+    head_dim = None if plain or (full and draw(st.booleans())) else 2 * half
     return elementwise.case(
         "fused_rmsnorm_rope", (x, weight, *tables), eps=eps, interleaved=interleaved, head_dim=head_dim
     )
