@@ -32,7 +32,7 @@ def call_forms(trial: Trial) -> Finding:
 def layouts(trial: Trial) -> Finding:
     """Operands in other layouts give the right result: one element beside where vectors begin, column-major with a
     longer leading dim, without a unit stride, one batch for all, windows that overlap, six to nine dims, rows far
-    apart, strides beyond 8 and 16 bits, offsets beyond 20."""
+    apart, dims of one element with a stride of 1, strides beyond 8 and 16 bits, offsets beyond 20."""
     return first(trial, "layouts", _laid_out(trial.case))
 
 
@@ -116,6 +116,13 @@ def _far_apart(spec: TensorSpec) -> TensorSpec:
     return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[1:]), padding)))
 
 
+def _ones(spec: TensorSpec) -> TensorSpec:
+    """Where a dim has one element, its stride as that of a turned tensor: 1, though it is not the last."""
+    if 1 not in spec.shape or math.prod(spec.shape) < 2:
+        return spec
+    return replace(spec, layout=Layout(order=tuple(reversed(range(len(spec.shape))))))
+
+
 FEW, FAR = 16, 1 << 14
 RANKS = (6, 7, 9)
 _LAYOUTS: dict[str, Change] = {
@@ -126,6 +133,7 @@ _LAYOUTS: dict[str, Change] = {
     "windows that overlap": _windows,
     **{f"{rank} dims": _many_dims(rank) for rank in RANKS},
     "far apart": _far_apart,
+    "dims of one turned": _ones,
     "a stride beyond 8 bits": _wide_stride(300, 1 << 11),
     "a stride beyond 16 bits": _wide_stride(65537, 8),
     "an offset beyond 20 bits": _with_layout(lambda rank: Layout(offset=(1 << 20) + 8)),

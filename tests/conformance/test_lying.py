@@ -41,6 +41,12 @@ def test_how_operands_lie():
         assert not any(a == b * size for a, _ in wide for b, size in wide if a != b)
 
 
+def test_a_dim_of_one_may_have_any_stride():
+    found = strided(Case(op="exp", args=(replace(Y, shape=(1, 8)),)))
+    assert found["dims of one turned"] == (1, 1)
+    assert "dims of one turned" not in strided(Case(op="exp", args=(replace(Y, shape=(1, 1)),)))
+
+
 def test_only_what_is_read_lies_otherwise():
     for case in calls._laid_out(ADD).values():
         assert case.kwargs == ADD.kwargs
@@ -54,6 +60,7 @@ def test_only_what_is_read_lies_otherwise():
     [
         ADD,
         Case(op="exp", args=(Y,)),
+        Case(op="mm", args=(replace(X, shape=(1, 8)), replace(X, shape=(8, 1)))),
         Case(op="bmm", args=(Y, replace(Y, shape=(2, 8, 5)))),
         Case(op="softmax", args=(Y, -1)),
         Case(op="layer_norm", args=(Y, (8,)), kwargs={"weight": TensorSpec((8,), "float32")}),
