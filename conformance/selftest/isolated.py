@@ -155,7 +155,6 @@ CONTROLS = (
     Honest("has_its_own_generator", ("dropout",)),
     Honest("imports_late"),
     Honest("keeps_by_contents"),
-    Honest("keeps_weight_by_version", ("rms_norm",)),
     Honest("looks_at_callers"),
     Honest("prints"),
     Honest("restores_settings", ("mm",)),
