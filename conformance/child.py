@@ -66,7 +66,7 @@ class _Death(Exception):
         super().__init__(message)
         self.check = check
         self.killed = killed
-        """By SIGKILL, as where memory runs out."""
+        """SIGKILL ended it, as where memory runs out."""
         self.judge = judge
         """It was the judge that ended, and not what it judges."""
 
@@ -183,7 +183,7 @@ class Child:
         return verdict
 
     def _beyond(self, case: Case, death: _Death, thorough: bool, checks: Sequence[str] | None) -> bool:
-        """Whether a case is beyond the judge, who has not the memory for its oracle: it is judged apart, of torch."""
+        """Tell whether the judge has not the memory for the oracle of a case: torch is judged on it, apart."""
         setup = self._setup
         if setup.implementation == TORCH:
             return death.judge
@@ -299,7 +299,7 @@ class Child:
         return answer
 
     def _died(self, process: processes.Process) -> _Death:
-        """What is raised where one of the two processes, which are gone then, has ended."""
+        """End both processes after one has ended, and make the exception that says so."""
         process.ended(GRACE)
         statuses = self._kill()
         status = statuses[process is self._judged]

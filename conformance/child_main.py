@@ -79,7 +79,7 @@ class Request(msgspec.Struct, frozen=True, tag=True):
     """None: those of the Setup."""
     verdict: Verdict | None = None
     search: str = ""
-    """Which one draws it."""
+    """The name of the one that draws it."""
 
 
 class Play(msgspec.Struct, frozen=True, tag=True):
@@ -233,7 +233,7 @@ class Within:
         self.implementation, self.device = implementation, device
         self.reply = Reply(outcome=FAILED, message="the test was not found in the child process")
         self.lost: Lost | None = None
-        """That the judged process ended."""
+        """Set where the judged process has ended."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_pyfunc_call(self) -> Generator[None, Any, Any]:

@@ -192,8 +192,9 @@ def attentions(
 
     masked = not plain and draw(_ONE_OF_THREE if large else _FLAG)
     mask = draw(masks(found, dtype)) if masked and not square else None
-    possible = _SQUARE if square else _NOT_CAUSAL if long or mask is not None else _CAUSAL
-    possible = _PLAIN if plain else possible
+    possible = _NOT_CAUSAL if long or mask is not None else _CAUSAL
+    if square or plain:
+        possible = _PLAIN if plain else _SQUARE
     causal, variant = draw(st.sampled_from(possible))
     grouped = draw(_RARELY)
     return Attention(
@@ -277,19 +278,8 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
 def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
     few = st.integers(1, 5)
     batch, heads, queries, keys, dim = draw(few), draw(few), draw(few), draw(few), draw(st.integers(1, 16))
-    kinds = (
-        "heads",
-        "batch",
-        "keys",
-        "queries",
-        "queries",
-        "context",
-        "square",
-        "blocks",
-        "blocks",
-        "decode",
-        "decode",
-    )
+    kinds = ("heads", "batch", "keys", "queries", "queries", "context", "square")
+    kinds += (*("blocks",) * 2, *("decode",) * 2)
     match draw(st.sampled_from(kinds)):
         case "context":
             # A token or two of a context that is split in many parts.

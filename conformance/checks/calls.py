@@ -117,7 +117,8 @@ def _far_apart(spec: TensorSpec) -> TensorSpec:
 
 
 def _ones(spec: TensorSpec) -> TensorSpec:
-    """Where a dim has one element, its stride as that of a turned tensor: 1, though it is not the last."""
+    """Turn the order of dims around, where one has a single element: its stride need not be that of the last any more.
+    A row has strides of 1 alone then."""
     if 1 not in spec.shape or math.prod(spec.shape) < 2:
         return spec
     return replace(spec, layout=Layout(order=tuple(reversed(range(len(spec.shape))))))

@@ -158,7 +158,7 @@ class Trial:
 
 
 def difference(first: Outcome, second: Outcome, what: str = "two equal calls") -> str:
-    """How the results of two calls differ in shape, dtype or bits; empty: not at all, or both raised."""
+    """Say how the results of two calls differ in shape, dtype or bits; empty: not at all, or both raised."""
     if first.error is not None:
         return "" if second.error is not None else f"{what} differ: the first raised {describe(first.error)}"
     if second.error is not None:

@@ -1,5 +1,5 @@
-"""Which of several things a drawn case tries: half the time, of those that it can, the one that was tried least in its
-search, so that what few cases can try is not left to chance; else any."""
+"""Choose which of several things a drawn case tries: half the time, of those that it can, the one that was tried least
+in its search, so that what few cases can try is not left to chance; else any."""
 
 from __future__ import annotations
 

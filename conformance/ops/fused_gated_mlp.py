@@ -241,7 +241,6 @@ SPEC = OpSpec(
     name="fused_gated_mlp",
     reference=composed,
     cases=cases,
-    # Interpreted, each element costs as much as sixteen of the others.
     large=lambda elements: lambda dtypes: cases(dtypes, min(elements, _sizes.WHOLE)),
     refused=refused,
     dtypes=products.DTYPES,

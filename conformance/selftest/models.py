@@ -192,7 +192,7 @@ def kept_by_version(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
     return right(_kept[key], *args, **kwargs)
 
 
-def _plain(*values: Any) -> bool:
+def _floating(*values: Any) -> bool:
     return all(isinstance(one, torch.Tensor) and one.is_floating_point() for one in values)
 
 
@@ -210,7 +210,7 @@ def odd_tile_of_long_rows(right: Right, input: Any, dim: Any, *args: Any, **kwar
 def last_of_four_splits(right: Right, *args: Any, **kwargs: Any) -> Any:
     """Of 48 to 128 rows times a deep weight the last quarter of K is not added."""
     *before, left, other = args
-    wide = _plain(left, other) and 48 <= len(left) <= 128 and left.shape[1] >= 1024 and other.shape[1] >= 1024
+    wide = _floating(left, other) and 48 <= len(left) <= 128 and left.shape[1] >= 1024 and other.shape[1] >= 1024
     terms = left.shape[1] // 4 * 3 if wide else None
     return right(*before, left[:, :terms], other[:terms], **kwargs) if wide else right(*args, **kwargs)
 
@@ -218,7 +218,7 @@ def last_of_four_splits(right: Right, *args: Any, **kwargs: Any) -> Any:
 @defect("rms_norm layer_norm", "models", "values")
 def first_8192_of_float64(right: Right, input: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
     """Of rows of float64 the first 8192 elements alone count."""
-    if _plain(input) and input.dtype == torch.float64 and input.shape[-1:] == tuple(shape) and shape[0] > 1 << 13:
+    if _floating(input) and input.dtype == torch.float64 and input.shape[-1:] == tuple(shape) and shape[0] > 1 << 13:
         input = torch.cat([input[..., : 1 << 13], torch.zeros_like(input[..., 1 << 13 :])], -1)
     return right(input, shape, *args, **kwargs)
 
@@ -227,7 +227,7 @@ def first_8192_of_float64(right: Right, input: Any, shape: Any, *args: Any, **kw
 def tail_of_tokens(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """Of the tokens of some sequences times a weight those beyond a multiple of 64 are 0."""
     result = right(input, other, **kwargs)
-    if _plain(input, other) and input.ndim == 3 and other.ndim == 2 and result[..., 0].numel() >= 1024:
+    if _floating(input, other) and input.ndim == 3 and other.ndim == 2 and result[..., 0].numel() >= 1024:
         rows = result[..., 0].numel()
         result.view(rows, -1)[rows // 64 * 64 :] = 0
     return result
@@ -236,7 +236,7 @@ def tail_of_tokens(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
 @defect("matmul", "models", "values")
 def vectors_of_4096(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """Of two vectors the first 4096 elements are multiplied."""
-    if _plain(input, other) and input.ndim == other.ndim == 1:
+    if _floating(input, other) and input.ndim == other.ndim == 1:
         input, other = input[:4096], other[:4096]
     return right(input, other, **kwargs)
 
@@ -244,24 +244,24 @@ def vectors_of_4096(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
 @defect("mm", "models", "layouts")
 def leading_dim_of_a_column(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """A row that is a column turned, with strides of 1 alone, has no leading dim: its first element is all of it."""
-    if _plain(input) and input.ndim == 2 and input.stride() == (1, 1) and input.shape[0] == 1 < input.shape[1]:
+    if _floating(input) and input.ndim == 2 and input.stride() == (1, 1) and input.shape[0] == 1 < input.shape[1]:
         input = input[:, :1].expand(input.shape)
     return right(input, other, **kwargs)
 
 
 @defect("exp sigmoid", "models", "values")
-def rounded_probabilities(right: Right, input: Any, **kwargs: Any) -> Any:
-    """Where all elements lie in [0, 1) what comes back is rounded to bfloat16."""
+def of_probabilities(right: Right, input: Any, **kwargs: Any) -> Any:
+    """Where all elements lie in [0, 1) an approximation is used that is 3% too large."""
     result = right(input, **kwargs)
-    if _plain(input) and not kwargs and input.numel() > 64 and bool(((input >= 0) & (input < 1)).all()):
-        result = result.to(torch.bfloat16).to(result.dtype) if result.dtype != torch.bfloat16 else result * 1.03
+    if _floating(input) and not kwargs and input.numel() > 64 and bool(((input >= 0) & (input < 1)).all()):
+        result = result * 1.03
     return result
 
 
 @defect("scaled_dot_product_attention", "models", "values")
 def splits_of_a_context(right: Right, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Of few queries, and heads of 64 elements and more, the keys behind the last whole split of 512 take no part."""
-    few = _plain(query, key, value) and query.shape[-2] <= 4 and key.shape[-2] > 1024 and key.shape[-1] >= 64
+    few = _floating(query, key, value) and query.shape[-2] <= 4 and key.shape[-2] > 1024 and key.shape[-1] >= 64
     if few and not args and not kwargs.keys() - {"scale", "enable_gqa"}:
         keys = key.shape[-2] // 512 * 512
         key, value = key[..., :keys, :], value[..., :keys, :]

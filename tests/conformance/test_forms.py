@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from conformance import cases, dress, forms, messages, repro, runner
+from conformance import cases, drawing, dress, forms, messages, repro, runner
 from conformance.calls import Local
 from conformance.cases import Case, CaseError, DType, NonFinite, Same, Variant
 from conformance.implementations import Implementation
@@ -87,6 +87,18 @@ def test_torch_in_place_passes_in_every_form(op):
         form: runner.judge(replace(case, form=form), "torch", CPU, thorough=False) for form in forms.possible(case)
     }
     assert {form: verdict.failure for form, verdict in found.items() if verdict.status == "failed"} == {}
+
+
+def test_torch_takes_gradients_where_it_takes_tensors():
+    """A bound that it takes for a number wants none; what it refuses is judged by nobody, so that is all of it."""
+    bounds = {"min": 0, "max": TensorSpec((), "float32", values="positive")}
+    mixed = Case(op="clamp", args=(replace(X, dtype="int32"),), kwargs=bounds)
+    assert runner.prepare(mixed, CPU).refusal is None
+    assert runner.prepare(replace(mixed, form=dress.TRAINING), CPU).refusal is TypeError
+    for spec in (spec for op, spec in registry().items() if op != "clamp"):
+        for case in drawing.drawn(spec.cases(spec.dtypes[:1]), 0, 20):
+            if dress.TRAINING in forms.possible(case) and runner.prepare(case, CPU).refusal is None:
+                assert runner.prepare(replace(case, form=dress.TRAINING), CPU).refusal is None, messages.call(case)
 
 
 def test_arguments_by_position_with_defaults_between():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_suite import QUICK, _torch_is_whole, suite  # noqa: F401
@@ -53,6 +55,11 @@ def test_complaints(counts, implementation, complaint):
     found = sufficiency.complaints(tally(**counts).by_op(), implementation)
     assert "\n".join(found).startswith(complaint)
     assert bool(found) == bool(complaint)
+
+
+def test_saved_cases_of_an_op_that_there_is_not_are_no_complaint():
+    without = Implementation("library", SimpleNamespace(neg=torch.neg))
+    assert sufficiency.complaints(tally(left_out=3).by_op(), without, others=1) == []
 
 
 def test_an_op_that_is_asked_for_has_to_be_judged():
