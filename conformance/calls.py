@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import itertools
 import socket
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -280,6 +281,8 @@ class Judged:
     def __init__(self, descriptor: int) -> None:
         self._link = socket.socket(fileno=descriptor)
         self._stream = self._link.makefile("rb")
+        self._sent: list[bytearray] = []
+        """The memory of the operands of the last call: what the judged process need not be sent, nor send back."""
 
     def load(self, implementation: str, device: torch.device, ops: Sequence[str]) -> About:
         """Let it import the implementation. Raises Lost."""
@@ -330,10 +333,17 @@ class Judged:
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise Lost(f"it broke the protocol: {error}") from None
 
-    def _ask(self, header: Mapping[str, Any], blobs: Sequence[Any] = ()) -> tuple[dict[str, Any], list[bytearray]]:
+    def _ask(
+        self, header: Mapping[str, Any], memory: Sequence[Any] | None = None
+    ) -> tuple[dict[str, Any], list[bytearray]]:
+        """The answer to a request; ``memory``: that of the operands, where it is for a call."""
+        known = self._sent
+        if memory is not None:
+            pairs = itertools.zip_longest(memory, known[: len(memory)])
+            self._sent = [one if one is not None and runtime.held(one, blob) else bytearray(blob) for blob, one in pairs]
         try:
-            runtime.send(self._link, header, blobs)
-            return runtime.receive(self._stream)
+            runtime.send(self._link, header, self._sent if memory is not None else (), known)
+            return runtime.receive(self._stream, known=self._sent)
         except (EOFError, ConnectionError):
             raise Lost("") from None
         except (MemoryError, ValueError) as error:

@@ -45,15 +45,24 @@ MOST_HEADER = 2**24
 DECLARED = ("conformance_claims", "conformance_left_out")
 """Attributes of an implementation that the judge reads."""
 _LENGTH = struct.Struct("<Q")
+_KNOWN = -1
+"""The size of a blob that the other end holds already."""
 _PARTS = 64
 """Buffers that are sent at once: fewer than any system takes."""
 
 
-def send(link, header, blobs=()):
-    """Send a JSON object and memory. ``blobs``: buffers of bytes; the header says how long each is."""
+def send(link, header, blobs=(), known=()):
+    """Send a JSON object and memory.
+
+    :param blobs: Buffers of bytes; the header says how long each is.
+    :param known: bytearrays that the other end holds. A blob that equals the one of its number is not sent again.
+    """
     views = [memoryview(blob).cast("B") if len(blob) else memoryview(b"") for blob in blobs]
-    head = json.dumps({**header, "sizes": [len(view) for view in views]}).encode()
-    left = [memoryview(_LENGTH.pack(len(head)) + head), *views]
+    again = [number < len(known) and held(known[number], blob) for number, blob in enumerate(blobs)]
+    sizes = [_KNOWN if same else len(view) for same, view in zip(again, views, strict=True)]
+    head = json.dumps({**header, "sizes": sizes}).encode()
+    new = (view for same, view in zip(again, views, strict=True) if not same)
+    left = [memoryview(_LENGTH.pack(len(head)) + head), *new]
     # All at once: each part that comes alone wakes the other process.
     while left:
         sent = link.sendmsg(left[:_PARTS])
@@ -63,11 +72,18 @@ def send(link, header, blobs=()):
             left[0] = left[0][sent:]
 
 
-def receive(stream, most=2**62):
+def held(known, blob):
+    """Whether a bytearray is the blob, or equals it."""
+    # It compares with any buffer as fast as memory is read.
+    return known is blob or known == blob
+
+
+def receive(stream, most=2**62, known=()):
     """The next message: its header, and its blobs.
 
     :param stream: What ``makefile("rb")`` of the socket gives.
     :param most: The bytes of blobs that are taken.
+    :param known: The blobs that the other end need not send again.
 
     Raises EOFError where the other end is closed, ValueError where the message is not of that form.
     """
@@ -76,9 +92,15 @@ def receive(stream, most=2**62):
         raise ValueError(f"a message of {length} bytes")
     header = json.loads(_exactly(stream, length))
     sizes = header.get("sizes") if isinstance(header, dict) else None
-    if not isinstance(sizes, list) or not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) > most:
-        raise ValueError("a message whose blobs are too long, or have no lengths")
-    return header, [_exactly(stream, size) for size in sizes]
+    if not isinstance(sizes, list) or not all(type(size) is int and size >= _KNOWN for size in sizes):
+        raise ValueError("a message whose blobs have no lengths")
+    if sum(sizes) > most:
+        raise ValueError("a message whose blobs are too long")
+    if any(size == _KNOWN for size in sizes[len(known) :]):
+        raise ValueError("a message of blobs that nobody has sent")
+    return header, [
+        known[number] if size == _KNOWN else _exactly(stream, size) for number, size in enumerate(sizes)
+    ]
 
 
 def _exactly(stream, size):
@@ -468,6 +490,8 @@ class _Server:
         """Values returned for the case that is judged now: while they live, nothing else has their memory."""
         self.stage = None
         """Of the sequence that is judged now."""
+        self.sent = []
+        """The memory of the operands of the last call, as the judge sent it."""
 
     def answer(self, asked, blobs):
         """The reply to one request: a header and blobs."""
@@ -484,6 +508,7 @@ class _Server:
             return {}, ()
         if asked["ask"] == "kept":
             return self._kept()
+        self.sent = blobs
         inputs = [tensor_of(blob, described) for blob, described in zip(blobs, asked["operands"], strict=True)]
         stage = self.stage if asked.get("follow") else None
         try:
@@ -557,7 +582,8 @@ def main(descriptor):
         )
         server = _Server(provider, device)
         while True:
-            send(link, *server.answer(*receive(stream)))
+            header, blobs = receive(stream, known=server.sent)
+            send(link, *server.answer(header, blobs), known=server.sent)
     _end()
 
 
