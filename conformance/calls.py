@@ -340,7 +340,9 @@ class Judged:
         known = self._sent
         if memory is not None:
             pairs = itertools.zip_longest(memory, known[: len(memory)])
-            self._sent = [one if one is not None and runtime.held(one, blob) else bytearray(blob) for blob, one in pairs]
+            self._sent = [
+                one if one is not None and runtime.held(one, blob) else bytearray(blob) for blob, one in pairs
+            ]
         try:
             runtime.send(self._link, header, self._sent if memory is not None else (), known)
             return runtime.receive(self._stream, known=self._sent)

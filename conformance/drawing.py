@@ -57,26 +57,22 @@ def _independent() -> Generator[None]:
     """Draw without the constants of modules: Hypothesis takes one draw in forty from the source of those that are
     loaded and not installed. A gate would judge other cases in a checkout than in an installation, and after any edit.
 
-    A provider of ours takes the place of Hypothesis's own, since it searches differently with any other.
+    Nothing that draws meanwhile sees them: what Hypothesis tries while it shrinks shares the cache.
     """
-    if _Provider is None:
+    if not all(hasattr(providers, name) for name in _NO_CONSTANTS):
         yield
         return
-    own, cache = providers.AVAILABLE_PROVIDERS["hypothesis"], providers.CONSTANTS_CACHE
-    providers.AVAILABLE_PROVIDERS["hypothesis"], providers.CONSTANTS_CACHE = _Provider, _permitted
+    own = {name: getattr(providers, name) for name in _NO_CONSTANTS}
+    vars(providers).update(_NO_CONSTANTS)
     try:
         yield
     finally:
-        providers.AVAILABLE_PROVIDERS["hypothesis"], providers.CONSTANTS_CACHE = own, cache
+        vars(providers).update(own)
 
 
-def _without_modules() -> type[providers.PrimitiveProvider] | None:
-    """A provider that knows no constants of modules; None for versions of Hypothesis that read none, or otherwise."""
-    if not hasattr(providers, "Constants") or not hasattr(providers, "CONSTANTS_CACHE"):
-        return None
-    return type("Provider", (providers.HypothesisProvider,), {"_local_constants": providers.Constants()})
+def _none() -> object:
+    return providers.Constants()
 
 
-_Provider = _without_modules()
-_permitted = LRUCache(1024)
-"""Constants by what is drawn."""
+_NO_CONSTANTS = {"_get_local_constants": _none, "CONSTANTS_CACHE": LRUCache(1024)}
+"""What takes the place of Hypothesis's own; versions of it that have other names read none, or otherwise."""

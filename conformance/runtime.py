@@ -98,9 +98,7 @@ def receive(stream, most=2**62, known=()):
         raise ValueError("a message whose blobs are too long")
     if any(size == _KNOWN for size in sizes[len(known) :]):
         raise ValueError("a message of blobs that nobody has sent")
-    return header, [
-        known[number] if size == _KNOWN else _exactly(stream, size) for number, size in enumerate(sizes)
-    ]
+    return header, [known[number] if size == _KNOWN else _exactly(stream, size) for number, size in enumerate(sizes)]
 
 
 def _exactly(stream, size):

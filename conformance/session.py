@@ -32,16 +32,16 @@ from conformance.sequences import CallSequence
 # How long an example takes depends on what else the machine does. Cases have a limit of their own, which is for hangs.
 _TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 PROFILES = {
-    "smoke": hypothesis.settings(_TIMELESS, max_examples=20),
+    "smoke": hypothesis.settings(_TIMELESS, max_examples=15),
     "ci": hypothesis.settings(_TIMELESS, max_examples=100, derandomize=True),
     "deep": hypothesis.settings(_TIMELESS, max_examples=1000),
 }
 """Depths by name: how many legal cases are drawn for each op and dtype, and whether always the same ones."""
 REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
-LARGE_SHARE, LARGE_SHARE_OF_DEAR = 4, 5
-"""One large call is drawn for so many others; for more where kernels are interpreted, and in profiles that have to be
-quick."""
+LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
+"""One large call is drawn for so many others; for more where kernels are interpreted, and for still more in profiles
+that have to be quick."""
 
 FATAL = {CRASH: 12, TIMEOUT: 3}
 """Failures that cost a process, and after how many cases that end so a search is given up: a fresh process takes
@@ -409,8 +409,9 @@ def rounds(
         kinds = [("refused", spec.refused, -(-all_examples // REFUSED_SHARE))]
     else:
         kinds = [("legal", spec.cases, all_examples)]
-        dear = large < LARGE[""] or all_examples < PROFILES["ci"].max_examples
-        share = LARGE_SHARE_OF_DEAR if dear else LARGE_SHARE
+        share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
+        if all_examples < PROFILES["ci"].max_examples:
+            share = LARGE_SHARE_OF_QUICK
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
     for kind, cases_of, examples in kinds:

@@ -8,7 +8,7 @@ import sys
 
 import hypothesis
 from hypothesis import strategies as st
-from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS
+from hypothesis.internal.conjecture import providers
 
 from conformance import drawing
 
@@ -44,14 +44,35 @@ def test_neither_other_modules_nor_hashes_nor_ci_change_what_is_drawn(tmp_path):
 
 
 def test_hypothesis_is_left_as_it_was():
-    own = AVAILABLE_PROVIDERS["hypothesis"]
+    own = providers._get_local_constants, providers.CONSTANTS_CACHE
+
+    seen = []
 
     def failing(number):
+        seen.append((providers._get_local_constants, providers.CONSTANTS_CACHE))
         assert number < 5
-        assert AVAILABLE_PROVIDERS["hypothesis"] is not own
         raise ValueError
 
     for draws in (st.integers(0, 4), st.integers(5, 6)):
         with contextlib.suppress(ValueError, AssertionError):
             drawing.run(failing, draws, 0, hypothesis.settings(drawing.settings(3), phases=[hypothesis.Phase.generate]))
-        assert AVAILABLE_PROVIDERS["hypothesis"] is own
+        assert own == (providers._get_local_constants, providers.CONSTANTS_CACHE)
+    assert len({cache for _, cache in seen} | {own[1]}) == 2
+    assert all(not len(constants()) for constants, _ in seen)
+
+
+def test_what_is_tried_while_a_failure_shrinks_is_no_constant_of_a_module_either(monkeypatch):
+    constant, seen = 777_777, []
+    monkeypatch.setattr(providers, "_get_local_constants", lambda: providers.Constants(integers={constant}))
+
+    def failing(numbers):
+        seen.extend(numbers)
+        assert sum(numbers) < 1 << 20
+
+    for seed in range(200):
+        # Other bounds each time: what was permitted for them once is kept.
+        draws = st.integers(1, 3).flatmap(lambda n, seed=seed: st.lists(st.integers(0, (1 << 20) + seed), min_size=n))
+        with contextlib.suppress(AssertionError):
+            drawing.run(failing, draws, seed, drawing.settings(10))
+    assert len(seen) > 10000
+    assert constant not in seen
