@@ -399,6 +399,8 @@ def fused_rmsnorm_rope(
 # up to 155 float32 values are equal (34 for 140 of them, of which 4 + 2 sqrt(S) covers 28), and by less for more.
 ATTENTION_REST, ATTENTION_SUM, ATTENTION_SCORE, ATTENTION_SCALE = 4.0, 2.0, 2.0, 10.0
 ATTENTION_HALF, ATTENTION_UNDERFLOW = 3.0, 2.0**-25
+SCORE_FAR = 2.0
+"""Scores that are off by more change weights by more than a number times their error: exp(x) - 1 > 3 x."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -420,12 +422,25 @@ class Attended:
     """max of 2^-10 |score| + 2^-9 sqrt(sum (q k)^2) |scale|; read with TF32 only."""
 
 
+def _score_steps(dim: int) -> float:
+    return ATTENTION_SCORE * math.sqrt(dim) + ATTENTION_SCALE
+
+
+def score(size: np.ndarray, masked: np.ndarray, dim: int, dtype: torch.dtype) -> np.ndarray:
+    """How far a score may be off: ``size`` is sum|q k| |scale|, ``masked`` the size of what is added to it."""
+    return FORMATS[compute_dtype(dtype)].unit * (_score_steps(dim) * size + 2 * masked)
+
+
+def least_exponent(dtype: torch.dtype) -> float:
+    """Below it an exponential is zero in the compute dtype."""
+    return math.log(FORMATS[compute_dtype(dtype)].subnormal)
+
+
 def attention(sums: Attended, keys: int, dim: int, dtype: torch.dtype) -> np.ndarray:
     """Softmax(q k scale + m) v over ``keys`` keys of ``dim`` elements. Adding the mask rounds the sum, which may be
     larger than the score, once, and once more where scores are kept in units of log 2."""
     form = FORMATS[compute_dtype(dtype)]
-    score = (ATTENTION_SCORE * math.sqrt(dim) + ATTENTION_SCALE) * sums.largest
-    factor = ATTENTION_REST + ATTENTION_SUM * math.sqrt(keys) + score
+    factor = ATTENTION_REST + ATTENTION_SUM * math.sqrt(keys) + _score_steps(dim) * sums.largest
     drift = PRODUCT_DRIFT * keys * np.abs(sums.value)
     bound = form.unit * (sums.weighted * factor + 2 * sums.masked + drift) + (keys + 1) * form.subnormal
     bound = bound + math.ldexp(2.0, form.least) * sums.total
