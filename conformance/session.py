@@ -173,7 +173,7 @@ class Run:
         if isinstance(case, CallSequence):
             return follow(case, path)
         try:
-            # What failed for this user is judged whole; of the many that come with the harness, a quick run takes a part.
+            # What failed for this user is judged whole, and what comes with the harness is by quick runs in part.
             own = path.parent == self.save_to
             whole = own or self.settings.max_examples >= PROFILES["ci"].max_examples
             verdict = self.judge(case, whole, search=f"saved/{path.stem}")

@@ -56,7 +56,7 @@ def _attend(part: Part, scale: float, grouped: bool) -> tuple[np.ndarray, ...]:
         value, low = _exactly(q, k, finite_v, scale, np.where(allowed, added, -np.inf))
     magnitude, plain = bounds.aligned(finite_v, dtype), np.where(allowed, np.abs(added), 0.0)
     weighted = weight @ magnitude
-    spread = np.sqrt(q**2 @ transposed**2) if bounds.uses_tf32(dtype) else np.zeros(())
+    spread = bounds.tf32_spread(q, transposed) if bounds.uses_tf32(dtype) else np.zeros(())
     sums = bounds.Attended(
         value,
         weighted,
@@ -75,7 +75,8 @@ def _attend(part: Part, scale: float, grouped: bool) -> tuple[np.ndarray, ...]:
     # What a mask hides may still be added to it, and of a query without keys nothing is said but where it is finite.
     judged = (in_range & (allowed | ~nan_score)).all(-1, keepdims=True) & (allowed.any(-1, keepdims=True) | finite_q)
     judged = judged & _fits(2 * sums.total, dtype)
-    judged = judged & ~_doubtful(np.where(allowed, score + added, -np.inf), bounds.score(size * abs(scale), plain, q.shape[-1], dtype), dtype)
+    off = bounds.score(size * abs(scale), plain, q.shape[-1], dtype)
+    judged = judged & ~_doubtful(np.where(allowed, score + added, -np.inf), off, dtype)
     value = np.where((nan_score & allowed).any(-1, keepdims=True), np.nan, value)
     value, judged = _with_specials(value, judged, weight, v)
     return value, np.where(np.isfinite(value), low, 0.0), bound, judged

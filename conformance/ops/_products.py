@@ -54,7 +54,7 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
             value = finite_a @ finite_b
             magnitude = bounds.aligned(finite_a, dtype) @ bounds.aligned(finite_b, dtype)
             judged = oracle.in_range(magnitude, dtype)
-        spread = np.sqrt(finite_a**2 @ finite_b**2) if bounds.uses_tf32(dtype) else np.zeros_like(value)
+        spread = bounds.tf32_spread(finite_a, finite_b) if bounds.uses_tf32(dtype) else np.zeros_like(value)
         if finite_a is not a or finite_b is not b:
             special = _specials(a, b)
             value = np.where(np.isfinite(special), value, special)

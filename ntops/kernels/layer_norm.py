@@ -23,9 +23,11 @@ def application(output, input, weight, bias, count, eps, compute_dtype):
 def application_looped(output, input, weight, bias, count, eps, compute_dtype):
     number = ntl.cast(count, compute_dtype)
     # Each lane has the mean and the squares about it of what it has seen (B. P. Welford, Technometrics 4, 1962): memory
-    # is read once for both.
+    # is read once for both. It keeps what they lose to rounding (W. Kahan, CACM 8(1), 1965): steps may be thousands.
     mean = ntl.cast(input[0], compute_dtype)
     squares = mean * 0
+    lost = mean * 0
+    lost_squares = mean * 0
     seen = number * 0 + 1
     inside = input[0].offsets(-1) < input.source.shape[-1]
 
@@ -33,10 +35,18 @@ def application_looped(output, input, weight, bias, count, eps, compute_dtype):
         values = ntl.cast(input[i], compute_dtype)
         seen += 1
         inside = input[i].offsets(-1) < input.source.shape[-1]
-        step = ntl.where(inside, values - mean, 0)
-        mean += step * (1 / seen)
-        squares += step * (values - mean)
+        step = ntl.where(inside, values - mean - lost, 0)
+        change = step * (1 / seen)
+        grown = mean + change
+        lost += change - (grown - mean)
+        mean = grown
+        change = step * (values - mean)
+        grown = squares + change
+        lost_squares += change - (grown - squares)
+        squares = grown
 
+    mean += lost
+    squares += lost_squares
     # The last tile has nothing for some.
     weights = ntl.where(inside, seen, seen - 1)
     lanes = mean

@@ -18,11 +18,18 @@ def application(output, input, weight, count, eps, compute_dtype):
 def application_looped(output, input, weight, count, eps, compute_dtype):
     first = ntl.cast(input[0], compute_dtype)
     squares = first * first
+    lost = first * 0
 
     for i in range(1, input.shape[0]):
         values = ntl.cast(input[i], compute_dtype)
-        squares += values * values
+        square = values * values
+        grown = squares + square
+        # A lane may add up thousands: it keeps what is lost to rounding (W. Kahan, CACM 8(1), 1965).
+        lost += square - (grown - squares)
+        squares = grown
 
+    # Of infinity nothing is lost.
+    squares = ntl.where(squares < float("inf"), squares + lost, squares)
     mean = ntl.sum(squares, axis=1) / ntl.cast(count, compute_dtype)
     scale = 1 / ntl.sqrt(mean + ntl.cast(eps, compute_dtype))
 

@@ -5,7 +5,8 @@ read last, and the caches are told what to keep. On an H200, rms_norm of 4096 x 
 NineToothed's form in the same configuration; of 1024 x 65536 76 us, and 96 us (tiles of 4096 and 8192; a copy 63 us).
 
 They take rows of float32 and the half types that begin at multiples of 16 bytes, with a stride of 1; NineToothed's
-forms are for all others. Where a row is a few whole tiles, ``TILES`` is how many: then nothing is masked. Else it is 0.
+forms are for all others. Where a row is a few whole tiles, ``TILES`` is how many: then nothing is masked. Else it is 0,
+and a lane may add up thousands of numbers: it keeps what its sums lose to rounding (W. Kahan, CACM 8(1), 1965).
 """
 
 import triton
@@ -26,6 +27,13 @@ def _store(pointer, value, inside, TILES: tl.constexpr):
         tl.store(pointer, value.to(pointer.dtype.element_ty), eviction_policy="evict_first")
     else:
         tl.store(pointer, value.to(pointer.dtype.element_ty), inside, eviction_policy="evict_first")
+
+
+@triton.jit
+def _added(total, lost, number):
+    """``total + number``, and ``lost`` with what that loses."""
+    grown = total + number
+    return grown, lost + (number - (grown - total))
 
 
 @triton.jit
@@ -112,12 +120,19 @@ def rms_norm(
         columns = TILES * TILE
 
     squares = tl.zeros([TILE], tl.float32)
+    lost = tl.zeros([TILE], tl.float32)
 
     for start in range(0, columns, TILE):
         places = start + lanes
         values = _load(input + places, places < columns, "evict_last", TILES).to(tl.float32)
-        squares += values * values
 
+        if TILES:
+            squares += values * values
+        else:
+            squares, lost = _added(squares, lost, values * values)
+
+    # Of infinity nothing is lost.
+    squares = tl.where(squares < float("inf"), squares + lost, squares)
     scale = 1 / tl.sqrt(tl.sum(squares, 0) / count + eps)
 
     last = (tl.cdiv(columns, TILE) - 1) * TILE
@@ -162,6 +177,8 @@ def layer_norm(
     # As in NineToothed's form, each lane has the mean and the squares about it of what it has seen (B. P. Welford).
     mean = tl.zeros([TILE], tl.float32)
     squares = tl.zeros([TILE], tl.float32)
+    lost = tl.zeros([TILE], tl.float32)
+    lost_squares = tl.zeros([TILE], tl.float32)
     seen = 0.0
 
     for start in range(0, columns, TILE):
@@ -171,12 +188,16 @@ def layer_norm(
         seen += 1
         step = values - mean
 
-        if not TILES:
-            step = tl.where(inside, step, 0)
+        if TILES:
+            mean += step * (1 / seen)
+            squares += step * (values - mean)
+        else:
+            step = tl.where(inside, step - lost, 0)
+            mean, lost = _added(mean, lost, step * (1 / seen))
+            squares, lost_squares = _added(squares, lost_squares, step * (values - mean))
 
-        mean += step * (1 / seen)
-        squares += step * (values - mean)
-
+    mean += lost
+    squares += lost_squares
     # The last tile has nothing for some.
     last = (tl.cdiv(columns, TILE) - 1) * TILE
     weights = tl.where(last + lanes < columns, seen, seen - 1)

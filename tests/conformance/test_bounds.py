@@ -86,6 +86,16 @@ def test_products_follow_the_precision_that_is_set(precision):
         torch.set_float32_matmul_precision(before)
 
 
+def test_tf32_loses_what_lies_below_its_subnormals():
+    """They are 2^-136 apart; of normal numbers nothing is added."""
+    least, one = np.full((1, 64), 2.0**-149), np.ones((64, 1))
+    spread = bounds.tf32_spread(least, one)
+    assert bounds.TF32_WALK * spread >= least @ one
+    assert bounds.TF32_WALK * spread == pytest.approx(64 * 2.0**-136, rel=1e-3)
+    normal = np.full((1, 64), 2.0**-126)
+    assert bounds.tf32_spread(normal, one) == pytest.approx(8 * 2.0**-126, rel=1e-12)
+
+
 def test_a_result_stored_as_another_dtype_is_rounded_twice():
     value = np.array([1.0, 3.0])
     assert bounds.stored(value, torch.float32, torch.float32) == 0

@@ -221,6 +221,23 @@ def test_scores_that_leave_the_range_are_not_judged():
     assert not found.judged.any(), "the sum of values"
 
 
+def test_weights_that_hang_on_how_a_mask_is_rounded_are_not_judged():
+    query = torch.tensor([[3e4], [3.0]]).view(1, 1, 2, 1)
+    key, value = torch.arange(3.0).view(1, 1, 3, 1), torch.eye(3).view(1, 1, 3, 3)
+    least = torch.finfo(torch.float32).min
+
+    def judged(*rows):
+        return SPEC.expected(Call((query, key, value), {"attn_mask": torch.tensor(rows)}, None)).judged[0, 0]
+
+    # The first row's scores lie far apart: one key has all the weight, whatever is off.
+    assert judged([0.0] * 3, [0.0] * 3).all()
+    assert judged([least, 0.0, 0.0], [0.0, least, 0.0]).all()
+    assert judged([0.0, least, least], [least, 0.0, least]).all()
+    # For float32 all of these are one number, and exact scores are not.
+    assert not judged([least] * 3, [least] * 3).any()
+    assert judged([-1e12] * 3, [-1e4] * 3).tolist() == [[False] * 3, [True] * 3]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("keys", [64, 4096])
 def test_power(dtype, keys):

@@ -146,7 +146,8 @@ def test_an_exception_keeps_its_class_and_text(error, kind, text):
     [
         struct.pack("<Q", 2**40),
         struct.pack("<Q", 2) + b"[]",
-        struct.pack("<Q", 14) + b'{"sizes": [-1]}'[:14] + b"}",
+        struct.pack("<Q", 14) + b'{"sizes":[-2]}',
+        struct.pack("<Q", 14) + b'{"sizes":[-1]}',
         struct.pack("<Q", 15) + b'{"sizes":[2e9]}',
         struct.pack("<Q", 25) + b'{"sizes":[99999999999999]}'[:25] + b"}",
     ],
@@ -170,6 +171,45 @@ def test_a_message_of_many_and_of_large_parts_arrives_whole():
         sender.join()
     assert header["a"] == 1
     assert found == blobs
+
+
+def test_memory_that_the_other_end_holds_is_not_sent_again():
+    ours, theirs = socket.socketpair()
+    # Of the same number, and of the same length and another number.
+    known, blobs = [bytearray(b"abc"), bytearray(b"xyz")], [memoryview(b"abc"), b"abc", b"xyz"]
+    with ours, theirs, ours.makefile("rb") as stream:
+        runtime.send(theirs, {}, blobs, known)
+        header, found = runtime.receive(stream, known=known)
+    assert header["sizes"] == [-1, 3, 3]
+    assert found == blobs
+    assert found[0] is known[0]
+
+
+def test_operands_that_are_changed_between_calls_are_sent_anew():
+    ours, theirs = socket.socketpair()
+
+    def serve():
+        server = runtime._Server(torch, CPU)
+        with theirs, theirs.makefile("rb") as stream, contextlib.suppress(EOFError):
+            while True:
+                asked, blobs = runtime.receive(stream, known=server.sent)
+                runtime.send(theirs, *server.answer(asked, blobs), known=server.sent)
+
+    threading.Thread(target=serve).start()
+    judged, x = calls.Judged(ours.detach()), torch.ones(1000)
+
+    def relu():
+        return judged.call(described("relu", [x], {}, [x]), [x], CPU)
+
+    found = [relu(), relu()]
+    x.neg_()
+    found.append(relu())
+    x.mul_(-3)
+    found.append(relu())
+    judged._link.close()
+    judged._stream.close()
+    assert [float(one.value[5]) for one in found] == [1, 1, 0, 3]
+    assert [float(one.operands[0][5]) for one in found] == [1, 1, -1, 3]
 
 
 def test_an_answer_that_does_not_fit_its_memory_loses_the_process():

@@ -99,3 +99,21 @@ def test_no_configuration_walks_far_in_narrow_tiles(columns, compute_dtype):
     known = rows.config.alternatives(columns, compute_dtype, compute_dtype, 4)
     assert rows.config(columns, compute_dtype, compute_dtype, 4) in known
     assert all(-(-columns // one.block_columns) <= 64 or one.block_columns >= 2048 for one in known)
+
+
+@pytest.mark.parametrize("lanes", ["contiguous", "strided"])
+@pytest.mark.parametrize("norm", ["rms_norm", "layer_norm"])
+def test_what_a_lane_adds_up_thousands_of_times_is_right(norm, lanes):
+    """Each sum rounds to one side for thousands of steps: 63 roundings were lost."""
+    columns = 3_000_001
+    x = torch.full((columns,), 0.1, device=DEVICE)
+    x[:16] = 65504.0
+
+    if norm == "rms_norm":
+        x[16:] *= 100
+    given = x if lanes == "contiguous" else torch.stack((x, x), -1)[..., 0]
+
+    for input in (given[None], given[None, 16:]) if norm == "rms_norm" else (given[None],):
+        found = getattr(ntops.torch, norm)(input, (input.shape[-1],), eps=1e-3)
+        exact = getattr(torch.nn.functional, norm)(input.double(), (input.shape[-1],), eps=1e-3)
+        assert ((found - exact) / exact).abs().max() < 6 * 2**-24 * (1 + (norm == "layer_norm"))
