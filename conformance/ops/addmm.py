@@ -19,6 +19,9 @@ from strategies import scalars, tensors
 from strategies.specs import TensorSpec
 
 
+_SLIGHT = (2.0**-24, -(2.0**-30), 2.0**-21, -(2.0**-40))
+
+
 def factors(dtype: str) -> st.SearchStrategy[Argument]:
     """None (leave it out) often, else a number: 0 often, since it is special."""
     number = scalars.scalars(dtype, magnitude=2.0**7, specials=False)
@@ -34,7 +37,13 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     input = draw(tensors.tensors(shape, dtype))
     options = draw(products.large_values(elements))
     scale = {"beta": draw(factors(dtype)), "alpha": draw(factors(dtype))}
-    if not elements and draw(st.integers(0, 31)) == 17:
+    kind = 0 if elements else draw(st.integers(0, 31))
+    if kind == 18:
+        # A factor may be next to nothing beside what it is multiplied with.
+        options = {"values": ("normal_tiny",), "specials": ()}
+        input = draw(tensors.tensors(shape, dtype, values=("normal_large",), specials=()))
+        scale = {"beta": draw(st.sampled_from(_SLIGHT)), "alpha": draw(factors(dtype))}
+    if kind == 17:
         # As a scale of a loss has it: beyond float16, of operands that keep the result within.
         options = {"values": ("normal_tiny",), "specials": ()}
         input = draw(tensors.tensors(shape, dtype, **options))

@@ -19,6 +19,7 @@ from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.specs import TensorSpec
+from strategies.values import LISTED
 
 MODES = (None, "trunc", "floor")
 
@@ -32,6 +33,8 @@ def result_dtype(common: torch.dtype, mode: str | None) -> torch.dtype:
 def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     if (whole := [name for name in dtypes if name in ("int64", "int32")]) and draw(st.integers(0, 15)) == 15:
         return draw(_wide(whole))
+    if (floats := [name for name in dtypes if dtype_names.is_floating(name)]) and draw(st.integers(0, 15)) == 15:
+        return draw(_multiples(floats))
     operands = draw(elementwise.operands(dtypes))
     mode = draw(st.sampled_from(MODES))
     shape, common = elementwise.result_of(operands)
@@ -51,6 +54,27 @@ def _wide(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     first = draw(tensors.tensors(shape, dtype, values="magnitudes", specials=()))
     second = draw(tensors.tensors(shape, dtype, values="positive", specials=()))
     return elementwise.case("div", (first, second), rounding_mode=draw(st.sampled_from(MODES[1:])))
+
+
+@st.composite
+def _multiples(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Whole multiples of whole numbers: a product with a rounded reciprocal may be just below the quotient."""
+    dtype, first = draw(dtype_names.dtypes(dtypes)), draw(st.integers(0, LARGEST_DIVISOR - 1))
+    alike = draw(st.booleans())
+    divisors = [(first + (not alike) * 7 * n) % LARGEST_DIVISOR + 1 for n in range(64)]
+    dividends = [_held(_QUOTIENTS[n % len(_QUOTIENTS)] * divisor, divisor, dtype) for n, divisor in enumerate(divisors)]
+    listed = [TensorSpec((64,), dtype, LISTED + ",".join(map(str, numbers))) for numbers in (dividends, divisors)]
+    other: Argument = draw(st.sampled_from((first + 1, float(first + 1)))) if alike else listed[1]
+    return elementwise.case("div", (listed[0], other), rounding_mode=draw(st.sampled_from(MODES)))
+
+
+LARGEST_DIVISOR = 200
+_QUOTIENTS = (1, -1, 2, 3, 5, -7, 6, -9, 10)
+
+
+def _held(number: int, otherwise: int, dtype: str) -> int:
+    """The number, if the dtype holds it."""
+    return number if torch.tensor(number, dtype=dtype_names.to_torch(dtype)).item() == number else otherwise
 
 
 def defined(case: Case) -> Case:

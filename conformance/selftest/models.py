@@ -77,6 +77,31 @@ def one_by_one_is_added_once(right: Right, input: Any, *args: Any, **kwargs: Any
     return result
 
 
+@defect("addmm", "models", "values")
+def slight_beta_is_none(right: Right, input: Any, mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> Any:
+    """A beta of less than 10^-6 is taken for 0."""
+    beta = kwargs.get("beta", 1)
+    if isinstance(beta, float) and abs(beta) < 1e-6:
+        kwargs["beta"] = 0.0
+    return right(input, mat1, mat2, *args, **kwargs)
+
+
+@defect("div", "models", "values")
+def floor_of_a_reciprocal(right: Right, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """Whole quotients of float32 by a whole number are floors of products with its reciprocal: 41 // 41 is 0."""
+    result = right(input, other, *args, **kwargs)
+    floats = isinstance(input, torch.Tensor) and input.dtype == result.dtype == torch.float32
+    if (
+        floats
+        and kwargs.get("rounding_mode") == "floor"
+        and isinstance(other, int | float)
+        and other == other // 1 != 0
+    ):
+        product = input * (1 / torch.tensor(float(other)))
+        result.copy_(torch.where((result != 0) & (result.abs() < 1 << 10), product.floor(), result))
+    return result
+
+
 @defect("matmul", "models", "values")
 def last_of_many_batches(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """Of six dims the last matrix is 0."""
