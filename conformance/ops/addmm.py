@@ -18,7 +18,6 @@ from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
 from strategies.specs import TensorSpec
 
-
 _SLIGHT = (2.0**-24, -(2.0**-30), 2.0**-21, -(2.0**-40))
 
 
