@@ -69,10 +69,10 @@ def test_what_is_tried_while_a_failure_shrinks_is_no_constant_of_a_module_either
         seen.extend(numbers)
         assert sum(numbers) < 1 << 20
 
-    for seed in range(200):
+    for seed in range(60):
         # Other bounds each time: what was permitted for them once is kept.
         draws = st.integers(1, 3).flatmap(lambda n, seed=seed: st.lists(st.integers(0, (1 << 20) + seed), min_size=n))
         with contextlib.suppress(AssertionError):
             drawing.run(failing, draws, seed, drawing.settings(10))
-    assert len(seen) > 10000
+    assert len(seen) > 3000
     assert constant not in seen
