@@ -203,8 +203,8 @@ def uses_tf32(dtype: torch.dtype) -> bool:
 
 
 def tf32_spread(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The ``spread`` of a product of float32 matrices, with what TF32 loses of factors below the normal numbers: its
-    subnormals are 2^-136 apart, so that up to 2^-136 |b| is lost of each term, and of a row of them nothing averages.
+    """Return the ``spread`` of a product of float32 matrices, with what TF32 loses of subnormal factors: its subnormals
+    are 2^-136 apart, so that up to 2^-136 |b| is lost of each term, and of a row of them nothing averages.
     ntops on an H200 gives 0 for products of 2^-149."""
     lifted = [np.where(x == 0, 0.0, np.maximum(np.abs(x), 2.0**-126)) for x in (a, b)]
     lost = lifted[0] @ lifted[1] - np.abs(a) @ np.abs(b)
@@ -436,13 +436,13 @@ def _score_steps(dim: int) -> float:
     return ATTENTION_SCORE * math.sqrt(dim) + ATTENTION_SCALE
 
 
-def score(size: np.ndarray, masked: np.ndarray, dim: int, dtype: torch.dtype) -> np.ndarray:
-    """How far a score may be off: ``size`` is sum|q k| |scale|, ``masked`` the size of what is added to it."""
+def score_error(size: np.ndarray, masked: np.ndarray, dim: int, dtype: torch.dtype) -> np.ndarray:
+    """Bound the error of a score: ``size`` is sum|q k| |scale|, ``masked`` the size of what is added to it."""
     return FORMATS[compute_dtype(dtype)].unit * (_score_steps(dim) * size + 2 * masked)
 
 
 def least_exponent(dtype: torch.dtype) -> float:
-    """Below it an exponential is zero in the compute dtype."""
+    """Return the number below which an exponential is zero in the compute dtype."""
     return math.log(FORMATS[compute_dtype(dtype)].subnormal)
 
 

@@ -282,7 +282,7 @@ class Judged:
         self._link = socket.socket(fileno=descriptor)
         self._stream = self._link.makefile("rb")
         self._sent: list[bytearray] = []
-        """The memory of the operands of the last call: what the judged process need not be sent, nor send back."""
+        """Holds the memory of the operands of the last call, which neither end need send again."""
 
     def load(self, implementation: str, device: torch.device, ops: Sequence[str]) -> About:
         """Let it import the implementation. Raises Lost."""
@@ -339,10 +339,8 @@ class Judged:
         """The answer to a request; ``memory``: that of the operands, where it is for a call."""
         known = self._sent
         if memory is not None:
-            pairs = itertools.zip_longest(memory, known[: len(memory)])
-            self._sent = [
-                one if one is not None and runtime.held(one, blob) else bytearray(blob) for blob, one in pairs
-            ]
+            pairs = itertools.zip_longest(memory, known[: len(memory)], fillvalue=bytearray())
+            self._sent = [one if runtime.held(one, blob) else bytearray(blob) for blob, one in pairs]
         try:
             runtime.send(self._link, header, self._sent if memory is not None else (), known)
             return runtime.receive(self._stream, known=self._sent)

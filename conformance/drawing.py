@@ -59,20 +59,20 @@ def _independent() -> Generator[None]:
 
     Nothing that draws meanwhile sees them: what Hypothesis tries while it shrinks shares the cache.
     """
-    if not all(hasattr(providers, name) for name in _NO_CONSTANTS):
+    if not all(hasattr(providers, name) for name in _REPLACED):
         yield
         return
-    own = {name: getattr(providers, name) for name in _NO_CONSTANTS}
-    vars(providers).update(_NO_CONSTANTS)
+    own = {name: getattr(providers, name) for name in _REPLACED}
+    vars(providers).update(_REPLACED)
     try:
         yield
     finally:
         vars(providers).update(own)
 
 
-def _none() -> object:
+def _no_constants() -> object:
     return providers.Constants()
 
 
-_NO_CONSTANTS = {"_get_local_constants": _none, "CONSTANTS_CACHE": LRUCache(1024)}
-"""What takes the place of Hypothesis's own; versions of it that have other names read none, or otherwise."""
+_REPLACED = {"_get_local_constants": _no_constants, "CONSTANTS_CACHE": LRUCache(1024)}
+"""These stand in for Hypothesis's own; versions of it that have other names read no constants, or otherwise."""

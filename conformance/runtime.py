@@ -46,7 +46,7 @@ DECLARED = ("conformance_claims", "conformance_left_out")
 """Attributes of an implementation that the judge reads."""
 _LENGTH = struct.Struct("<Q")
 _KNOWN = -1
-"""The size of a blob that the other end holds already."""
+"""This size says that the other end holds the blob already."""
 _PARTS = 64
 """Buffers that are sent at once: fewer than any system takes."""
 
@@ -73,7 +73,7 @@ def send(link, header, blobs=(), known=()):
 
 
 def held(known, blob):
-    """Whether a bytearray is the blob, or equals it."""
+    """Tell whether a bytearray is the blob, or equals it."""
     # It compares with any buffer as fast as memory is read.
     return known is blob or known == blob
 

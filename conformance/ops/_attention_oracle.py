@@ -75,7 +75,7 @@ def _attend(part: Part, scale: float, grouped: bool) -> tuple[np.ndarray, ...]:
     # What a mask hides may still be added to it, and of a query without keys nothing is said but where it is finite.
     judged = (in_range & (allowed | ~nan_score)).all(-1, keepdims=True) & (allowed.any(-1, keepdims=True) | finite_q)
     judged = judged & _fits(2 * sums.total, dtype)
-    off = bounds.score(size * abs(scale), plain, q.shape[-1], dtype)
+    off = bounds.score_error(size * abs(scale), plain, q.shape[-1], dtype)
     judged = judged & ~_doubtful(np.where(allowed, score + added, -np.inf), off, dtype)
     value = np.where((nan_score & allowed).any(-1, keepdims=True), np.nan, value)
     value, judged = _with_specials(value, judged, weight, v)
@@ -96,9 +96,9 @@ def _mask(part: Part, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _doubtful(score: np.ndarray, error: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Of which rows two keys share the weight in a way that nobody knows: scores, each off by its error, are so far off
-    that a bound which grows with them says nothing. A mask of the least finite number for all keys makes all scores
-    equal where the sum is rounded, and in exact numbers none."""
+    """Tell in which rows the weights of two keys are anybody's guess: their scores, each off by its error, may be so
+    far off that a bound which grows with that says nothing. A mask of the least finite number for all keys makes all
+    scores equal where the sum is rounded, and in exact numbers none."""
     top = score.max(-1, initial=-np.inf, keepdims=True)
     far = error + np.take_along_axis(error, score.argmax(-1)[..., None], -1) if score.size else error
     shares = score - np.where(np.isfinite(top), top, 0.0) + far > bounds.least_exponent(dtype)

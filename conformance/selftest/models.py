@@ -276,7 +276,7 @@ def leading_dim_of_a_column(right: Right, input: Any, other: Any, **kwargs: Any)
 
 @defect("exp sigmoid", "models", "values")
 def of_probabilities(right: Right, input: Any, **kwargs: Any) -> Any:
-    """Where all elements lie in [0, 1) an approximation is used that is 3% too large."""
+    """An approximation for elements of which all lie in [0, 1) is 3% too large."""
     result = right(input, **kwargs)
     if _floating(input) and not kwargs and input.numel() > 64 and bool(((input >= 0) & (input < 1)).all()):
         result = result * 1.03

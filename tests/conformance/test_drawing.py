@@ -44,9 +44,7 @@ def test_neither_other_modules_nor_hashes_nor_ci_change_what_is_drawn(tmp_path):
 
 
 def test_hypothesis_is_left_as_it_was():
-    own = providers._get_local_constants, providers.CONSTANTS_CACHE
-
-    seen = []
+    own, seen = (providers._get_local_constants, providers.CONSTANTS_CACHE), []
 
     def failing(number):
         seen.append((providers._get_local_constants, providers.CONSTANTS_CACHE))
