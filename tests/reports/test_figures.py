@@ -152,9 +152,7 @@ def checked_by_memcheck():
 
 FILES = {
     "conformance-products.json": lambda: judged("products"),
-    "conformance-rows.json": lambda: judged("rows"),
-    "conformance-attention.json": lambda: judged("attention"),
-    "conformance-elementwise.json": lambda: judged("elementwise"),
+    "conformance-others.json": lambda: judged("others"),
     "conformance-deep.txt": deep_cases,
     "bench.json": lambda: f"{len(BENCH) - 1} of {len(BENCH)} rows",
     "first-call.json": kept,
