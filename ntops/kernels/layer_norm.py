@@ -20,10 +20,10 @@ def application(output, input, weight, bias, count, eps, compute_dtype):
     output = ntl.cast(scaled + ntl.cast(bias, compute_dtype), output.dtype)
 
 
-def application_looped(output, input, weight, bias, count, eps, compute_dtype):
+def application_looped(output, input, weight, bias, count, eps, compute_dtype, far):
     number = ntl.cast(count, compute_dtype)
     # Each lane has the mean and the squares about it of what it has seen (B. P. Welford, Technometrics 4, 1962): memory
-    # is read once for both. It keeps what they lose to rounding (W. Kahan, CACM 8(1), 1965): steps may be thousands.
+    # is read once for both. Where steps may be thousands it keeps what they lose to rounding (W. Kahan, CACM 8(1), 1965).
     mean = ntl.cast(input[0], compute_dtype)
     squares = mean * 0
     lost = mean * 0
@@ -38,11 +38,17 @@ def application_looped(output, input, weight, bias, count, eps, compute_dtype):
         step = ntl.where(inside, values - mean - lost, 0)
         change = step * (1 / seen)
         grown = mean + change
-        lost += change - (grown - mean)
+
+        if far:
+            lost += change - (grown - mean)
+
         mean = grown
         change = step * (values - mean)
         grown = squares + change
-        lost_squares += change - (grown - squares)
+
+        if far:
+            lost_squares += change - (grown - squares)
+
         squares = grown
 
     mean += lost
@@ -70,12 +76,13 @@ def premake(
     compute_dtype=None,
     scalars=None,
     looped=False,
+    far=True,
     block_rows=None,
     block_columns=None,
 ):
     """Arrangement, application and tensors of ``layer_norm``; ``looped`` where a row is longer than a tile.
 
-    ``count`` is the number of elements that are reduced.
+    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding. ``count`` is the number of elements that are reduced.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or constants.numbers(dtype, "count", "eps")
@@ -89,8 +96,9 @@ def premake(
         Tensor(0, dtype=scalars.get("eps"), name="eps"),
     )
     variant = application_looped if looped else application
+    literals = {"far": far} if looped else {}
 
     # Whoever calls a kernel that was built ahead of time says which rows the parameters have.
     parameters = () if dtype else ("weight", "bias")
 
-    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters)
+    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters, **literals)

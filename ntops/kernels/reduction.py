@@ -42,10 +42,12 @@ def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, lo
     return tuple(arrange(tensor) for tensor in tensors)
 
 
-def bind(application, tensors, compute_dtype, looped=False, block_rows=None, block_columns=None, parameters=()):
+def bind(
+    application, tensors, compute_dtype, looped=False, block_rows=None, block_columns=None, parameters=(), **literals
+):
     """Arrangement, application and tensors of a kernel that reduces the last dim and computes in ``compute_dtype``."""
     arranged = functools.partial(
         arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped, parameters=parameters
     )
 
-    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype, **literals)

@@ -15,7 +15,7 @@ def application(output, input, weight, count, eps, compute_dtype):
     output = ntl.cast(values * scale[:, None] * ntl.cast(weight, compute_dtype), output.dtype)
 
 
-def application_looped(output, input, weight, count, eps, compute_dtype):
+def application_looped(output, input, weight, count, eps, compute_dtype, far):
     first = ntl.cast(input[0], compute_dtype)
     squares = first * first
     lost = first * 0
@@ -24,12 +24,17 @@ def application_looped(output, input, weight, count, eps, compute_dtype):
         values = ntl.cast(input[i], compute_dtype)
         square = values * values
         grown = squares + square
-        # A lane may add up thousands: it keeps what is lost to rounding (W. Kahan, CACM 8(1), 1965).
-        lost += square - (grown - squares)
+
+        if far:
+            # A lane adds up thousands: it keeps what is lost to rounding (W. Kahan, CACM 8(1), 1965).
+            lost += square - (grown - squares)
+
         squares = grown
 
-    # Of infinity nothing is lost.
-    squares = ntl.where(squares < float("inf"), squares + lost, squares)
+    if far:
+        # Of infinity nothing is lost.
+        squares = ntl.where(squares < float("inf"), squares + lost, squares)
+
     mean = ntl.sum(squares, axis=1) / ntl.cast(count, compute_dtype)
     scale = 1 / ntl.sqrt(mean + ntl.cast(eps, compute_dtype))
 
@@ -45,12 +50,13 @@ def premake(
     compute_dtype=None,
     scalars=None,
     looped=False,
+    far=True,
     block_rows=None,
     block_columns=None,
 ):
     """Arrangement, application and tensors of ``rms_norm``; ``looped`` where a row is longer than a tile.
 
-    ``count`` is the number of elements that are reduced.
+    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding. ``count`` is the number of elements that are reduced.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or constants.numbers(dtype, "count", "eps")
@@ -63,8 +69,9 @@ def premake(
         Tensor(0, dtype=scalars.get("eps"), name="eps"),
     )
     variant = application_looped if looped else application
+    literals = {"far": far} if looped else {}
 
     # Whoever calls a kernel that was built ahead of time says which rows the parameters have.
     parameters = () if dtype else ("weight",)
 
-    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters)
+    return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters, **literals)

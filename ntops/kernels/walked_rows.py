@@ -5,8 +5,9 @@ read last, and the caches are told what to keep. On an H200, rms_norm of 4096 x 
 NineToothed's form in the same configuration; of 1024 x 65536 76 us, and 96 us (tiles of 4096 and 8192; a copy 63 us).
 
 They take rows of float32 and the half types that begin at multiples of 16 bytes, with a stride of 1; NineToothed's
-forms are for all others. Where a row is a few whole tiles, ``TILES`` is how many: then nothing is masked. Else it is 0,
-and a lane may add up thousands of numbers: it keeps what its sums lose to rounding (W. Kahan, CACM 8(1), 1965).
+forms are for all others. Where a row is a few whole tiles, ``TILES`` is how many: then nothing is masked. Else it is 0.
+``FAR`` says that a row is so many tiles that each lane of a norm has to keep what its sums lose to rounding (W. Kahan,
+CACM 8(1), 1965).
 """
 
 import triton
@@ -109,6 +110,7 @@ def rms_norm(
     HAS_WEIGHT: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     """``input / sqrt(mean(input^2) + eps) * weight`` of each row."""
     row = tl.program_id(0).to(tl.int64)
@@ -126,13 +128,15 @@ def rms_norm(
         places = start + lanes
         values = _load(input + places, places < columns, "evict_last", TILES).to(tl.float32)
 
-        if TILES:
-            squares += values * values
-        else:
+        if FAR:
             squares, lost = _added(squares, lost, values * values)
+        else:
+            squares += values * values
 
-    # Of infinity nothing is lost.
-    squares = tl.where(squares < float("inf"), squares + lost, squares)
+    if FAR:
+        # Of infinity nothing is lost.
+        squares = tl.where(squares < float("inf"), squares + lost, squares)
+
     scale = 1 / tl.sqrt(tl.sum(squares, 0) / count + eps)
 
     last = (tl.cdiv(columns, TILE) - 1) * TILE
@@ -164,6 +168,7 @@ def layer_norm(
     HAS_BIAS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
+    FAR: tl.constexpr,
 ):
     """``(input - mean) / sqrt(variance + eps) * weight + bias`` of each row."""
     row = tl.program_id(0).to(tl.int64)
@@ -188,13 +193,15 @@ def layer_norm(
         seen += 1
         step = values - mean
 
-        if TILES:
-            mean += step * (1 / seen)
-            squares += step * (values - mean)
-        else:
+        if not TILES:
             step = tl.where(inside, step - lost, 0)
+
+        if FAR:
             mean, lost = _added(mean, lost, step * (1 / seen))
             squares, lost_squares = _added(squares, lost_squares, step * (values - mean))
+        else:
+            mean += step * (1 / seen)
+            squares += step * (values - mean)
 
     mean += lost
     squares += lost_squares
