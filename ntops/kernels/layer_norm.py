@@ -23,7 +23,7 @@ def application(output, input, weight, bias, count, eps, compute_dtype):
 def application_looped(output, input, weight, bias, count, eps, compute_dtype, far):
     number = ntl.cast(count, compute_dtype)
     # Each lane has the mean and the squares about it of what it has seen (B. P. Welford, Technometrics 4, 1962): memory
-    # is read once for both. Where steps may be thousands it keeps what they lose to rounding (W. Kahan, CACM 8(1), 1965).
+    # is read once for both. Where steps may be thousands it keeps what is lost to rounding (W. Kahan, CACM 8, 1965).
     mean = ntl.cast(input[0], compute_dtype)
     squares = mean * 0
     lost = mean * 0
@@ -82,7 +82,8 @@ def premake(
 ):
     """Arrangement, application and tensors of ``layer_norm``; ``looped`` where a row is longer than a tile.
 
-    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding. ``count`` is the number of elements that are reduced.
+    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding.
+    ``count`` is the number of elements that are reduced.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or constants.numbers(dtype, "count", "eps")

@@ -56,7 +56,8 @@ def premake(
 ):
     """Arrangement, application and tensors of ``rms_norm``; ``looped`` where a row is longer than a tile.
 
-    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding. ``count`` is the number of elements that are reduced.
+    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding.
+    ``count`` is the number of elements that are reduced.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or constants.numbers(dtype, "count", "eps")
