@@ -101,7 +101,7 @@ def is_accurate(options, columns):
 
 
 def is_far(options, columns):
-    """Whether rows are walked so far that what each lane's sums lose to rounding counts."""
+    """Say whether rows are walked so far that what each lane's sums lose to rounding counts."""
     return columns > NEAR * options.block_columns
 
 

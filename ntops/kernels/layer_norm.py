@@ -51,8 +51,10 @@ def application_looped(output, input, weight, bias, count, eps, compute_dtype, f
 
         squares = grown
 
-    mean += lost
-    squares += lost_squares
+    if far:
+        mean += lost
+        squares += lost_squares
+
     # The last tile has nothing for some.
     weights = ntl.where(inside, seen, seen - 1)
     lanes = mean

@@ -193,18 +193,21 @@ def layer_norm(
         seen += 1
         step = values - mean
 
-        if not TILES:
-            step = tl.where(inside, step - lost, 0)
-
         if FAR:
+            step = tl.where(inside, step - lost, 0)
             mean, lost = _added(mean, lost, step * (1 / seen))
             squares, lost_squares = _added(squares, lost_squares, step * (values - mean))
         else:
+            if not TILES:
+                step = tl.where(inside, step, 0)
+
             mean += step * (1 / seen)
             squares += step * (values - mean)
 
-    mean += lost
-    squares += lost_squares
+    if FAR:
+        mean += lost
+        squares += lost_squares
+
     # The last tile has nothing for some.
     last = (tl.cdiv(columns, TILE) - 1) * TILE
     weights = tl.where(last + lanes < columns, seen, seen - 1)
