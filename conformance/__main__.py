@@ -1,32 +1,50 @@
-"""``python -m conformance reproduce|show|list|corpus``: saved cases and sequences."""
+"""``python -m conformance run|reproduce|versus|show|list|corpus``: the suite, and saved cases and sequences."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from conformance import cases, corpus, messages, plain, prune, runner, sequences
+import msgspec
+
+from conformance import cases, corpus, messages, plain_calls, prune, pytest_plugin, runner, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.child import CASE_TIMEOUT, IMPORT_LIMIT, Child, HarnessError, seconds
 from conformance.implementations import DEFAULT, ImplementationError
 from conformance.names import unknown_name
 from conformance.sequences import CallSequence
+from conformance.session import PROFILES
+from conformance.versus import compare_all
+from conformance.worker import CASE_TIMEOUT, IMPORT_LIMIT, Child, HarnessError, seconds
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
+RUN = "run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status: 0 passed (or shown, or listed), 1 failed, 2 bad input, argparse's own among it."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    if [*given[:1]] == [RUN]:
+        run(given[1:])
+    options = _parser().parse_args(given)
     try:
+        specs.bring(getattr(options, "specs", ()))
         return options.command(options)
-    except (CaseError, HarnessError, ImplementationError, runner.DeviceError) as error:
+    except (CaseError, HarnessError, ImplementationError, runner.DeviceError, specs.SpecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
+
+
+def run(arguments: Sequence[str]) -> NoReturn:
+    """Become pytest, which runs the suite with its own and the suite's options, from any folder."""
+    # The plugin is named, since the environment may keep pytest from loading any by itself.
+    suite = ("-p", pytest_plugin.__name__, "--pyargs", pytest_plugin.SUITE)
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *suite, *arguments])
 
 
 def reproduce(options: argparse.Namespace) -> int:
@@ -35,7 +53,7 @@ def reproduce(options: argparse.Namespace) -> int:
     limits = {"timeout": options.case_timeout, "import_timeout": options.import_timeout}
     with contextlib.closing(Child(options.implementation, options.device, **limits)) as child:
         verdict = child.judge(case) if isinstance(case, Case) else child.play(case)
-        if isinstance(case, Case) and plain.fits(case, verdict):
+        if isinstance(case, Case) and plain_calls.fits(case, verdict):
             again = child.plain([case])[0]
             verdict = again if again.failure else verdict
         print(child.output(), end="")
@@ -53,6 +71,26 @@ def reproduce(options: argparse.Namespace) -> int:
     refused = ", a call that torch refuses" if verdict.refused else ""
     print(f"{verdict.id}: {verdict.status} for {name} on {device}{refused}{share}")
     return FAILED if verdict.failure else PASSED
+
+
+def versus(options: argparse.Namespace) -> int:
+    """Let several implementations make the same cases, and print who disagrees with whom and with the oracle."""
+    report = compare_all(
+        options.implementations,
+        options.op,
+        options.dtype,
+        device=options.device,
+        examples=options.examples,
+        seed=options.seed,
+        timeout=options.case_timeout,
+        folder=options.folder,
+    )
+    print("\n".join(report.lines()))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        corpus.write(options.json, msgspec.json.format(msgspec.json.encode(report), indent=2))
+        print(f"\nwrote {options.json}")
+    return FAILED if report.groups else PASSED
 
 
 def show(options: argparse.Namespace) -> int:
@@ -85,6 +123,13 @@ def list_(options: argparse.Namespace) -> int:
     return PASSED
 
 
+def add_(options: argparse.Namespace) -> int:
+    """Move saved cases into the JSONL files of a folder."""
+    for path in corpus.add(options.cases, options.folder):
+        print(f"added {path}")
+    return PASSED
+
+
 def prune_(options: argparse.Namespace) -> int:
     """Remove the saved cases that show nothing that others do not; or say which they are."""
     reasons: dict[Path, str] = {}
@@ -104,35 +149,71 @@ def prune_(options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> Case | CallSequence:
-    return sequences.read(options.case, max_elements=options.max_elements, max_bytes=options.max_bytes)
+    folders = (corpus.SHIPPED, corpus.LARGE, corpus.FAILURES)
+    path = options.case if options.case.exists() else corpus.find(str(options.case), folders) or options.case
+    return sequences.read(path, max_elements=options.max_elements, max_bytes=options.max_bytes)
+
+
+def _positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m conformance", description="Saved cases.")
-    commands = parser.add_subparsers(required=True, metavar="reproduce|show|list|corpus")
-    file = argparse.ArgumentParser(add_help=False)
-    file.add_argument("case", type=Path, metavar="CASE.json")
+    parser = argparse.ArgumentParser(prog="python -m conformance", description="The suite, and saved cases.")
+    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|list|corpus")
+    # ``main`` takes it, with options that are pytest's; here it is for those who ask for help.
+    commands.add_parser(RUN, help="judge: takes the options of pytest, as pytest --pyargs conformance does")
+    known = argparse.ArgumentParser(add_help=False)
+    also = "a module or file *.py with OpSpecs, known beside those of the package; repeatable"
+    known.add_argument("--specs", action="append", default=[], metavar="MODULE", help=also)
+    file = argparse.ArgumentParser(add_help=False, parents=[known])
+    file.add_argument("case", type=Path, metavar="CASE", help="a file, FILE.jsonl#ID, or the id of a saved case")
     file.add_argument("--max-elements", type=int, default=cases.MAX_ELEMENTS, help="limit (default: %(default)s)")
     file.add_argument("--max-bytes", type=int, default=cases.MAX_BYTES, help="of the file (default: %(default)s)")
     one = commands.add_parser(
         "reproduce", parents=[file], help="replay a case: exit 1 if it fails, 2 if it cannot be run"
     )
     one.add_argument("--implementation", default=DEFAULT, help="module, module:object or torch (default: %(default)s)")
-    one.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
+    device = "auto, cpu or cuda (default: %(default)s)"
+    one.add_argument("--device", default="auto", help=device)
     limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
     one.add_argument("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
     one.add_argument("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     one.set_defaults(command=reproduce)
+    several = commands.add_parser(
+        "versus", parents=[known], help="the same cases made by several implementations: exit 1 if they disagree"
+    )
+    several.add_argument("implementations", nargs="+", metavar="IMPLEMENTATION", help="module, module:object or torch")
+    several.add_argument("--op", action="append", required=True, metavar="NAME", help="repeatable")
+    several.add_argument("--dtype", action="append", default=[], metavar="NAME", help="repeatable (default: all)")
+    several.add_argument("--device", default="auto", help=device)
+    drawn = "cases of each op and dtype (default: %(default)s)"
+    several.add_argument("--examples", type=_positive, default=PROFILES["smoke"].max_examples, metavar="N", help=drawn)
+    several.add_argument("--seed", type=int, default=0, metavar="S", help="of what is drawn (default: %(default)s)")
+    several.add_argument("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
+    kept = "where the simplest case of each disagreement goes (default: %(default)s)"
+    several.add_argument("--folder", type=Path, default=corpus.FAILURES, help=kept)
+    several.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON, too")
+    several.set_defaults(command=versus)
     commands.add_parser("show", parents=[file], help="print a case for reading").set_defaults(command=show)
-    all_ = commands.add_parser("list", help="print the ops, their dtypes and the saved cases")
+    all_ = commands.add_parser("list", parents=[known], help="print the ops, their dtypes and the saved cases")
     all_.add_argument("--op", help="this op only")
     all_.add_argument("--corpus", type=Path, help="the saved cases of this folder")
     all_.set_defaults(command=list_)
-    kept = commands.add_parser("corpus", help="folders of saved cases").add_subparsers(required=True, metavar="prune")
-    pruned = kept.add_parser("prune", help="remove cases that show nothing that others in their folder do not show")
+    folders = commands.add_parser("corpus", help="folders of saved cases")
+    kept = folders.add_subparsers(required=True, metavar="add|prune")
+    pruned = kept.add_parser(
+        "prune", parents=[known], help="remove cases that show nothing that others in their folder do not show"
+    )
     pruned.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help=f"default: {corpus.FAILURES}")
     pruned.add_argument("--dry-run", action="store_true", help="say which, and remove nothing")
     pruned.set_defaults(command=prune_)
+    into = kept.add_parser("add", parents=[known], help="move cases into the JSONL file of their op, a line each")
+    into.add_argument("cases", nargs="+", type=Path, metavar="CASE.json")
+    into.add_argument("--folder", type=Path, default=corpus.SHIPPED, help="default: the cases of the package")
+    into.set_defaults(command=add_)
     return parser
 
 

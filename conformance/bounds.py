@@ -1,4 +1,4 @@
-"""How far from the oracle an output may lie: every constant of the bounds table, once, and the formulas that use it.
+"""Bounds of the distance from the oracle: every constant of the bounds table, once, and the formulas that use it.
 
 A bound is what is added to half an ulp of the output dtype (``compare.compare`` adds that half itself). It is
 derived from the roundings that a straightforward implementation makes, evaluated from the data, and holds torch
@@ -55,12 +55,12 @@ _BY_WAY_OF_FLOAT32 = tuple((torch.float64, dtype) for dtype in _NARROW)
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that arithmetic with results in ``dtype`` is done in: float32 for the half types and float8."""
+    """Return the dtype that arithmetic with results in ``dtype`` is done in: float32 for the half types and float8."""
     return torch.float32 if dtype in _NARROW else dtype
 
 
 def ulp(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The distance between neighbours of ``dtype`` at each float64 ``value``: never under the step of the
+    """Return the distance between neighbours of ``dtype`` at each float64 ``value``: never under the step of the
     subnormals, never over the step at the largest finite number; NaN and infinities give some finite step."""
     form = FORMATS[dtype]
     binade = (np.ascontiguousarray(value, np.float64).view(np.int64) & 0x7FF0000000000000).view(np.float64)
@@ -69,15 +69,15 @@ def ulp(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def rounding(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The most that one rounding of ``value`` to ``dtype`` changes it, u |value|, or half a step of the subnormals
-    (a whole one for float64, which has no number so small as half of it)."""
+    """Return the most that one rounding of ``value`` to ``dtype`` changes it, u |value|, or half a step of the
+    subnormals (a whole one for float64, which has no number so small as half of it)."""
     form = FORMATS[dtype]
     return np.maximum(form.unit * np.abs(value), max(form.subnormal / 2, FORMATS[torch.float64].subnormal))
 
 
 def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.ndarray | float:
-    """What is added where a result of dtype ``computed`` is cast to ``output`` (an ``out=`` of another dtype): half an
-    ulp of ``computed``, and of float32 too, by way of which torch casts float64 to the half types."""
+    """Return what the bound gains where a result of dtype ``computed`` is cast to ``output`` (an ``out=`` of another
+    dtype): half an ulp of ``computed``, and of float32 too, by way of which torch casts float64 to the half types."""
     if computed == output:
         return 0.0
     bound = ulp(value, computed) / 2
@@ -85,7 +85,7 @@ def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.
 
 
 def overflow(dtype: torch.dtype) -> float:
-    """From here on rounding to nearest gives infinity; not for float64, where this is no float64."""
+    """Return the number from which on rounding to nearest gives infinity; not for float64, where it is no float64."""
     form = FORMATS[dtype]
     return form.max + float(ulp(np.array(form.max), dtype)) / 2
 
@@ -100,7 +100,8 @@ MUL = DIV = 0.0
 
 
 def add(value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bool, wide: bool) -> np.ndarray | float:
-    """``value = input + product`` with ``product = alpha * other``; ``exact``: alpha is 1 or -1, so the product is too.
+    """Bound ``value = input + product`` with ``product = alpha * other``; ``exact``: alpha is 1 or -1, so the product
+    is too.
 
     Where the result is a half type, the float32 sum is rounded once more. That is harmless for the sum of two numbers
     of that type, but not for an inexact product or an operand with more bits (``wide``), and is then counted.
@@ -111,28 +112,29 @@ def add(value: np.ndarray, product: np.ndarray, dtype: torch.dtype, *, exact: bo
 
 
 def mul(value: np.ndarray, dtype: torch.dtype, *, wide: bool) -> np.ndarray | float:
-    """A product; ``wide`` as for ``div``: the product of two numbers of a half type is exact in float32."""
+    """Bound a product; ``wide`` as for ``div``: the product of two numbers of a half type is exact in float32."""
     return rounding(value, compute_dtype(dtype)) if wide and compute_dtype(dtype) != dtype else MUL
 
 
 def div(value: np.ndarray, dtype: torch.dtype, *, wide: bool) -> np.ndarray | float:
-    """True division. ``wide``: an operand has more bits than ``dtype`` (a scalar at float32 with a half tensor), so
-    that the rounding to float32 before the one to the half type is not harmless; otherwise 24 >= 2 * 11 + 2 bits are
-    enough for a quotient (S. A. Figueroa, When is double rounding innocuous?, SIGNUM 1995)."""
+    """Bound a true quotient. ``wide``: an operand has more bits than ``dtype`` (a scalar at float32 with a half
+    tensor), so that the rounding to float32 before the one to the half type is not harmless; otherwise 24 >= 2 * 11 + 2
+    bits are enough for a quotient (S. A. Figueroa, When is double rounding innocuous?, SIGNUM 1995)."""
     return rounding(value, compute_dtype(dtype)) if wide and compute_dtype(dtype) != dtype else DIV
 
 
 def trunc(value: np.ndarray, quotient: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """A truncated quotient. The quotient may be rounded to the compute dtype first, and on CUDA torch rounds that of
-    half types to the half type: where this reaches the next whole number, that is allowed too."""
+    """Bound a truncated quotient. The quotient may be rounded to the compute dtype first, and on CUDA torch rounds that
+    of half types to the half type: where this reaches the next whole number, that is allowed too."""
     torch_quotient = torch.from_numpy(np.array(quotient)).to(dtype).double().numpy()
     difference = np.abs(np.trunc(torch_quotient) - value)
     return np.where(np.isfinite(difference) & (np.abs(value) < 2.0 ** FORMATS[dtype].precision), difference, 0.0)
 
 
 def floor(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """A floored quotient: exact under 2^(p-2), p the precision of ``dtype``. Beyond, an ulp or the next whole number:
-    (a - mod) / b makes two roundings, whose errors only then reach half of a whole number. Torch's CPU: all of it."""
+    """Bound a floored quotient: exact under 2^(p-2), p the precision of ``dtype``. Beyond, an ulp or the next whole
+    number: (a - mod) / b makes two roundings, whose errors only then reach half of a whole number. Torch's CPU: all of
+    it."""
     large = np.isfinite(value) & (np.abs(value) >= 2.0 ** (FORMATS[dtype].precision - 2))
     return np.where(large, np.maximum(ulp(value, dtype), 1.0), 0.0)
 
@@ -149,26 +151,26 @@ GELU = {"none": 8.0, "tanh": 4.0}
 
 
 def ulps(op: str, value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Of an op of ``ULPS``: so many ulps of the compute dtype."""
+    """Return the bound of an op of ``ULPS``: so many ulps of the compute dtype."""
     return ULPS[op] * ulp(value, compute_dtype(dtype))
 
 
 def sigmoid(value: np.ndarray, dtype: torch.dtype, factor: np.ndarray | float = 1.0) -> np.ndarray:
-    """``value = factor * sigmoid(x)``: ``factor`` is 1 for sigmoid and x for silu."""
+    """Bound ``value = factor * sigmoid(x)``: ``factor`` is 1 for sigmoid and x for silu."""
     compute = compute_dtype(dtype)
     smallest = math.ldexp(1.0, FORMATS[compute].least)
     return SIGMOID * ulp(value, compute) + smallest * np.where(np.isfinite(factor), np.abs(factor), 0.0)
 
 
 def pow(value: np.ndarray, base: np.ndarray, exponent: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """``value = base ** exponent``."""
+    """Bound ``value = base ** exponent``."""
     logarithm = np.abs(exponent * np.log(np.abs(base)))
     return (POW + np.where(np.isfinite(logarithm), logarithm, 0.0)) * ulp(value, compute_dtype(dtype))
 
 
 def gelu(x: np.ndarray, approximate: str, dtype: torch.dtype) -> np.ndarray:
-    """``x`` times a sum of 1 and a number from -1 to 1, whose absolute error is a few u; a step of the subnormals at
-    least, of which ``x / 2`` loses a half."""
+    """Bound gelu: ``x`` times a sum of 1 and a number from -1 to 1, whose absolute error is a few u; at least a step of
+    the subnormals, half of which ``x / 2`` loses."""
     form = FORMATS[compute_dtype(dtype)]
     return np.maximum(GELU[approximate] * form.unit * np.where(np.isfinite(x), np.abs(x), 0.0), form.subnormal)
 
@@ -181,8 +183,8 @@ SOFTMAX_ARGUMENT, SOFTMAX_SUM, SOFTMAX_REST = 1.5, 2.0, 8.0
 
 
 def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
-    """``below`` is max - x of each element, ``terms`` the length of a row. An exponential under the smallest normal
-    number of the compute dtype is itself off by half a step of the subnormals."""
+    """Bound softmax: ``below`` is max - x of each element, ``terms`` the length of a row. An exponential under the
+    smallest normal number of the compute dtype is itself off by half a step of the subnormals."""
     form = FORMATS[compute_dtype(dtype)]
     factor = SOFTMAX_ARGUMENT * np.where(value > 0, below, 0.0) + SOFTMAX_SUM * math.sqrt(terms) + SOFTMAX_REST
     return np.abs(value) * form.unit * factor + form.subnormal / 2
@@ -198,7 +200,7 @@ TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9
 
 
 def uses_tf32(dtype: torch.dtype) -> bool:
-    """Whether torch computes float32 products with TF32 now: any float32 matmul precision but "highest"."""
+    """Tell whether torch computes float32 products with TF32 now: any float32 matmul precision but "highest"."""
     return dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
 
 
@@ -212,11 +214,12 @@ def tf32_spread(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """|a|, where a matrix unit may take subnormal factors of half types for as large as the least normal number.
+    """Return |a|, where a matrix unit may take subnormal factors of half types for as large as the least normal number.
 
-    It aligns terms by the exponents of their factors before it adds them, and a subnormal number has that of the least
-    normal one, so up to 10 of float32's bits are lost. Torch 2.11 on an H200 (cuBLAS): 202 u sqrt(K) sum |terms| with
-    one factor 2^-24 throughout and the other of every exponent, float16, K = 17; the same for Triton's tl.dot.
+    It aligns terms by the exponents of their factors before it adds them, and a subnormal number has the exponent of
+    the least normal one, so up to 10 of float32's bits are lost. Torch 2.11 on an H200 (cuBLAS): 202 u sqrt(K) sum
+    |terms| with one factor 2^-24 throughout and the other of every exponent, float16, K = 17; the same for Triton's
+    tl.dot.
     """
     magnitude = np.abs(a)
     if dtype not in (torch.float16, torch.bfloat16):
@@ -225,8 +228,8 @@ def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def product(value: np.ndarray, magnitude: np.ndarray, spread: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
-    """A sum of ``terms`` products: ``magnitude`` is sum |terms|, ``spread`` that of ``tf32_spread`` (read with TF32
-    only).
+    """Bound a sum of ``terms`` products: ``magnitude`` is sum |terms|, ``spread`` the result of ``tf32_spread`` (read
+    with TF32 only).
 
     Each term that underflows in the compute dtype is off by half a step of its subnormals."""
     form = FORMATS[compute_dtype(dtype)]
@@ -246,12 +249,13 @@ def addmm(
     terms: int,
     dtype: torch.dtype,
 ) -> np.ndarray:
-    """``value = added + scaled``: ``added`` is beta * input, ``scaled`` alpha times the product, and ``magnitude`` and
-    ``spread`` are of the terms with alpha in them.
+    """Bound ``value = added + scaled``: ``added`` is beta * input, ``scaled`` alpha times the product, and
+    ``magnitude`` and ``spread`` are of the terms with alpha in them.
 
-    That of a product, plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute dtype
-    (where the result is of it, the half ulp counts that already). That alpha times the sum of terms is rounded too is
-    within the 4 u sqrt(K) S, of which torch needs about half. What underflows before it is scaled grows with alpha."""
+    It is the bound of a product, plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute
+    dtype (where the result is of it, the half ulp counts that already). That alpha times the sum of terms is rounded
+    too is within the 4 u sqrt(K) S, of which torch needs about half. What underflows before it is scaled grows with
+    alpha."""
     compute = compute_dtype(dtype)
     underflow = max(abs(alpha) - 1, 0) * terms * FORMATS[compute].subnormal / 2
     return (
@@ -261,7 +265,7 @@ def addmm(
     )
 
 
-# Where silu, gelu and its approximation by tanh are least; on either side of it they are monotonic.
+# The minima of silu, gelu and its approximation by tanh; on either side they are monotonic.
 LEAST_ACTIVATED = {"silu": -1.2784645427610738, "gelu": -0.7517915246935645, "gelu_tanh": -0.7524614220710162}
 
 
@@ -273,10 +277,10 @@ def activated(
     error: np.ndarray,
     dtype: torch.dtype,
 ) -> np.ndarray:
-    """How far ``value = function(x)`` of an ``x`` that is off by ``error`` may be off.
+    """Bound the error of ``value = function(x)`` for an ``x`` that is off by ``error``.
 
-    The range of the function over [x - error, x + error]: it is monotonic but for one minimum, so its ends and that
-    are enough. Added is the function's own bound, at its largest there."""
+    It is the range of the function over [x - error, x + error], which the ends and its one minimum give, since it is
+    monotonic elsewhere; plus the function's own bound, at its largest there."""
     below, above, least = x - error, x + error, LEAST_ACTIVATED[activation]
     off = np.maximum(np.abs(function(below) - value), np.abs(function(above) - value))
     minimum = np.abs(function(np.array(least)) - value)
@@ -295,23 +299,24 @@ def fused_gated_mlp(
     factor_error: np.ndarray,
     dtype: torch.dtype,
 ) -> np.ndarray:
-    """``value = activated * factor``, each off by so much: (a + e) (f + d) - a f is at most |a| d + e |f| + e d. The
-    product is rounded in the compute dtype. Products are not rounded to a half type before they meet, which would add
-    3h |value|: no fused kernel does that."""
+    """Bound ``value = activated * factor`` by the errors of both: (a + e) (f + d) - a f is at most |a| d + e |f| + e d.
+    The product is rounded in the compute dtype. Products are not rounded to a half type before they meet, which would
+    add 3h |value|: no fused kernel does that."""
     error = (np.abs(activated) + activated_error) * factor_error + activated_error * np.abs(factor)
     return error + rounding(value, compute_dtype(dtype))
 
 
 # fp8_gemm: 2^-10 sum|terms|: an H100's tensor cores keep 14 bits of a sum of fp8 products, which is within that for 128
 # of them at a time, added up in float32, and not for all of a long K. Torch's float32 on the CPU: 2^-22 of sum|terms|.
-# What may be cut off if 128 terms are added up in just that way, where it is more: small terms beside large ones.
+# Where 14 bits cut off more of 128 terms (small terms beside large ones), that is the bound.
 FP8_PRODUCT = 2.0**-10
 
 
 def fp8_product(magnitude: np.ndarray, cut_off: np.ndarray, ties: np.ndarray, terms: int) -> np.ndarray:
-    """``magnitude`` is sum |terms|, ``cut_off`` what sums of 128 terms may lose in 14 bits, ``ties`` what elements that
-    lie between two 8-bit numbers change. Each 128 terms are scaled, which may underflow. What is cut off comes before
-    that: two scales are multiplied, a sum with the product, and the sums are added up, all in float32."""
+    """Bound a product of 8-bit numbers: ``magnitude`` is sum |terms|, ``cut_off`` the most that sums of 128 terms lose
+    in 14 bits, ``ties`` the change by elements that lie between two 8-bit numbers. Each 128 terms are scaled, which may
+    underflow. After the cut two scales are multiplied, each sum is multiplied with the product, and the sums are added
+    up, all in float32."""
     form, blocks = FORMATS[torch.float32], -(-terms // 128)
     underflow = (terms / 128 + 1) * form.subnormal
     return np.maximum(FP8_PRODUCT * magnitude, cut_off + (2 + blocks) * form.unit * magnitude) + ties + underflow
@@ -327,29 +332,30 @@ NORM = 6.0
 def layer_norm(
     value: np.ndarray, size: np.ndarray, rstd: np.ndarray, weight: np.ndarray, bias: np.ndarray, dtype: torch.dtype
 ) -> np.ndarray:
-    """``size`` is |x| + mean|x|, since the error of a difference is one of its operands; ``rstd`` 1 / sqrt(variance +
-    eps). What underflows on the way, a mean or a normalized element, is off by a step of the subnormals, times what it
-    is multiplied with."""
+    """Bound layer_norm: ``size`` is |x| + mean|x|, since the error of a difference is one of its operands; ``rstd`` 1 /
+    sqrt(variance + eps). What underflows on the way, a mean or a normalized element, is off by a step of the
+    subnormals, times what it is multiplied with."""
     form = FORMATS[compute_dtype(dtype)]
     error = difference(size, dtype) * rstd * np.abs(weight) + NORM * form.unit * (np.abs(bias) + np.abs(value))
     return error + _underflow(weight, form)
 
 
 def difference(size: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """How far x - mean may be off: the part of ``layer_norm`` before anything is multiplied with it."""
+    """Bound the error of x - mean: the part of ``layer_norm`` before any multiplication."""
     form = FORMATS[compute_dtype(dtype)]
     return NORM * form.unit * size + form.subnormal
 
 
 def rms_norm(value: np.ndarray, weight: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Products and a quotient of numbers of one sign; what underflows before it meets the weight, as for layer_norm."""
+    """Bound rms_norm: products and a quotient of numbers of one sign, and what underflows before the weight, as for
+    layer_norm."""
     form = FORMATS[compute_dtype(dtype)]
     return NORM * form.unit * np.abs(value) + _underflow(weight, form)
 
 
 def _underflow(weight: np.ndarray, form: Format) -> np.ndarray:
-    """Half a step of the subnormals before the weight, times that, and half a one after it. Of float64 there is no half
-    a step here: a whole one."""
+    """Return half a step of the subnormals before the weight, times the weight, and half a step after it; for float64,
+    which has no half steps, at least a whole one."""
     return np.maximum(form.subnormal * ((1 + np.abs(weight)) / 2), FORMATS[torch.float64].subnormal)
 
 
@@ -362,12 +368,12 @@ ROPE = 2.0
 
 
 def dropout(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """An element that is kept, input / (1 - p)."""
+    """Bound an element that is kept, input / (1 - p)."""
     return DROPOUT * ulp(value, compute_dtype(dtype))
 
 
 def rope(first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """The sum of two products."""
+    """Bound the sum of two products."""
     compute = compute_dtype(dtype)
     return ROPE * (rounding(first, compute) + rounding(second, compute))
 
@@ -379,15 +385,16 @@ def fused_rmsnorm_rope(
     table: tuple[np.ndarray, np.ndarray],
     dtype: torch.dtype,
 ) -> np.ndarray:
-    """The sum of two products ``own = n c`` and ``other = n' s`` of normalized elements, with ``weights`` in them.
+    """Bound the sum of two products ``own = n c`` and ``other = n' s`` of normalized elements, with ``weights`` in
+    them.
 
-    A rotation of what rms_norm gives, kept in the dtype that is computed in, ``dtype``: the bound of each element is
-    multiplied with its sine or cosine, and that of the rotation is added. So (6u + 2u) (|n c| + |n' s|), and the steps
-    of the subnormals. The composition of torch's operators on the CPU: 3.1 of the 8.
+    It rotates the result of rms_norm, kept in the compute dtype ``dtype``: the bound of each element is multiplied with
+    its sine or cosine, and the bound of the rotation is added. So (6u + 2u) (|n c| + |n' s|), and the steps of the
+    subnormals. The composition of torch's operators on the CPU: 3.1 of the 8.
     """
     form = FORMATS[dtype]
     errors = (
-        # The step last: times a sine it would be lost.
+        # The step is multiplied last: times a sine alone it would underflow.
         NORM * form.unit * np.abs(term) + form.subnormal * (np.abs(factor) * ((1 + np.abs(weight)) / 2))
         for term, weight, factor in zip((own, other), weights, table, strict=True)
     )
@@ -410,7 +417,7 @@ def fused_rmsnorm_rope(
 ATTENTION_REST, ATTENTION_SUM, ATTENTION_SCORE, ATTENTION_SCALE = 4.0, 2.0, 2.0, 10.0
 ATTENTION_HALF, ATTENTION_UNDERFLOW = 3.0, 2.0**-25
 SCORE_FAR = 2.0
-"""Scores that are off by more change weights by more than a number times their error: exp(x) - 1 > 3 x."""
+"""Above this error of a score weights change by more than three times the error: exp(x) - 1 > 3 x."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -447,8 +454,8 @@ def least_exponent(dtype: torch.dtype) -> float:
 
 
 def attention(sums: Attended, keys: int, dim: int, dtype: torch.dtype) -> np.ndarray:
-    """Softmax(q k scale + m) v over ``keys`` keys of ``dim`` elements. Adding the mask rounds the sum, which may be
-    larger than the score, once, and once more where scores are kept in units of log 2."""
+    """Bound softmax(q k scale + m) v over ``keys`` keys of ``dim`` elements. Adding the mask rounds the sum, which may
+    be larger than the score, once, and once more where scores are kept in units of log 2."""
     form = FORMATS[compute_dtype(dtype)]
     factor = ATTENTION_REST + ATTENTION_SUM * math.sqrt(keys) + _score_steps(dim) * sums.largest
     drift = PRODUCT_DRIFT * keys * np.abs(sums.value)

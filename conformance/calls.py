@@ -1,4 +1,4 @@
-"""Calls as data: what a call is asked for with, what came of it, and who makes it, here or in the judged process."""
+"""Calls as data: the request, the outcome, and two callers, one in this process and one in the judged process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import torch
 
-from conformance import dress, runtime, staging
+from conformance import call_contexts, runtime, sequence_staging
 from conformance.guards import memory_of
 
 GONE = "the GPU's context is lost, and the process with it"
@@ -25,7 +25,7 @@ class Lost(Exception):
 
 
 class NotProvided(NotImplementedError):
-    """Raised by an adapter for a call of which its library has no form; such a call is counted as not provided."""
+    """Raised by an adapter for a call that its library cannot make; it is counted as not provided."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,27 +55,29 @@ class Outcome:
     configurations: tuple[str, ...] = ()
     """The names of the configurations that the kernel could have had, where they were asked for."""
     places: tuple[int, ...] | None = None
-    """For each result, what tells its memory from that of others in the process where it was made."""
+    """For each result, a number that identifies its memory in the process where it was made."""
     replaced: tuple[bool, ...] = ()
     """For each operand, whether its storage is another one than before."""
     told: tuple[tuple[str, ...], ...] | None = None
     """For each result its traits in the process where it was made."""
+    reached: str = ""
+    """The last stage of a differentiated call: "forward" or "backward"; empty for other calls."""
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The results as tensors; only for an outcome that is well formed."""
+        """Return the results as tensors; only for a well-formed outcome."""
         return self.value if isinstance(self.value, tuple) else (self.value,)
 
     def part(self, dim: int, start: int, length: int) -> Outcome:
-        """The same with a part of each result."""
+        """Return the same outcome with a part of each result."""
         parts = tuple(result.narrow(dim, start, length) for result in self.tensors())
         return dataclasses.replace(self, value=parts if isinstance(self.value, tuple) else parts[0])
 
     def traits(self) -> tuple[tuple[str, ...], ...]:
-        """For each result, what it is beside its elements: as of ``dress.traits``."""
-        return tuple(tuple(dress.traits(one)) for one in self.tensors()) if self.told is None else self.told
+        """Return the traits of each result, as of ``call_contexts.traits``."""
+        return tuple(tuple(call_contexts.traits(one)) for one in self.tensors()) if self.told is None else self.told
 
     def memory(self) -> tuple[int, ...]:
-        """For each result, what tells its memory from that of other results of this case."""
+        """Return for each result a number that identifies its memory among the results of this case."""
         if self.places is not None:
             return self.places
         return tuple(result.untyped_storage().data_ptr() for result in self.tensors())
@@ -85,7 +87,8 @@ class Outcome:
 
 
 def encode(value: Any, operands: Sequence[torch.Tensor]) -> Any:
-    """An argument as ``runtime.decode`` takes it. A tensor is one of the operands, a view of one, or a number."""
+    """Return an argument as ``runtime.decode`` takes it. A tensor is one of the operands, a view of one, or a
+    number."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, torch.Tensor):
@@ -126,7 +129,7 @@ def described(
     operands: Sequence[torch.Tensor],
     **how: Any,
 ) -> dict[str, Any]:
-    """A call as ``runtime.perform`` takes it. ``how``: what differs from a call without anything beside it."""
+    """Return a call as ``runtime.perform`` takes it. ``how``: where it differs from a plain call."""
     plain = {"form": "", "written": (), "guard": None, "seed": None, "watch": False, "observe": False}
     return {
         "op": op,
@@ -138,6 +141,7 @@ def described(
         "state": False,
         "other": False,
         "before": None,
+        "gradients": None,
         **how,
     }
 
@@ -146,7 +150,7 @@ def described(
 
 
 class Local:
-    """A function in this process. ``offers``: what has its configurations and settings."""
+    """A function in this process. ``offers``: the object that has its configurations and settings."""
 
     def __init__(self, function: Callable[..., Any], offers: object = None) -> None:
         self._function, self._offers = function, offers
@@ -156,22 +160,22 @@ class Local:
         call: Mapping[str, Any],
         inputs: Sequence[torch.Tensor],
         device: torch.device,
-        stage: staging.Stage | None = None,
+        stage: sequence_staging.Stage | None = None,
     ) -> Outcome:
         """Make a call that ``described`` gives. Whatever it raises but KeyboardInterrupt is its outcome."""
         passed = (KeyboardInterrupt,)
-        # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+        # torch warns of every ``out`` that it resizes, and here that is wanted.
         with warnings.catch_warnings():
-            # By a message, so that it is another filter than what a call may add to ignore all.
+            # With a message, so that this filter differs from one by which a call ignores all warnings.
             warnings.filterwarnings("ignore", message=".*")
             made = runtime.perform(self._function, inputs, call, device, self._offers, passed, stage)
         how = (made.fresh, made.trespass, made.moved, made.fault, tuple(made.state), tuple(made.configurations))
-        return Outcome(made.operands, made.value, made.error, *how, replaced=made.replaced)
+        return Outcome(made.operands, made.value, made.error, *how, replaced=made.replaced, reached=made.reached)
 
     def followed(
         self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device, stage: Any
     ) -> Outcome:
-        """``made`` of a call of the sequence whose calls ``stage`` has."""
+        """Make a call of the sequence that ``stage`` holds, as ``made`` does."""
         return self.made(call, inputs, device, stage)
 
 
@@ -184,14 +188,15 @@ class Placed(msgspec.Struct, frozen=True):
     offset: int
     storage: int
     device: str = ""
-    """Empty: that of the call."""
+    """Empty: the device of the call."""
     place: int = 0
     shared: bool = False
-    """Tells whether the storage is that of an operand."""
+    """Whether the storage is an operand's."""
     traits: list[str] = []
 
     def over(self, storages: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor. ``storages``: as bytes, on its device. Raises what torch raises where it does not fit."""
+        """Return the tensor. ``storages``: as bytes, on its device. Raises ValueError where it does not fit, and what
+        torch raises."""
         dtype = getattr(torch, self.dtype)
         storage = storages[self.storage].untyped_storage()
         extent = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)) + 1
@@ -202,7 +207,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class One(msgspec.Struct, frozen=True):
-    """A result: a number of an operand, a tensor, or what it is that is no such tensor."""
+    """A result: the number of an operand, a tensor, or the kind of an object that is no such tensor."""
 
     operand: int | None = None
     tensor: Placed | None = None
@@ -223,7 +228,7 @@ class Raised(msgspec.Struct, frozen=True):
     text: str
 
     def error(self) -> BaseException:
-        """An exception of the same built-in class, with the same name and text."""
+        """Return an exception of the same built-in class, with the same name and text."""
         found = (getattr(builtins, one.name, None) for one in self.classes if one.module == "builtins")
         bases = (one for one in found if isinstance(one, type) and issubclass(one, BaseException))
         base = next((one for one in bases if not issubclass(one, BaseExceptionGroup)), Exception)
@@ -238,7 +243,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Holds what came of a call in the judged process."""
+    """The outcome of a call in the judged process."""
 
     operands: list[Placed]
     value: dict[str, list[One]] | None
@@ -250,6 +255,7 @@ class Answer(msgspec.Struct, frozen=True):
     moved: list[bool]
     replaced: list[bool]
     configurations: list[str]
+    reached: str = ""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -262,17 +268,17 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True):
-    """The judged process's word on the implementation that it has imported."""
+    """The judged process's description of the implementation that it has imported."""
 
     provides: frozenset[str] = frozenset()
     declared: dict[str, Any] = {}
-    """Its ``conformance_claims`` and the like."""
+    """Its ``conformance_claims`` and similar declarations."""
     kernels: str = ""
-    """As of ``implementations.Implementation``."""
+    """As ``implementations.Implementation.kernels``."""
     changed: list[str] = []
-    """As of ``implementations.Implementation``."""
+    """As ``implementations.Implementation.changed``."""
     problem: str = ""
-    """Why there is none; else empty."""
+    """Why it could not be imported; else empty."""
 
 
 class Judged:
@@ -282,15 +288,15 @@ class Judged:
         self._link = socket.socket(fileno=descriptor)
         self._stream = self._link.makefile("rb")
         self._sent: list[bytearray] = []
-        """Holds the memory of the operands of the last call, which neither end need send again."""
+        """The memory of the operands of the last call, which neither end need send again."""
 
     def load(self, implementation: str, device: torch.device, ops: Sequence[str]) -> About:
-        """Let it import the implementation. Raises Lost."""
+        """Import the implementation there. Raises Lost."""
         header, _ = self._ask({"implementation": implementation, "device": str(device), "ops": list(ops)})
         return _valid(header, About)
 
     def settings(self, op: str) -> Sequence[str]:
-        """The names of the settings that a user of the implementation may have. Raises Lost."""
+        """Return the names of the settings that a user of the implementation may have. Raises Lost."""
         names = self._ask({"ask": "settings", "op": op})[0].get("names")
         if isinstance(names, dict):
             raise RuntimeError(names.get("failed"))
@@ -305,7 +311,7 @@ class Judged:
         self._ask({"ask": "follow", "memory": list(sizes)})
 
     def kept(self) -> list[tuple[int, str, int, torch.Tensor]]:
-        """As ``staging.Stage.kept``, of that sequence. Raises Lost."""
+        """Return what ``sequence_staging.Stage.kept`` returns for that sequence. Raises Lost."""
         header, blobs = self._ask({"ask": "kept"})
         told = _valid(header.get("kept"), list[Kept])
         try:
@@ -317,7 +323,7 @@ class Judged:
             raise Lost(f"it broke the protocol: {error}") from None
 
     def lost(self) -> str:
-        """The error that its GPU's context is stuck with; empty where it can go on. Raises Lost."""
+        """Return the error that its GPU's context is stuck with; empty where it can go on. Raises Lost."""
         return str(self._ask({"ask": "lost"})[0].get("lost", ""))
 
     def call(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Outcome:
@@ -336,7 +342,7 @@ class Judged:
     def _ask(
         self, header: Mapping[str, Any], memory: Sequence[Any] | None = None
     ) -> tuple[dict[str, Any], list[bytearray]]:
-        """The answer to a request; ``memory``: that of the operands, where it is for a call."""
+        """Send a request and return the answer; ``memory``: the operands' memory, for a call."""
         known = self._sent
         if memory is not None:
             pairs = itertools.zip_longest(memory, known[: len(memory)], fillvalue=bytearray())
@@ -382,7 +388,7 @@ def _outcome(answer: Answer, blobs: Sequence[bytearray], device: torch.device) -
             return operands[one.operand]
         if one.tensor is not None:
             tensor = one.tensor.over(on("" if one.tensor.shared else one.tensor.device))
-            # A place in the other process; that of an operand is told by the operand's memory here.
+            # The address in the other process; a result in an operand has the address of that operand here.
             places.append(tensor.untyped_storage().data_ptr() if one.tensor.shared else -one.tensor.place)
             return tensor
         return None if one.foreign == "None" else Foreign(one.foreign or "?")
@@ -405,23 +411,25 @@ def _outcome(answer: Answer, blobs: Sequence[bytearray], device: torch.device) -
         tuple(places),
         tuple(answer.replaced),
         tuple(told),
+        answer.reached,
     )
 
 
 class Remote:
-    """A function of what is judged, in the judged process."""
+    """A function of the implementation, in the judged process."""
 
     def __init__(self, judged: Judged, op: str) -> None:
         self.judged, self.op = judged, op
 
     def made(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Outcome:
         """Make a call that ``described`` gives. Raises Lost."""
-        return self.judged.call(call, inputs, device)
+        # The op may have another name than the function.
+        return self.judged.call({**call, "op": self.op}, inputs, device)
 
     def followed(
         self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device, stage: Any
     ) -> Outcome:
-        """``made``; the sequence is that of the judged process."""
+        """Make a call of a sequence, as ``made`` does; the judged process holds the sequence."""
         return self.made(call, inputs, device)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -449,7 +457,8 @@ class Remote:
     def _ours(
         result: Any, theirs: Sequence[torch.Tensor], ours: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
     ) -> Any:
-        """A result; one that lies in an operand as a view of it here, or as the very tensor that was given."""
+        """Return a result; where it lies in an operand, a view of that operand here, or the very tensor that was
+        given."""
         if not isinstance(result, torch.Tensor):
             return result
         pointer = result.untyped_storage().data_ptr()

@@ -1,15 +1,10 @@
-"""A case is data: an op and its arguments, JSON in and out, with a stable id.
-
-Reading is strict, since case files travel between people: whatever is not a legal case of a known op is refused with
-a ``CaseError`` that says what is wrong, before any tensor is made. Nothing is unpickled, nothing is executed.
-"""
+"""A case is data: an op and its arguments, JSON in and out, with a stable id."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import stat
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,8 +13,6 @@ import msgspec
 import torch
 
 import strategies.tensors
-from conformance.names import unknown_name
-from strategies import layouts
 from strategies.specs import TensorSpec
 
 T = TypeVar("T")
@@ -29,6 +22,9 @@ MAX_ELEMENTS = 2**27
 """Elements that one case may hold, unless the user raises it."""
 MAX_BYTES = 2**20
 """Size of a case file, unless the user raises it; a case without tensor data is a few hundred bytes."""
+MAX_LINES = 2**26
+"""Size of a JSONL file of cases."""
+LINES = ".jsonl"
 MAX_DIMS = 32
 
 
@@ -58,7 +54,7 @@ class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same", 
 
     @property
     def is_view(self) -> bool:
-        """Tell a view of the operand from the operand itself."""
+        """Whether it is a view of the operand, and not the operand itself."""
         return bool(self.shift) or self.turned
 
 
@@ -112,7 +108,7 @@ class CaseError(ValueError):
 
 
 class UnknownOp(CaseError):
-    """A case of an op that there is not, or no more."""
+    """A case of an op that does not exist, or no longer."""
 
 
 class Unreadable(CaseError):
@@ -124,13 +120,15 @@ class TooLarge(CaseError):
 
 
 class _Header(msgspec.Struct):
-    """What is read first, so that a file of another schema is called that and not "unknown field"."""
+    """The fields that are read first, so that a file of another schema is reported as that and not as "unknown
+    field"."""
 
     schema: int
 
 
 def canonical(case: Case) -> Case:
-    """The same case in the one form that JSON can hold: floats that are not finite as ``NonFinite``, kwargs by name."""
+    """Return the same case in the one form that JSON can hold: floats that are not finite as ``NonFinite``, kwargs by
+    name."""
 
     def finite(argument: Argument) -> Argument:
         if isinstance(argument, float) and not math.isfinite(argument):
@@ -145,7 +143,8 @@ def canonical(case: Case) -> Case:
 
 
 def case_id(case: Case) -> str:
-    """``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``, without digests, note and permanence."""
+    """Return ``<op>-<first 10 hex digits of the SHA-256 of the canonical JSON>``, without digests, note and
+    permanence."""
     plain = msgspec.to_builtins(canonical(case))
     del plain["digests"], plain["note"], plain["permanent"]
     if not case.form:
@@ -155,14 +154,14 @@ def case_id(case: Case) -> str:
 
 
 def seed(case: Case) -> int:
-    """What torch's generators are seeded with before each call of the case: the digits of its id."""
+    """Return the seed of torch's generators before each call of the case: the digits of its id."""
     return int(case_id(case).rpartition("-")[2], 16)
 
 
 def encode(case: Case) -> bytes:
-    """The case as JSON for people: indented, keys in a fixed order, one newline at the end."""
+    """Return the case as JSON for people: indented, keys in a fixed order, one newline at the end."""
     plain = msgspec.to_builtins(canonical(case))
-    # What is not said need not be known to whom reads it.
+    # Left out where they say nothing, so that readers need not know them.
     for name in ("permanent", "form"):
         if not plain[name]:
             del plain[name]
@@ -170,23 +169,12 @@ def encode(case: Case) -> bytes:
 
 
 def in_one_line(case: Case) -> str:
-    """The JSON of a case, to be shown."""
+    """Return the JSON of a case on one line, to be shown."""
     return msgspec.json.format(encode(case), indent=-1).decode()
 
 
-def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> Case:
-    """The case in ``data``.
-
-    Raises CaseError: not JSON, not a case, another schema, an unknown op, dtype or recipe, more than
-    ``max_elements`` elements in operands or result.
-    """
-    case = parsed(data, Case, "a case")
-    validate(case, max_elements=max_elements)
-    return case
-
-
 def parsed(data: bytes | str, kind: type[T], what: str) -> T:
-    """JSON of schema ``SCHEMA`` as a struct of class ``kind``. Raises CaseError; ``what``: what it should be."""
+    """Return JSON of schema ``SCHEMA`` as a struct of class ``kind``. Raises CaseError; ``what``: what it should be."""
     try:
         header = msgspec.json.decode(data, type=_Header)
         if header.schema != SCHEMA:
@@ -196,19 +184,39 @@ def parsed(data: bytes | str, kind: type[T], what: str) -> T:
         raise CaseError(f"not {what}: {error}") from None
 
 
-def read(path: Path | str, *, max_elements: int = MAX_ELEMENTS, max_bytes: int = MAX_BYTES) -> Case:
-    """The case in a file. Raises CaseError, naming the file, also where it cannot be read or is too large."""
-    try:
-        return decode(content(path, max_bytes=max_bytes), max_elements=max_elements)
-    except Unreadable:
-        raise
-    except CaseError as error:
-        raise type(error)(f"{path}: {error}") from None
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of a JSONL file of cases: the id of one, by which it is found, and its JSON."""
+
+    id: str
+    case: msgspec.Raw
+
+
+def lines(path: Path | str) -> list[Line]:
+    """Return the lines of a JSONL file of cases. Raises Unreadable, naming the file, also where a line is none."""
+    read = []
+    for number, line in enumerate(_bytes(Path(path), MAX_LINES).splitlines(), 1):
+        try:
+            read.append(msgspec.json.decode(line, type=Line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Unreadable(f"{path}: line {number} is not an id and a case: {error}") from None
+    return read
 
 
 def content(path: Path | str, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a file that may hold a case. Raises Unreadable, naming the file."""
-    path = Path(path)
+    """Return the bytes of a case: of a file, or for ``FILE.jsonl#ID`` of the line with that id. Raises Unreadable,
+    naming it."""
+    file, separator, identity = str(path).rpartition(f"{LINES}#")
+    if str(path).endswith(LINES):
+        raise Unreadable(f"{path}: holds {len(lines(path))} cases; name one as {path}#ID")
+    if not separator:
+        return _bytes(Path(path), max_bytes)
+    for line in lines(file + LINES):
+        if line.id == identity:
+            return bytes(line.case)
+    raise Unreadable(f"{path}: the file has no case of that id")
+
+
+def _bytes(path: Path, max_bytes: int) -> bytes:
     try:
         # A FIFO or a device may never come to an end.
         if not stat.S_ISREG(path.stat().st_mode):
@@ -223,32 +231,45 @@ def content(path: Path | str, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def operands(case: Case) -> tuple[TensorSpec, ...]:
-    """The tensors of the case, in the order in which operands are numbered."""
-    return tuple(argument for argument in _arguments(case) if isinstance(argument, TensorSpec))
+    """Return the tensors of the case, in the order in which operands are numbered."""
+    return tuple(argument for argument in arguments(case) if isinstance(argument, TensorSpec))
 
 
 def size(case: Case) -> tuple[int, int]:
-    """Elements of operands, then length: the smaller of two failing cases is the one to show."""
+    """Return the number of elements of the operands, and the length: of two failing cases the smaller is shown."""
     return sum(math.prod(spec.shape) for spec in operands(case)), len(encode(case))
 
 
 def dtype_of(case: Case) -> str:
-    """The dtype under which a case is counted: that of its first tensor; "none" where it has no tensor."""
+    """Return the dtype under which a case is counted: its first tensor's; "none" where it has no tensor."""
     return next((spec.dtype for spec in operands(case)), "none")
 
 
 def materialize(
     case: Case, device: torch.device | str = "cpu"
 ) -> tuple[tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]]:
-    """``(args, kwargs, tensors)``: the call's arguments, and its operands in order."""
+    """Return ``(args, kwargs, tensors)``: the call's arguments, and its operands in order."""
     tensors = tuple(
         strategies.tensors.materialize(spec, operand, device) for operand, spec in enumerate(operands(case))
     )
     return *bind(case, tensors), tensors
 
 
+def argument(value: Any) -> Argument:
+    """Return the argument of a case for a value that is no tensor. Raises TypeError where a case cannot hold it."""
+    if isinstance(value, torch.dtype):
+        return DType(str(value).removeprefix("torch."))
+    if isinstance(value, list) and all(type(one) is int for one in value):
+        return Ints(tuple(value))
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, tuple) and all(type(one) is int for one in value):
+        return tuple(value)
+    raise TypeError(f"an argument of type {type(value).__name__} cannot be written into a case")
+
+
 def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """``(args, kwargs)`` of the case with these tensors as its operands."""
+    """Return ``(args, kwargs)`` of the case with these tensors as its operands."""
     remaining = iter(tensors)
 
     def value(argument: Argument) -> Any:
@@ -275,7 +296,7 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], 
 
 
 def written(case: Case) -> frozenset[int]:
-    """Operands that the call is given to write: ``out``, and the first one where ``inplace`` is true."""
+    """Return the operands that the call is given to write: ``out``, and the first one where ``inplace`` is true."""
     numbers = set()
     if case.kwargs.get("inplace") is True:
         numbers.add(0)
@@ -286,51 +307,6 @@ def written(case: Case) -> frozenset[int]:
         case Same(operand):
             numbers.add(operand)
     return frozenset(numbers)
-
-
-def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
-    """Raises CaseError unless the case is one of a known op whose tensors can be made within ``max_elements``."""
-    # Imported here: they need Case.
-    from conformance import forms
-    from conformance import spec as specs
-
-    spec = specs.registry().get(case.op)
-    if spec is None:
-        raise UnknownOp(unknown_name("op", case.op, sorted(specs.registry())))
-    if case.form and case.form not in forms.FORMS:
-        raise CaseError(unknown_name("form", case.form, forms.FORMS))
-    for name in case.kwargs:
-        if not name.isidentifier():
-            raise CaseError(f"keyword argument {name!r} is not a name")
-    seen = total = 0
-    for argument in _arguments(case):
-        match argument:
-            case TensorSpec():
-                total += _elements(argument, seen, max_elements)
-                seen += 1
-            case Same(operand) if not 0 <= operand < seen:
-                raise CaseError(f"an argument is the same tensor as operand {operand}, but {seen} come before it")
-            case Same(operand, turned=True) if len(operands(case)[operand].shape) < 2:
-                raise CaseError(f"an argument is operand {operand} with its last two dims swapped, which has fewer")
-            case Same(operand, shift) if not -operands(case)[operand].layout.offset <= shift <= 0:
-                raise CaseError(f"an argument is operand {operand} shifted by {shift}, out of its storage")
-            case View(operand) if not 0 <= operand < seen:
-                raise CaseError(f"an argument is a view of operand {operand}, but {seen} come before it")
-            case View(operand) if not within(argument, operands(case)[operand].shape):
-                raise CaseError(f"an argument is a view that operand {operand} does not hold: {argument}")
-            case Variant(name) if name not in VARIANTS:
-                raise CaseError(unknown_name("causal variant", name, VARIANTS))
-            case NonFinite(text) if text not in ("nan", "inf", "-inf"):
-                raise CaseError(f"a non-finite float is nan, inf or -inf, not {text!r}")
-            case DType(name) if name not in DTYPES:
-                raise CaseError(unknown_name("dtype", name, sorted(DTYPES)))
-    _limit(total, "its operands", max_elements)
-    if case.digests and len(case.digests) != seen:
-        raise CaseError(f"it has {len(case.digests)} digests for {seen} operands")
-    # No result has more elements than broadcasting or a product of all operands can give. Asking torch, by way of meta
-    # tensors, has it import its compiler, which takes a second.
-    if math.prod(max(size, 1) for operand in operands(case) for size in operand.shape) > max_elements:
-        _limit(_result_elements(case, spec.reference), "its result", max_elements)
 
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -348,7 +324,8 @@ def _causal_variant(name: str) -> Any:
     return CausalVariant[name]
 
 
-def _arguments(case: Case) -> list[Argument]:
+def arguments(case: Case) -> list[Argument]:
+    """Return the arguments in the order in which operands are numbered: those by position, then those by name."""
     return [*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))]
 
 
@@ -362,31 +339,3 @@ def within(view: View, shape: tuple[int, ...]) -> bool:
     return (
         0 <= view.dim < len(shape) and min(view.start, view.length) >= 0 and view.start + view.length <= shape[view.dim]
     )
-
-
-def _elements(spec: TensorSpec, operand: int, limit: int) -> int:
-    """Elements that the tensor needs, in its storage or logically, whichever is more. What a TensorSpec may say is
-    checked by itself when it is made; here is what it may cost."""
-    if len(spec.shape) > MAX_DIMS:
-        raise CaseError(f"operand {operand} has {len(spec.shape)} dims; at most {MAX_DIMS} are read")
-    for size in (*spec.shape, *(number for special in spec.specials for number in (abs(special.index), special.run))):
-        _limit(size, f"a dim or a special value of operand {operand}", limit)
-    return max(layouts.storage_size(spec.layout, spec.shape), math.prod(spec.shape))
-
-
-def _result_elements(case: Case, reference: Any) -> int:
-    """Elements of what torch would return, asked with meta tensors; 0 where torch refuses the call."""
-    tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta") for spec in operands(case)]
-    args, kwargs = bind(case, tensors)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            result = reference(*args, **kwargs)
-    # Whatever torch says of an illegal call: a case may well be one, and judging it is not this function's work.
-    except Exception:  # noqa: BLE001
-        return 0
-    return sum(value.numel() for value in (result if isinstance(result, tuple) else (result,)))
-
-
-def _limit(elements: int, what: str, limit: int) -> None:
-    if elements > limit:
-        raise TooLarge(f"{what} would hold {elements} elements; the limit is {limit} (--max-elements raises it)")

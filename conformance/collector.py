@@ -1,4 +1,4 @@
-"""What a run found, added up from the reports of its items, wherever they ran; printed and written at its end."""
+"""Add up the reports of a run's items, wherever they ran; print and write the sums at its end."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from conformance import spec as specs
 from conformance.checks import CHECKS
 from conformance.coverage import Seen
 from conformance.metrics import Record, Tally
-from conformance.plain import PLAIN
+from conformance.plain_calls import PLAIN
 from conformance.sequence_judge import SEQUENCE
 from conformance.session import PROFILES
 from conformance.terminal import Terminal
 
 
 class Collector:
-    """Adds up what the items report, wherever they ran, and what workers left that were killed."""
+    """Adds up the reports of items, wherever they ran, and of workers that were killed."""
 
     def __init__(self, options: Any, tally: Tally, terminal: Terminal) -> None:
         self.options, self.tally, self.terminal = options, tally, terminal
         self.killed: list[str] = []
         self.coverage: list[coverage.Coverage] = []
         self.low: list[coverage.Coverage] = []
-        """Those below the floor."""
+        """The ops below the floor."""
         self.others = 0
-        """Tests of ops as a whole that were made."""
+        """The number of tests of whole ops that were made."""
         self.session: pytest.Session | None = None
         self.complaints: list[str] = []
         """Why the run failed, beside failing cases."""
@@ -61,26 +61,33 @@ class Collector:
             else:
                 self.killed.append("\n\n".join((f"worker {left.header.worker} was killed", *report.failures)))
         if options.makes_folder:
-            # Not where something was saved.
+            # Fails where something was saved.
             with contextlib.suppress(OSError):
                 options.save_to.rmdir()
         collected = session.testscollected and not session.config.option.collectonly
         if collected and not self.measures and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             judged = options.child.implementation
-            self.complaints = sufficiency.complaints(self.tally.by_op(), judged, options.asked, self.others)
+            self.complaints = sufficiency.complaints(
+                self.tally.by_op(),
+                judged,
+                # In a shard, other parts may have the items of an op.
+                options.asked if options.shard is None else (),
+                self.others,
+            )
         if interrupted:
             self.complaints.append("the run was interrupted: not all was judged that was asked for")
-            # A worker that is stopped between the two saves a case and does not say so.
+            # A worker that is stopped in between saves a case and does not report it.
             told = "\n".join(failure.message for failure in self.terminal.failures)
             found = sorted({*options.save_to.glob("*.json")} - options.saved_before)
             self.complaints += [f"saved {path}" for path in found if path.stem not in told]
-        # At once: a run that is stopped while coverage is counted keeps what it found. What takes long comes after it.
+        # Written now, so that a run that is stopped while coverage is counted keeps its results; the slow part comes
+        # after it.
         self._write_metrics(whole=False)
         if interrupted:
             return
-        # What few cases leave out is no news.
+        # A run of few cases leaves out much anyway.
         if options.settings.max_examples >= PROFILES["ci"].max_examples:
-            # By now the workers have ended.
+            # The workers have ended by now.
             processes = getattr(session.config.option, "numprocesses", None) or 1
             self.coverage = self.tally.coverage.coverage(processes)
         if options.floor:
@@ -121,7 +128,7 @@ class Collector:
             terminalreporter.line(complaint, red=True)
 
     def _known(self) -> list[str]:
-        """What became of known failures, and where those of this run are written."""
+        """Return lines about known failures, and write those of this run where the user asks for it."""
         options = self.options
 
         def judged(one: known_failures.Entry) -> bool:
@@ -135,7 +142,7 @@ class Collector:
         return lines
 
     def _write(self, what: str, path: Path, data: bytes) -> bool:
-        """Write a file; where that cannot be the run has failed, and says so."""
+        """Write a file; where that fails, add a complaint, fail the run and return False."""
         try:
             corpus.write(path, data)
         except OSError as error:
@@ -157,12 +164,13 @@ class Collector:
             "max_examples": options.settings.max_examples,
             "seed": options.seed,
             "checks": list(options.checks or (*CHECKS, SEQUENCE, PLAIN)),
+            **({} if options.shard is None else {"shard": str(options.shard)}),
         }
         data = metrics.document(self.tally.sorted(), about, self.coverage, self.complaints, whole)
         return self._write("metrics", options.metrics, data)
 
 
 def op_of(path: Path) -> str | None:
-    """The op whose own tests a file holds."""
+    """Return the op whose own tests a file holds; None for other files."""
     op = path.stem.removeprefix("test_")
     return op if op in specs.registry() else None

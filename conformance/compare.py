@@ -1,4 +1,4 @@
-"""Is an output right? One comparison of a tensor with the oracle's answer, its worst element named."""
+"""Compare a tensor with the oracle's answer, and name its worst element."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Comparison(msgspec.Struct, frozen=True):
     ulps: float = 0.0
     """The largest error of a judged element in units in the last place of the output dtype, at the oracle's value."""
     rounded: float | None = None
-    """What the oracle is rounded to, where the output is another number although it is within the bound."""
+    """The number that the oracle is rounded to, where the output is another one although it is within the bound."""
     judged: int = 0
     """Elements judged."""
     failed: int = 0
@@ -71,7 +71,7 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
 
 
 def kept(output: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where an output does not have the other value, ``instead``; and where it would show."""
+    """Return where an output differs from the other allowed value, ``instead``, and where a difference would show."""
     other = expected.instead
     assert other is not None
 
@@ -123,8 +123,8 @@ def _within(output: torch.Tensor, expected: Expected) -> tuple[np.ndarray, np.nd
 
 
 def _misrounded(output: torch.Tensor, expected: Expected) -> np.ndarray:
-    """Where an output is none of the numbers that the oracle may be rounded to, the sign of a zero counted with them
-    where it is judged."""
+    """Tell for each element whether the output is none of the numbers that the oracle may be rounded to; the sign of a
+    zero counts where it is judged."""
     ours, found = output.double(), torch.zeros(output.shape, dtype=torch.bool)
     for number in expected.rounded:
         right = (ours == number) | (ours.isnan() & number.isnan())
@@ -141,8 +141,9 @@ def _flat(tensor: torch.Tensor) -> np.ndarray:
 def _special(
     ours: np.ndarray, value: np.ndarray, bound: np.ndarray, low: np.ndarray | float, form: bounds.Format
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Share and error where the output or the oracle is NaN or infinite."""
-    # How far the oracle is from the point where rounding to nearest gives that infinity (NaN in a format without any).
+    """Return share and error where the output or the oracle is NaN or infinite."""
+    # The distance of the oracle from the point where rounding to nearest gives that infinity (NaN in a format without
+    # any).
     last = math.ldexp(1.0, math.frexp(form.max)[1] - 1) * 2.0 ** (1 - form.precision)
     sign = np.where(np.signbit(ours), -1.0, 1.0) if form.infinite else np.where(np.signbit(value), -1.0, 1.0)
     short = (form.max - sign * value) - sign * low + last / 2

@@ -1,8 +1,8 @@
-"""Every kernel that an implementation launches, compiled for GPUs that are not there.
+"""Compile every kernel that an implementation launches, for GPUs that are not there.
 
 Triton's compiler needs no GPU. Each op is called with arguments as its strategy draws them and at its benchmark
-shapes, on CPU memory that is never read; each launch is caught before it happens, and what differs to Triton (types,
-alignment, constants, options) is compiled down to machine code for the target.
+shapes, and differentiated where it can be, on CPU memory that is never read; each launch is caught before it happens,
+and what differs to Triton (types, alignment, constants, options) is compiled down to machine code for the target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import rich.progress
 import rich.table
 import torch
 
-from conformance import cases, drawing, machine_code
+from conformance import cases, drawing, sass_checks
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import DEFAULT, Implementation, NotProvided, load
@@ -60,7 +60,7 @@ SPILL_LIMIT = 128
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What came of one kernel: ``error`` is empty where it compiled."""
+    """The result of compiling one kernel: ``error`` is empty where it compiled."""
 
     op: str
     kernel: str
@@ -71,7 +71,7 @@ class Compiled:
     error: str = ""
 
     def problem(self, target: Target) -> str:
-        """Why this fails the session, or an empty string."""
+        """Return why this fails the session, or an empty string."""
         if self.error:
             return self.error
         if self.shared > target.shared_memory:
@@ -116,11 +116,11 @@ def compile_all(
     To be called once in a process, before any kernel has been made in it.
 
     :param ops: The ops.
-    :param implementation: Whose kernels.
+    :param implementation: The implementation that launches them.
     :param name: The target's, from ``TARGETS``.
-    :param examples: How many calls are drawn for each op and dtype.
+    :param examples: The number of calls to draw for each op and dtype.
     :param sample: Compile one kernel in so many of each op, another one for each target.
-    :param processes: How many compile at a time.
+    :param processes: The number of processes that compile at a time.
     """
     target = TARGETS[name]
     launches = sampled(record(ops, implementation, target, examples), [*TARGETS].index(name), sample)
@@ -143,7 +143,7 @@ BATCH = 16
 
 
 def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target, examples: int) -> list[_Launch]:
-    """The distinct launches that the ops make on the target; nothing is launched."""
+    """Return the distinct launches that the ops make on the target, without launching anything."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -168,16 +168,42 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
                     try:
                         function(*args, **kwargs)
                     except NotImplementedError as error:
-                        # What may be left out has no kernel; the suite counts it as not provided.
+                        # A call that may be left out has no kernel; the suite counts it as not provided.
                         if not isinstance(error, NotProvided) and not spec.left_out(Call(args, kwargs, None)):
                             raise
+                    else:
+                        _differentiate(function, args, kwargs)
     finally:
         JITFunction.run = launch
     return list(found.values())
 
 
+def _differentiate(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call a function with operands that require a gradient, and run its backward pass, if it has one."""
+    if kwargs.get("out") is not None or kwargs.get("inplace") or not _floating((*args, *kwargs.values())):
+        return
+    args = tuple(_requiring(value) for value in args)
+    kwargs = {name: _requiring(value) for name, value in kwargs.items()}
+    try:
+        result = function(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):
+        # It has no gradient, or writes to an operand that requires one, which autograd refuses.
+        return
+    for one in _floating(result if isinstance(result, tuple) else (result,)):
+        if one.requires_grad:
+            one.backward(torch.empty(one.shape, dtype=one.dtype), retain_graph=True)
+
+
+def _floating(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+
+
+def _requiring(value: Any) -> Any:
+    return value.detach().requires_grad_() if _floating((value,)) else value
+
+
 def sampled(launches: Sequence[_Launch], start: int, step: int) -> list[_Launch]:
-    """One launch in ``step`` of each op."""
+    """Return one launch in ``step`` of each op."""
     by_op: dict[str, list[_Launch]] = {}
     for launch in launches:
         by_op.setdefault(launch.op, []).append(launch)
@@ -185,7 +211,8 @@ def sampled(launches: Sequence[_Launch], start: int, step: int) -> list[_Launch]
 
 
 def _calls(spec: OpSpec, examples: int) -> list[Case]:
-    """The benchmark shapes of an op, and calls of each dtype from its strategy, the same ones each time."""
+    """Return calls of an op: its benchmark shapes, and calls of each dtype from its strategy, the same ones each
+    time."""
     calls = [benchmark.case for benchmark in spec.benchmarks]
     for dtype in spec.dtypes:
         calls += drawing.drawn(spec.cases([dtype]), dtype, examples)
@@ -193,7 +220,8 @@ def _calls(spec: OpSpec, examples: int) -> list[Case]:
 
 
 def _allocate(spec: TensorSpec) -> torch.Tensor:
-    """A tensor whose memory is reserved and not touched, but for listed numbers: a host may look at these."""
+    """Return a tensor whose memory is reserved and not touched; listed numbers are written, since a host may look at
+    these."""
     if spec.values.startswith(values.LISTED):
         return tensors.materialize(spec)
     storage = torch.empty(layouts.storage_size(spec.layout, spec.shape), dtype=dtypes.to_torch(spec.dtype))
@@ -201,10 +229,10 @@ def _allocate(spec: TensorSpec) -> torch.Tensor:
 
 
 def _compile_batch(start: int, name: str) -> list[Compiled]:
-    """Some launches compiled, and their machine code looked at."""
+    """Compile some launches and check their machine code."""
     target = TARGETS[name]
     found = [_compile(launch, target) for launch in _launches[start : start + BATCH]]
-    read = machine_code.mistakes([cubin for _, cubin in found], target.arch)
+    read = sass_checks.mistakes([cubin for _, cubin in found], target.arch)
     return [
         dataclasses.replace(result, error=f"{MISTAKE}: {instruction}") if instruction else result
         for (result, _), instruction in zip(found, read, strict=True)
@@ -212,7 +240,7 @@ def _compile_batch(start: int, name: str) -> list[Compiled]:
 
 
 def _compile(launch: _Launch, target: Target) -> tuple[Compiled, bytes]:
-    """What came of one launch, and its machine code, empty where that is not NVIDIA's."""
+    """Compile one launch; return the result and its machine code, empty where that is not NVIDIA's."""
     kernel = launch.function.fn.__name__
     try:
         compiled = launch.function.warmup(*launch.args, grid=(1, 1, 1), **launch.kwargs)
@@ -224,16 +252,16 @@ def _compile(launch: _Launch, target: Target) -> tuple[Compiled, bytes]:
 
 
 def _resources(compiled: Any, target: Target) -> tuple[int, int]:
-    """Registers and spilled bytes of a thread."""
+    """Return the registers and the spilled bytes of a thread."""
     if target.backend == "hip":
         text = compiled.asm["amdgcn"]
         counts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", text))
         return int(counts["vgpr_count"]), 4 * int(counts["vgpr_spill_count"])
-    return machine_code.resources(compiled.asm["cubin"])
+    return sass_checks.resources(compiled.asm["cubin"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 if every kernel compiled within the limits of its target, else 1; 2 for bad options."""
+    """Return the exit status: 0 if every kernel compiled within the limits of its target, else 1; 2 for bad options."""
     parser = argparse.ArgumentParser(prog="python -m conformance.compilation", description=__doc__)
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="repeatable; default: all")
     parser.add_argument("--op", action="append", help="this op only; repeatable")
@@ -256,13 +284,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compile_targets(names: Sequence[str], options: argparse.Namespace) -> dict[str, list[Compiled]]:
-    """What came of the kernels of each target. Two at a time: one finds its kernels, which takes a single core, while
-    another compiles."""
+    """Return the compiled kernels of each target. Two targets run at a time: one finds its kernels, on a single core,
+    while the other compiles."""
     context, at_once = multiprocessing.get_context("spawn"), min(2, len(names), options.processes)
     told = context.Queue()
 
     def compile_apart(name: str) -> list[Compiled]:
-        # A process for each target: what Triton knows of its GPU, it asks once.
+        # A process for each target, since Triton asks for its GPU only once.
         with concurrent.futures.ProcessPoolExecutor(1, context, _tell, (told,)) as pool:
             return pool.submit(_compile_target, name, options, options.processes // at_once).result()
 
@@ -281,7 +309,7 @@ _told: Any = None
 
 
 def _tell(told: Any) -> None:
-    """Where this process says how far it is."""
+    """Set the queue by which this process reports its progress."""
     global _told
     _told = told
 
@@ -324,7 +352,7 @@ def prepare() -> None:
     """Make this process one in which kernels are compiled, not interpreted; before ntops or Triton is imported."""
     os.environ["TRITON_INTERPRET"] = "0"
     torch.set_num_threads(1)
-    # Calls that resize out= warn; how they are made is not what is asked here.
+    # Calls that resize out= warn, which does not matter here.
     warnings.simplefilter("ignore", UserWarning)
     import ntops.host.arguments
 

@@ -1,4 +1,4 @@
-"""Options of ``pytest conformance``, and what it prints and writes at the end."""
+"""Options of ``pytest conformance``, and the hooks that run it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import gc
 import os
 import random
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import hypothesis
 import msgspec
@@ -20,6 +21,7 @@ from conformance import (
     cases,
     corpus,
     database,
+    interrupts,
     journal,
     known_failures,
     runner,
@@ -27,17 +29,17 @@ from conformance import (
     terminal,
 )
 from conformance import spec as specs
-from conformance.causes import Failed
 from conformance.checks import CHECKS
-from conformance.child import CASE_TIMEOUT, IMPORT_LIMIT, Child, seconds
-from conformance.child_main import Within
 from conformance.collector import Collector, op_of
+from conformance.failure_causes import Failed
 from conformance.implementations import DEFAULT, ImplementationError
+from conformance.judge_main import Within
 from conformance.metrics import Tally
 from conformance.names import unknown_name
-from conformance.plain import PLAIN, Pool
+from conformance.plain_calls import PLAIN, Pool
 from conformance.sequence_judge import SEQUENCE
 from conformance.session import PROFILES, Run
+from conformance.worker import CASE_TIMEOUT, IMPORT_LIMIT, Child, seconds
 
 # Benchmarks are not part of the gate; named on the command line they are collected all the same.
 collect_ignore = ["benchmarks"]
@@ -46,14 +48,40 @@ for _name, _profile in PROFILES.items():
     hypothesis.settings.register_profile(_name, _profile)
 
 
+class Shard(NamedTuple):
+    """One of several parts of a run, on a machine of its own. Which part an item is in follows from its name."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parsed(cls, text: str) -> Shard:
+        """Return the shard that a text such as "1/4" names. Raises ValueError."""
+        number, slash, count = text.partition("/")
+        if not slash or not 1 <= int(number) <= int(count):
+            raise ValueError(text)
+        return cls(int(number), int(count))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def has(self, item: pytest.Item) -> bool:
+        """Tell whether an item is in this part, by its file's name and its own, which are the same everywhere."""
+        return zlib.crc32(f"{item.path.name}::{item.name}".encode()) % self.count == self.number - 1
+
+
 class Options:
     """The command line, validated. Raises pytest.UsageError, which names what is valid."""
 
     def __init__(self, config: pytest.Config) -> None:
-        known = specs.registry()
+        try:
+            specs.bring(config.getoption("--specs") or ())
+            known = specs.registry()
+        except specs.SpecError as error:
+            raise pytest.UsageError(str(error)) from None
         self.ops = _among("op", config.getoption("--op"), sorted(known))
         self.gone: list[str] = []
-        """Saved cases of ops that there are not."""
+        """Messages about saved cases of ops that do not exist."""
         self.asked = self.ops if config.getoption("--op") else []
         """The ops that were named."""
         valid = list(dict.fromkeys(dtype for spec in known.values() for dtype in spec.dtypes))
@@ -98,22 +126,29 @@ class Options:
         self.floor = self.profile == "ci" and not examples
         """Whether the coverage of an op that is judged whole has to reach its floor."""
         self.seed = _seed(config, self.profile)
+        self.shard: Shard | None = config.getoption("--shard")
+        drawn_alike = config.getoption("--hypothesis-seed") is not None or PROFILES[self.profile].derandomize
+        if self.shard is not None and not drawn_alike and not hasattr(config, "workerinput"):
+            raise pytest.UsageError("--shard: say --hypothesis-seed, the same on every machine, or the profile ci")
         self.pairs = [(op, dtype) for op in self.ops for dtype in known[op].dtypes if dtype in self.dtypes]
         if not self.pairs:
             wanted = "; ".join(f"{op} takes {', '.join(known[op].dtypes)}" for op in self.ops)
             raise pytest.UsageError(f"no op that was asked for takes the dtypes that were asked for: {wanted}")
         self.arguments = [
+            *(part for name in specs.brought() for part in ("--specs", name)),
             *(part for op in self.ops for part in ("--op", op)),
             *(part for dtype in self.dtypes for part in ("--dtype", dtype)),
             *("--hypothesis-profile", self.profile, "--max-examples", str(self.settings.max_examples)),
             *("--hypothesis-seed", str(self.seed)),
         ]
-        """What makes the same options in a child."""
+        """The arguments that give a child the same options."""
         self.within = next((one for one in config.pluginmanager.get_plugins() if isinstance(one, Within)), None)
-        """Where this is pytest in the child itself."""
+        """The plugin that marks pytest in the child itself; None elsewhere."""
         if self.within is None:
             limits = config.getoption("--case-timeout"), config.getoption("--import-timeout")
             device, number = config.getoption("--device"), _worker_number(config)
+            # Before the child starts, which looks where this process does.
+            corpus.find_data(self.folders)
             try:
                 self.child = Child(self.implementation, device, number, self.checks, *limits)
             except (ImplementationError, runner.DeviceError) as error:
@@ -122,7 +157,7 @@ class Options:
         self.pool = Pool()
 
     def run(self, written: journal.Journal | None = None) -> Run:
-        """What is judged, and how."""
+        """Return a ``Run`` with these options."""
         judged = self.within or self.child
         return Run(
             implementation=judged.implementation,
@@ -142,7 +177,8 @@ class Options:
         )
 
     def saved(self) -> list[Path]:
-        """Saved cases of these ops and dtypes, each once; damaged files too, which fail when they are replayed."""
+        """Return the saved cases of these ops and dtypes, each once; damaged files too, which fail when they are
+        replayed."""
         found: dict[str, Path] = {}
         for path in corpus.files(self.folders):
             try:
@@ -177,6 +213,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--dtype", action="append", metavar="NAME", help="draw this dtype only; repeatable")
     what = "what is judged: a module, module:object, or torch itself (default: %(default)s)"
     add("--implementation", default=DEFAULT, metavar="MODULE", help=what)
+    others = "a module or file *.py with OpSpecs, judged as those of the package are; repeatable"
+    add("--specs", action="append", metavar="MODULE", help=others)
     add("--device", default="auto", metavar="auto|cpu|cuda", help="default: a GPU if there is one")
     add("--check", action="append", metavar="NAME", help="make this check only; repeatable")
     where = f"those of the package, and ./{corpus.FAILURES}, where failing cases are saved"
@@ -193,6 +231,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     most = "saved cases whose operands or result hold more elements are skipped (default: %(default)s)"
     add("--max-elements", type=_positive, default=cases.MAX_ELEMENTS, metavar="N", help=most)
+    part = "take the I-th of N parts of the run, from 1; all N draw from one --hypothesis-seed"
+    add("--shard", type=Shard.parsed, metavar="I/N", help=part)
     number = "legal cases for each op and dtype; a quarter as many refused ones (default: the profile's)"
     add("--max-examples", type=_positive, metavar="N", help=number)
 
@@ -202,6 +242,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # First, so that an unknown --hypothesis-profile is told here and not by an internal error of Hypothesis's plugin.
     options = config.stash[_OPTIONS] = Options(config)
     config.stash[_TALLY] = Tally()
+    interrupts.install()
+    config.add_cleanup(interrupts.remove)
     processes = getattr(config.option, "numprocesses", None)
     if processes and not all(map(_is_text, (os.getcwd(), *sys.argv, *sys.path))):
         raise pytest.UsageError("pytest-xdist works only where the names of folders are UTF-8; use -n 0")
@@ -233,7 +275,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Every worker of pytest-xdist draws from the seed of the whole run, and judges in a child of its own."""
+    """Give each worker of pytest-xdist the seed of the whole run; it judges in a child of its own."""
     options = node.config.stash[_OPTIONS]
     node.workerinput["conformance_seed"] = options.seed
     options.child.close()
@@ -245,28 +287,40 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     return [
         f"conformance: {options.implementation} on {options.child.about.device_name}, profile {options.profile}, "
-        f"{options.settings.max_examples} cases for each op and dtype, --hypothesis-seed {options.seed}",
+        f"{options.settings.max_examples} cases for each op and dtype, --hypothesis-seed {options.seed}"
+        + ("" if options.shard is None else f", shard {options.shard}"),
         *config.stash[_FOUND],
     ]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """``test_<op>.py`` is what one op is asked beyond its cases: collected where that op is judged."""
+    """Ignore ``test_<op>.py``, the further tests of one op, unless that op is judged."""
     op = op_of(collection_path)
     return True if op is not None and op not in config.stash[_OPTIONS].ops else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Those tests run in the child, as a whole; here they need no fixtures."""
+    """Free tests of whole ops of fixtures, since they run in the child, and deselect the items of other shards."""
     if config.stash[_OPTIONS].within is None:
         for item in items:
             if isinstance(item, pytest.Function) and op_of(item.path) is not None:
                 item.fixturenames = []
+    if (shard := config.stash[_OPTIONS].shard) is not None:
+        others = [item for item in items if not shard.has(item) and not _is_own(item, config.stash[_OPTIONS])]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
+
+
+def _is_own(item: pytest.Item, options: Options) -> bool:
+    """Tell whether it is a case that failed on this machine, which others do not have."""
+    callspec = getattr(item, "callspec", None)
+    saved = callspec.params.get("saved") if callspec is not None else None
+    return isinstance(saved, Path) and saved.parent == corpus.FAILURES == options.save_to
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    # What was imported and collected stays: garbage is not looked for in it again and again.
+    # Imported and collected objects stay: the collector need not look through them again.
     gc.freeze()
 
 
@@ -289,7 +343,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After the last item, wherever items run: some cases once more, made by a script."""
+    """Judge some cases once more by a script after the last item of a process."""
     options = item.config.stash[_OPTIONS]
     if nextitem is not None or options.within is not None:
         return
@@ -306,17 +360,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     options = metafunc.config.stash[_OPTIONS]
     if "saved" in metafunc.fixturenames:
         paths = options.saved()
-        metafunc.parametrize("saved", paths, ids=[path.stem for path in paths])
+        metafunc.parametrize("saved", paths, ids=list(map(corpus.name, paths)))
     elif "whole_op" in metafunc.fixturenames:
         metafunc.parametrize("whole_op", list(dict(options.pairs)) if options.sequences else [])
     else:
-        # Where nothing but sequences is asked for, no case is.
+        # A run that asks only for sequences judges no single cases.
         metafunc.parametrize(("op", "dtype"), [] if options.checks == [SEQUENCE] else options.pairs)
 
 
 @pytest.fixture(scope="session")
 def run(pytestconfig: pytest.Config) -> Iterator[Run]:
-    """What is judged, and how."""
+    """Yield the ``Run`` of this session."""
     options = pytestconfig.stash[_OPTIONS]
     if options.within is not None:
         yield options.run()
@@ -328,7 +382,7 @@ def run(pytestconfig: pytest.Config) -> Iterator[Run]:
 
 
 def _among(what: str, named: list[str] | None, valid: list[str]) -> list[str]:
-    """The names that were given, without repetition, or all valid ones where none was."""
+    """Return the given names, each once, or all valid ones where none was given. Raises pytest.UsageError."""
     for name in named or ():
         if name not in valid:
             raise pytest.UsageError(unknown_name(what, name, valid))
@@ -336,7 +390,8 @@ def _among(what: str, named: list[str] | None, valid: list[str]) -> list[str]:
 
 
 def _seed(config: pytest.Config, profile: str) -> int:
-    """That of ``--hypothesis-seed``; else that of the controlling process; else 0 where the profile is derandomized."""
+    """Return the seed of ``--hypothesis-seed``; else the controlling process's; else 0 where the profile is
+    derandomized, and a random one elsewhere."""
     given = config.getoption("--hypothesis-seed")
     if given is not None:
         if not given.isdecimal():
@@ -352,7 +407,7 @@ def _worker_number(config: pytest.Config) -> int:
 
 
 def _is_text(name: str) -> bool:
-    """Whether UTF-8 can hold it."""
+    """Tell whether UTF-8 can hold it."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 

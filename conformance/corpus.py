@@ -1,38 +1,91 @@
-"""Saved cases: JSON files named after their ids, replayed first on every run."""
+"""Saved cases, replayed first on every run: JSON files named after their ids, and JSONL files with a case on each line.
+
+The path ``FILE.jsonl#ID`` stands for a line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import torch
 
 import strategies.tensors
-from conformance import cases, messages, repro, sequences
-from conformance.cases import Case
+from conformance import case_files, cases, messages, repro, sequences
+from conformance.cases import Case, CaseError
 from conformance.implementations import Implementation
 from conformance.journal import Left
 from conformance.runner import Verdict
 from conformance.sequences import CallSequence
+from strategies import stored
 
 SHIPPED = Path(__file__).with_suffix("")
 """The saved cases that are part of this package."""
 LARGE = SHIPPED / "large"
-"""Those that need gigabytes: replayed where ``--max-elements`` allows them, skipped elsewhere."""
+"""The saved cases that need gigabytes: replayed where ``--max-elements`` allows them, skipped elsewhere."""
 FAILURES = Path("failures")
-"""Where failing cases go, and are replayed from, unless the user names a folder."""
+"""The folder where failing cases are saved, and from which they are replayed, unless the user names another."""
 
 
 def files(folders: Iterable[Path]) -> list[Path]:
-    """The case files in the folders, each folder sorted by name; a folder that does not exist has none."""
-    return [path for folder in folders for path in sorted(folder.glob("*.json"))]
+    """Return the saved cases in the folders, each folder sorted by name; a folder that does not exist has none."""
+    return [path for folder in folders for path in (*_of_lines(folder), *sorted(folder.glob("*.json")))]
+
+
+def find_data(folders: Iterable[Path]) -> None:
+    """Have elements of operands that are in files found in the folders, by this process and those that it starts."""
+    for folder in folders:
+        if any(folder.glob(f"*{stored.SUFFIX}")):
+            stored.look_in(folder)
+
+
+def _of_lines(folder: Path) -> Iterator[Path]:
+    for file in sorted(folder.glob(f"*{cases.LINES}")):
+        try:
+            yield from (Path(f"{file}#{line.id}") for line in cases.lines(file))
+        except CaseError:
+            # Reading the file reports the error.
+            yield file
+
+
+def name(path: Path) -> str:
+    """Return the name of a saved case: its id, or the name of its file."""
+    return path.name.partition(f"{cases.LINES}#")[2] or path.stem
+
+
+def find(identity: str, folders: Iterable[Path]) -> Path | None:
+    """Return the saved case of that id; None where there is none."""
+    return next((path for path in files(folders) if name(path) == identity), None)
+
+
+def add(paths: Iterable[Path], folder: Path) -> list[Path]:
+    """Move saved cases into the JSONL file of their op in ``folder``, sorted by id; return where they are.
+
+    Raises CaseError, before anything is written: one cannot be read, or its elements are in files beside it.
+    """
+    read = {path: sequences.read(path, max_elements=sys.maxsize) for path in paths}
+    for path, one in read.items():
+        if any(map(case_files.stored_digests, sequences.calls(one))):
+            raise CaseError(f"{path}: its elements are in files beside it, which a JSONL file has not")
+    added = []
+    for path, one in read.items():
+        file = folder / f"{sequences.calls(one)[0].op}{cases.LINES}"
+        data = cases.encode(one) if isinstance(one, Case) else sequences.encode(one)
+        line = cases.Line(sequences.identity(one), msgspec.Raw(msgspec.json.format(data, indent=-1)))
+        known = {line.id: line for line in (cases.lines(file) if file.exists() else ())} | {line.id: line}
+        folder.mkdir(parents=True, exist_ok=True)
+        write(file, b"".join(msgspec.json.encode(known[identity]) + b"\n" for identity in sorted(known)))
+        path.unlink()
+        added.append(Path(f"{file}#{line.id}"))
+    return added
 
 
 def with_digests(case: Case, note: str = "") -> Case:
-    """The case as it is saved: with the digests of its inputs."""
+    """Return the case as it is saved, with the digests of its inputs."""
     tensors = cases.materialize(case)[2]
     return msgspec.structs.replace(case, digests=tuple(map(strategies.tensors.digest, tensors)), note=note or case.note)
 
@@ -89,7 +142,7 @@ def keep_sequence(sequence: CallSequence, note: str, folder: Path) -> Path:
 
 
 def keep_left(left: Left, folder: Path) -> list[str]:
-    """Save what a killed process left, and say where, or why that cannot be."""
+    """Save the failing cases that a killed process left; return where, or why that failed."""
     name, told = left.header.implementation, []
     for case, verdict in left.failing():
         if verdict.failure:
@@ -107,7 +160,7 @@ def write(path: Path, data: bytes) -> None:
         temporary.write_bytes(data)
         temporary.replace(path)
     except OSError:
-        # A part of it, on a full disk.
+        # A part of it may be there, on a full disk.
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise

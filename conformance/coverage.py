@@ -1,6 +1,6 @@
-"""Which features of cases, and which pairs of them, a run has tried, and which it could have.
+"""Coverage: the features of cases, and the pairs of them, that a run has tried, and those that it could have.
 
-Counted are the calls that torch takes. A pair is two features of different groups in one case; one that is feasible
+Only calls that torch takes are counted. A pair is two features of different groups in one case; one that is feasible
 (``conformance.feasibility``) and that no case has is a hole.
 """
 
@@ -22,15 +22,15 @@ from conformance.cases import Case
 FLOOR = 0.94
 """The share of feasible pairs of each op that the ci profile has to hit."""
 FEW = 4
-"""So many ops are counted before other processes would have started."""
+"""Fewer ops are counted before other processes would have started."""
 
 
 class Seen(msgspec.Struct):
-    """What cases of one op showed; adds up over processes without loss, in any order."""
+    """The features that cases of one op showed; adds up over processes without loss, in any order."""
 
     op: str
     dtypes: list[str] = []
-    """Those whose search was made whole."""
+    """The dtypes whose search came to its end."""
     features: list[str] = []
     drawn: list[str] = []
     """The features of cases that such a search drew; saved cases may have others."""
@@ -41,7 +41,7 @@ class Seen(msgspec.Struct):
 
 
 class Coverage(msgspec.Struct):
-    """Of one op. ``holes``: what is feasible and was not hit, single features first."""
+    """The coverage of one op. ``holes``: what is feasible and was not hit, single features first."""
 
     op: str
     features: int
@@ -55,7 +55,7 @@ class Coverage(msgspec.Struct):
         return self.hit / self.feasible if self.feasible else 1.0
 
     def largest(self, count: int = 3) -> list[tuple[str, int]]:
-        """The features of which the most pairs are missing, and how many."""
+        """Return the features with the most missing pairs, and how many."""
         return collections.Counter(name for hole in self.holes for name in hole.split(" & ")).most_common(count)
 
 
@@ -81,7 +81,8 @@ class Counter:
             self._op(other.op).merge(other)
 
     def coverage(self, processes: int = 1) -> list[Coverage]:
-        """Of every op with a search that came to its end; counted in so many processes, a second or more for each."""
+        """Return the coverage of every op with a search that came to its end, counted in so many processes; each takes
+        a second or more."""
         seen = [one for one in self.seen() if one.dtypes]
         if processes < 2 or len(seen) < FEW:
             return [*map(_counted, seen)]
@@ -92,11 +93,11 @@ class Counter:
             return list(pool.map(_counted, seen))
 
     def hits(self, op: str, first: str, second: str) -> bool:
-        """Whether a case of the op had both features."""
+        """Tell whether a case of the op had both features."""
         return self._op(op).hits(first, second)
 
     def whole(self, op: str) -> bool:
-        """Whether all dtypes of the op were searched to the end."""
+        """Tell whether all dtypes of the op were searched to the end."""
         return self._op(op).dtypes >= set(specs.registry()[op].dtypes)
 
     def _op(self, op: str) -> _Op:
@@ -118,7 +119,7 @@ class _Op:
         self.bits: dict[str, int] = {}
         self.met: list[int] = []
         self.examples: dict[str, Case] = {}
-        """By id."""
+        """The examples by the ids of their cases."""
         self._names: dict[tuple[tuple[str, tuple[str, ...]], ...], tuple[list[int], int]] = {}
 
     def add(self, case: Case) -> None:
@@ -160,7 +161,7 @@ class _Op:
 
     def coverage(self) -> Coverage:
         evidence = feasibility.Evidence(self.op, self.examples.values())
-        # What only saved cases show is not asked of others: many are there for what nobody should have to draw.
+        # Features that only saved cases show are not asked for: many were saved for what no draw should have to show.
         single = sorted({*self.drawn, *evidence.unseen(self.drawn)})
         singles = [one for one in single if one not in self.bits]
         pairs = []
@@ -175,12 +176,12 @@ class _Op:
 
 
 def below_floor(counter: Counter, found: Iterable[Coverage]) -> list[Coverage]:
-    """The ops below the floor, among those of which all dtypes were searched to the end."""
+    """Return the ops below the floor, of those with all dtypes searched to the end."""
     return [one for one in found if counter.whole(one.op) and one.share < FLOOR]
 
 
 def table(found: Iterable[Coverage]) -> list[str]:
-    """A line for each op: its share, and the features of which the most pairs are missing."""
+    """Return a line for each op: its share, and the features of which the most pairs are missing."""
     rows = [("op", "pairs", "feasible", "hit", "most are missing of")]
     for one in found:
         missing = ", ".join(f"{name} ({count})" for name, count in one.largest()) or "-"
@@ -190,7 +191,7 @@ def table(found: Iterable[Coverage]) -> list[str]:
 
 
 def complaint(found: Coverage) -> str:
-    """What is said of an op below the floor."""
+    """Return the complaint about an op below the floor."""
     holes = "; ".join(found.holes[:20])
     return (
         f"{found.op}: {found.hit} of {found.feasible} feasible pairs of features were tried, which is "

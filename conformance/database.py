@@ -23,7 +23,7 @@ class DatabaseError(ValueError):
 
 
 def connect(names: Sequence[str]) -> ExampleDatabase | None:
-    """The database of those names, all at once where there are several; None where there is none.
+    """Return the database of those names, all at once where there are several; None where no name is given.
 
     A name is a folder, or the URL of a Redis server (redis://, rediss://, unix://); after "readonly:" nothing is
     written to it. Raises DatabaseError.

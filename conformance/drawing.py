@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def settings(examples: int) -> hypothesis.settings:
-    """Hypothesis's settings for one round of drawing."""
+    """Return Hypothesis's settings for one round of drawing."""
     return hypothesis.settings(
         backend="hypothesis",
         max_examples=examples,
@@ -35,14 +35,14 @@ def settings(examples: int) -> hypothesis.settings:
 
 
 def run(test: Callable[[T], None], draws: SearchStrategy[T], seed: object, settings: hypothesis.settings) -> None:
-    """Call ``test`` with what is drawn, and raise what Hypothesis raises of its failures."""
+    """Call ``test`` with each drawn value, and raise what Hypothesis raises for its failures."""
     with _independent():
         # The settings last: a seed takes the database out of those before it.
         settings(hypothesis.seed(seed)(hypothesis.given(draws)(test)))()
 
 
 def drawn(draws: SearchStrategy[T], seed: object, examples: int) -> list[T]:
-    """Draw one round, and return it."""
+    """Draw one round and return the drawn values."""
     found: list[T] = []
 
     def collect(one: T) -> None:

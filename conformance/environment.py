@@ -1,4 +1,4 @@
-"""Versions of all that decides what a run gives, and the names of processor and GPU."""
+"""The versions that decide what a run gives, and the names of processor and GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("torch", "triton", "ninetoothed", "numpy", "hypothesis", "ntops")
 
 @functools.cache
 def version(package: str) -> str | None:
-    """The version of an installed package; None where it is none."""
+    """Return the version of an installed package; None where it is not installed."""
     try:
         return metadata.version(package)
     # A name that no package can have is a ValueError.
@@ -24,7 +24,7 @@ def version(package: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions of all that decides what a run gives, and the names of processor and GPU."""
+    """Return the versions that decide what a run gives, the platform, and the name of the GPU."""
     return {
         "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
         "platform": platform.platform(),
@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def line(implementation: str, device_name: str) -> str:
-    """Where and when a failure was found, in one line. ``device_name``: that of the GPU, or "cpu"."""
+    """Return one line about where and when a failure was found. ``device_name``: the GPU's, or "cpu"."""
     package = implementation.partition(":")[0].partition(".")[0]
     packages = dict.fromkeys(("torch", "triton", package))
     versions = [f"{name} {found}" for name in packages if (found := version(name))]

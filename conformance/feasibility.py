@@ -1,4 +1,4 @@
-"""Which pairs of features one case can have.
+"""Decide which pairs of features one case can have.
 
 A pair is infeasible only where it contradicts itself (a scalar tensor that is transposed), or where torch refuses every
 call with both that can be made of cases that have either.
@@ -23,9 +23,9 @@ from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Special, TensorSpec
 
 EXAMPLES = 6
-"""Cases with each feature of which others are made."""
+"""The number of cases with each feature from which others are made."""
 LARGEST = 1 << 18
-"""Elements of such a case: torch is asked of many."""
+"""The most elements of such a case: torch is asked about many."""
 
 
 def _group(feature: str) -> str:
@@ -33,7 +33,7 @@ def _group(feature: str) -> str:
 
 
 def _split(feature: str) -> tuple[str, str, str]:
-    """The operand, what is said of it, and the class: ("1st", "layout", "permuted")."""
+    """Split a feature into the operand, the property and the class: ("1st", "layout", "permuted")."""
     group, _, one = feature.partition("=")
     operand, _, what = group.rpartition(" ")
     return operand, what, one
@@ -41,12 +41,12 @@ def _split(feature: str) -> tuple[str, str, str]:
 
 @cache
 def _together() -> frozenset[frozenset[str]]:
-    """Pairs of features of one operand that some tensor has: found by looking at tensors of all kinds."""
+    """Return the pairs of features of one operand that some tensor has, found by trying tensors of all kinds."""
     found = set()
     few = (0, 1, 2, 3, 5, 6, 65, 1100)
     for rank in range(6):
         sizes = few if rank > 2 else (*few, 127, 128, 200, 2047, 2048, 2049)
-        # From three dims on those between are 1.
+        # From three dims on, the dims between the ends are 1.
         for ends in itertools.product(sizes, repeat=min(rank, 3)):
             shape = (*ends[:1], *(1,) * (rank - 3), *ends[1:])
             if math.prod(shape) > 1 << 13:
@@ -74,16 +74,16 @@ _CLOSED = {
     "broadcast": features.BROADCASTS,
     "specials": tuple(dict.fromkeys(("none", *features.SPECIALS.values()))),
 }
-"""Groups of which all classes are known; of values and dtypes the op says which there are."""
+"""The groups whose classes are all known; for values and dtypes the op says which there are."""
 
 
 def contradictory(first: str, second: str) -> bool:
-    """Whether two features of one case exclude each other by what they mean."""
+    """Tell whether two features of one case exclude each other by their meaning."""
     (operand, what, one), (other, beside, another) = _split(first), _split(second)
     if _group(first) == _group(second):
         return True
     if _group(first) in (other, _group(second)) or operand == _group(second):
-        # What kind of argument it is, and what is said of that kind.
+        # One names the kind of an argument, the other a property of that kind.
         return True
     if operand != other or not operand:
         return False
@@ -94,7 +94,7 @@ def contradictory(first: str, second: str) -> bool:
 
 
 class Evidence:
-    """What torch says of calls that combine features. Of each feature a few of the smallest cases are kept."""
+    """torch's answers to calls that combine features. A few of the smallest cases are kept for each feature."""
 
     def __init__(self, op: str, examples: Iterable[Case]) -> None:
         self.spec = specs.registry()[op]
@@ -107,7 +107,7 @@ class Evidence:
             if _smaller(case)[0] <= LARGEST:
                 self._keep(case)
         for name, having in self._having.items():
-            # From the largest, which can become most, to small ones.
+            # From the largest, from which most can be made, to small ones.
             self._having[name] = having[:: -max(len(having) // EXAMPLES, 1)][:EXAMPLES]
 
     def _keep(self, case: Case) -> None:
@@ -118,7 +118,8 @@ class Evidence:
         return frozenset(features.names(self.spec.features(case)))
 
     def unseen(self, seen: Iterable[str]) -> Iterator[str]:
-        """Features that are not among those seen, of groups that are, unless torch refuses what has them."""
+        """Yield features that are not among those seen, of groups that are, unless torch refuses all calls with
+        them."""
         known = set(seen)
         groups = {_group(name) for name in known}
         for group in sorted(groups):
@@ -135,7 +136,7 @@ class Evidence:
                     yield name
 
     def _with(self, name: str) -> Case | None:
-        """A call with a feature that torch takes, made of one without it."""
+        """Return a call with a feature that torch takes, made from one without it; None where there is none."""
         for case in {id(case): case for having in self._having.values() for case in having}.values():
             for candidate in _imposed(case, name):
                 if _sound(candidate) and name in self._features(candidate) and self.accepts(candidate):
@@ -143,8 +144,8 @@ class Evidence:
         return None
 
     def feasible(self, first: str, second: str) -> bool:
-        """Whether two features can be in one case: unless they contradict each other, or torch refuses all calls
-        that have both. How operands broadcast follows from their shapes: with that, only if such a call is found."""
+        """Tell whether two features can be in one case: unless they contradict each other, or torch refuses all calls
+        that have both. Broadcasting follows from shapes: with it a pair counts only if such a call is found."""
         if (min(first, second), max(first, second)) in self._seen:
             return True
         if contradictory(first, second):
@@ -161,7 +162,7 @@ class Evidence:
         return not refused and "broadcast" not in (_group(first), _group(second))
 
     def _candidates(self, first: str, second: str) -> Iterator[tuple[frozenset[str], Case]]:
-        """Calls that may have both features, made of those that have one; the likely ones first."""
+        """Yield calls that may have both features, made from those that have one; the likely ones first."""
         both = [(first, second), (second, first)]
         for one, other in both:
             for case in self._having.get(one, ()):
@@ -175,14 +176,14 @@ class Evidence:
                 yield from self._made(("resized", id(case)), _resized(case))
 
     def _made(self, key: tuple, made: Iterable[Case]) -> Iterator[tuple[frozenset[str], Case]]:
-        """Calls that are made of others, with their features: each is made once, when it is first wanted."""
+        """Return calls that are made from others, with their features; each is made once, when it is first wanted."""
         if key not in self._known:
             self._known[key] = ((self._features(case), case) for case in made if _sound(case))
         self._known[key], again = itertools.tee(self._known[key])
         return again
 
     def accepts(self, case: Case) -> bool | None:
-        """Whether torch takes the call; of what values does not matter. None: it cannot be made, which says nothing."""
+        """Tell whether torch takes the call, whatever its values. None: it cannot be made, which says nothing."""
         plain = _plain(case)
         key = msgspec.json.encode(plain).decode()
         if key not in self._asked:
@@ -191,7 +192,7 @@ class Evidence:
 
 
 _MOST = 1 << 26
-"""Elements of the largest operand times those of the next: as many as a product or a sum of the two may have."""
+"""The most that the product of the two largest operands' elements may be: the result may have as many."""
 
 
 def _takes(case: Case) -> bool | None:
@@ -206,7 +207,7 @@ def _takes(case: Case) -> bool | None:
             raise
         return None
     except (TypeError, ValueError):
-        # What is made of others may give an argument twice, or lack one, and then torch was not asked.
+        # A call made from others may give an argument twice, or lack one; then torch was not asked.
         return None
     return not refused and not _resizes_operand(prepared)
 
@@ -219,7 +220,7 @@ def _smaller(case: Case) -> tuple[int, str]:
 
 
 Key = int | str
-"""Of an argument: its place, or its name."""
+"""The key of an argument: its place, or its name."""
 _SHAPE = ("rank", "size", "row")
 _SHAPES = {
     **{f"rank={rank}": [(2, 3, 5, 4, 3)[:rank], (1, 1, 1, 1, 1)[:rank]] for rank in range(6)},
@@ -251,14 +252,14 @@ def _arguments(case: Case) -> dict[Key, Argument]:
 
 
 def _replaced(case: Case, changed: Mapping[Key, Argument]) -> Case:
-    """The case with other arguments."""
+    """Return the case with other arguments."""
     args = tuple(changed.get(place, argument) for place, argument in enumerate(case.args))
     kwargs = {name: value for name, value in ({**case.kwargs, **changed}).items() if isinstance(name, str)}
     return msgspec.structs.replace(case, args=args, kwargs=kwargs, digests=())
 
 
 def _keys(case: Case, operand: str) -> list[Key]:
-    """The arguments that a feature may be about: the one that it names, or any."""
+    """Return the arguments that a feature may be about: the one that it names, or all."""
     arguments = _arguments(case)
     if operand in features.ORDINALS and (place := features.ORDINALS.index(operand)) in arguments:
         return [place]
@@ -266,7 +267,7 @@ def _keys(case: Case, operand: str) -> list[Key]:
 
 
 def _spec(spec: TensorSpec, **changes: Any) -> TensorSpec:
-    """The spec with other fields, and of the others what still makes sense."""
+    """Return the spec with other fields; fields that no longer make sense get their defaults."""
     fields: dict[str, Any] = {name: getattr(spec, name) for name in spec.__struct_fields__} | changes
     if fields["values"] not in values.recipes_of(fields["dtype"]):
         fields["values"] = "normal"
@@ -280,7 +281,7 @@ def _spec(spec: TensorSpec, **changes: Any) -> TensorSpec:
 
 
 def _imposed(case: Case, feature: str) -> Iterator[Case]:
-    """The case with one field of an operand, or of all, changed to what shows the feature."""
+    """Yield the case with one field of an operand, or of all, changed to show the feature."""
     operand, what, one = _split(feature)
     arguments = _arguments(case)
     changes: list[dict[str, Any]] = []
@@ -307,13 +308,13 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
             continue
         mine = changes
         if (what, one) == ("size", "empty"):
-            # A dim at a time: another operand may have to fit the others.
+            # One dim at a time: another operand may have to fit the others.
             rank = len(target.shape)
             mine = [{"shape": (*target.shape[:dim], 0, *target.shape[dim + 1 :])} for dim in range(rank)] + changes
         if what == "layout":
             mine = [{"layout": layout} for layout in layouts.examples(target.shape, one)]
             if not mine:
-                # A shape that can have it: as it is, or as that of another, but where it is 0 or 1; else any.
+                # A larger shape can have the layout: this one's or another operand's, with no dim of 0 or 1; else any.
                 yield from _imposed_on_grown(case, key, one)
                 mine = [{"shape": (2, 3, 4), "layout": layout} for layout in layouts.examples((2, 3, 4), one)]
         for change in mine:
@@ -329,7 +330,7 @@ def _imposed(case: Case, feature: str) -> Iterator[Case]:
 
 
 def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
-    """The case with no dim below 2, and one operand with a layout: of its shape, or that of another."""
+    """Yield the case with no dim below 2, and one operand with a layout: of its shape, or that of another."""
     grown = _turned(case, {0: 3, 1: 2})
     arguments = _arguments(grown)
     target = arguments[key]
@@ -341,7 +342,7 @@ def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
 
 
 def _sound(case: Case) -> bool:
-    """Whether what is said to be an earlier operand is one."""
+    """Tell whether arguments that refer to an earlier operand have one, and views lie within it."""
     seen = 0
     for argument in (*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))):
         if isinstance(argument, Same | View) and argument.operand >= seen:
@@ -357,7 +358,7 @@ def _without(case: Case, name: str) -> Case:
 
 
 def _crossed(case: Case, donor: Case, feature: str) -> Iterator[Case]:
-    """The case with arguments of another that has the feature: with the one that it is about, or all of a kind."""
+    """Yield the case with arguments of another that has the feature: the one that it is about, or all of a kind."""
     operand, what, _ = _split(feature)
     mine, other = _arguments(case), _arguments(donor)
     for key in _keys(donor, operand or what):
@@ -373,7 +374,8 @@ def _crossed(case: Case, donor: Case, feature: str) -> Iterator[Case]:
 
 
 def _fitted(case: Case) -> Iterator[Case]:
-    """Where an operand is given for ``out``: the case with that one contiguous, and all operands of its shape."""
+    """Yield, where an operand is given for ``out``, the case with that one contiguous, and all operands of its
+    shape."""
     out = case.kwargs.get("out")
     if isinstance(out, Same) and not out.is_view:
         written = cases.operands(case)[out.operand]
@@ -386,7 +388,7 @@ def _fitted(case: Case) -> Iterator[Case]:
 
 
 def _resized(case: Case) -> Iterator[Case]:
-    """The case with other sizes, the same wherever they were the same: so they fit where they fitted."""
+    """Yield the case with other sizes; equal sizes stay equal, so that operands still fit each other."""
     arguments = _arguments(case)
     tensors = [argument for argument in arguments.values() if isinstance(argument, TensorSpec)]
     known = list(dict.fromkeys(size for spec in tensors for size in spec.shape))[:3]
@@ -397,7 +399,7 @@ def _resized(case: Case) -> Iterator[Case]:
 
 
 def _turned(case: Case, sizes: dict[int, int]) -> Case:
-    """The case with other sizes for some."""
+    """Return the case with some sizes replaced."""
     changed: dict[Key, Argument] = {}
     for key, argument in _arguments(case).items():
         if isinstance(argument, TensorSpec):
@@ -408,7 +410,8 @@ def _turned(case: Case, sizes: dict[int, int]) -> Case:
 
 
 def _resizes_operand(prepared: runner.Prepared) -> bool:
-    """Whether ``out`` is an operand of another size than the result: torch resizes it, and warns that it will not."""
+    """Tell whether ``out`` is an operand of another size than the result: torch resizes it, and warns that it will
+    not."""
     out, result = prepared.case.kwargs.get("out"), prepared.call.result
     return (
         isinstance(out, Same)
@@ -418,7 +421,7 @@ def _resizes_operand(prepared: runner.Prepared) -> bool:
 
 
 def _plain(case: Case) -> Case:
-    """The call with values that are not asked for: positive, so that none is divided by zero."""
+    """Return the call with values that do not matter: positive, so that none is divided by zero."""
 
     def plain(argument: Argument) -> Argument:
         if not isinstance(argument, TensorSpec) or argument.values not in features.VALUES:

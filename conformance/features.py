@@ -1,8 +1,8 @@
-"""What a case looks like, in classes: of which coverage counts the single ones and the pairs.
+"""Classify a case: the features that coverage counts, singly and in pairs.
 
-A feature is written ``group=class``. A case has one feature of a group at most, but of special values, of which several
-may be planted, and of broadcasting, of which each two operands have one. Most groups follow from the arguments; an
-OpSpec names others of its own (``OpSpec.features``).
+A feature is written ``group=class``. A case has at most one feature of a group, except special values, of which several
+may be planted, and broadcasting, with one for each two operands. Most groups follow from the arguments; an OpSpec names
+others of its own (``OpSpec.features``).
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 RANKS = ("0", "1", "2", "3", "4", "5")
 LAYOUTS = tuple(name for name in layouts.CLASSES if name != "channels_last")
 SIZES = ("empty", "one", "to 64", "to 1024", "more")
-"""Of elements: none, one, within the smallest blocks, within one large block, over several of any size."""
+"""Classes of the number of elements: none, one, within the smallest blocks, within one large block, over several of any
+size."""
 REACH = "reach"
 REACHES = {"to 2^12": 2**12, "to 2^16": 2**16, "to 2^20": 2**20, "to 2^24": 2**24, "to 2^31": 2**31}
-"""Of the elements of a large tensor: up to which limit of a kernel or its grid they go. Counted, but not in pairs: few
-cases are large."""
+"""Classes of the elements of a large tensor, by the limit of a kernel or its grid that they reach. Counted, but not in
+pairs: few cases are large."""
 ROWS = ("1", "power", "power - 1", "power + 1", "other")
-"""Of the last dim: on the edges of blocks, or not."""
+"""Classes of the last dim: on the edges of blocks, or not."""
 VALUES = {
     "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain", "unit": "plain", "ties": "plain",
-    "zeros": "few", "constant": "few", "one_hot": "few",
+    "zeros": "few", "constant": "few", "one_hot": "few", "level": "few",
     "ascending": "ordered", "descending": "ordered",
     "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled", "uneven": "scaled",
     "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
@@ -50,19 +51,19 @@ SPECIALS = {
 """The class of each special value that is planted."""
 
 BROADCASTS = ("equal", *shapes.PATTERNS, "other")
-"""How the shapes of two operands broadcast."""
+"""The ways in which the shapes of two operands broadcast."""
 
 FLAGS = ("inplace", "interleaved", "training")
 """Arguments that are switches; elsewhere a bool is a number."""
 
 
 def of_arguments(case: Case) -> Features:
-    """The features that follow from the arguments alone."""
+    """Return the features that follow from the arguments alone."""
     return of({**dict(zip(ORDINALS, case.args, strict=False)), **case.kwargs})
 
 
 def of(arguments: Mapping[str, Argument]) -> Features:
-    """The features of arguments by name; ``out`` is one group, since nothing is read of it."""
+    """Return the features of arguments by name; ``out`` is one group, since nothing is read of it."""
     found: Features = {}
     for name, argument in arguments.items():
         if name == "out":
@@ -75,12 +76,12 @@ def of(arguments: Mapping[str, Argument]) -> Features:
 
 
 def elementwise(case: Case) -> Features:
-    """The features of the arguments, and how their shapes broadcast."""
+    """Return the features of the arguments, and how their shapes broadcast."""
     return {**of_arguments(case), **broadcast(case)}
 
 
 def broadcast(case: Case) -> Features:
-    """How each two tensors among the operands broadcast; no feature where there are fewer, or they do not."""
+    """Return how each two tensors among the operands broadcast; no feature where there are fewer, or they do not."""
     operands: list[Argument] = [*case.args, *(value for name, value in case.kwargs.items() if name != "out")]
     found: list[shapes.Shape] = []
     for one in operands:
@@ -95,12 +96,12 @@ def broadcast(case: Case) -> Features:
 
 
 def names(found: Features) -> list[str]:
-    """The features as they are written."""
+    """Return the features as they are written."""
     return [f"{group}={one}" for group, classes in found.items() for one in classes]
 
 
 def kind(argument: Argument) -> str:
-    """What an argument is: a tensor, a number of which sort, or the very word."""
+    """Return the kind of an argument: a tensor, a sort of number, or the word itself."""
     match argument:
         case TensorSpec():
             return "tensor"
@@ -124,7 +125,7 @@ def kind(argument: Argument) -> str:
 
 
 def tensor(name: str, spec: TensorSpec, without: Collection[str] = ()) -> Features:
-    """What one operand looks like, but for what follows from others."""
+    """Return the features of one operand; ``without``: those that follow from others."""
     elements = math.prod(spec.shape)
     found: Features = {
         f"{name} dtype": (spec.dtype,),
@@ -145,35 +146,35 @@ def tensor(name: str, spec: TensorSpec, without: Collection[str] = ()) -> Featur
 
 
 def layout(spec: TensorSpec) -> str:
-    """The class of its layout; channels-last is one of the permuted."""
+    """Return the class of the layout; channels-last is one of the permuted."""
     found = layouts.layout_class(spec.layout, spec.shape)
     return "permuted" if found == "channels_last" else found
 
 
 def specials(spec: TensorSpec) -> tuple[str, ...]:
-    """The classes of the special values that are planted, or that none is."""
+    """Return the classes of the special values that are planted, or "none"."""
     return tuple(dict.fromkeys(SPECIALS[special.value] for special in spec.specials)) or ("none",)
 
 
 def size(elements: int) -> str:
-    """The class of a number of elements."""
+    """Return the class of a number of elements."""
     if elements < 2:
         return SIZES[elements]
     return SIZES[2 if elements <= 64 else 3 if elements <= 1024 else 4]
 
 
 def reach(elements: int) -> str:
-    """The class of a large number of elements."""
+    """Return the class of a large number of elements."""
     return next((name for name, most in REACHES.items() if elements <= most), "beyond 2^31")
 
 
 def paired(feature: str) -> bool:
-    """Whether coverage asks for pairs of a feature with all others."""
+    """Tell whether coverage asks for pairs of a feature with all others."""
     return not feature.partition("=")[0].endswith(REACH)
 
 
 def row(size: int) -> str:
-    """The class of the size of a dim, at least 1."""
+    """Return the class of the size of a dim, at least 1."""
     if size == 1:
         return "1"
     for off, name in ((0, "power"), (1, "power - 1"), (-1, "power + 1")):

@@ -1,7 +1,7 @@
 """Forms of a call: other ways to write one, which mean the same.
 
-``Case.form`` names one. ``args`` and ``kwargs`` of a case stay as they are in the plain form, so that only what makes
-the call knows of others.
+``Case.form`` names one. ``args`` and ``kwargs`` of a case stay as they are in the plain form, so that only the code
+that makes the call knows other forms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.overrides import get_testing_overrides
 
-from conformance import cases, dress
+from conformance import call_contexts, cases
 from conformance import spec as specs
 from conformance.cases import Case, NonFinite, Same, Variant, View
 from conformance.spec import Call, Expected
@@ -26,37 +26,56 @@ from strategies.specs import TensorSpec
 
 BY_POSITION, BY_NAME, DEFAULTS, NUMPY = "by position", "by name", "defaults", "NumPy scalars"
 TENSORS, SIZES = "0-d tensors", "sizes"
-FORMS = (BY_POSITION, BY_NAME, DEFAULTS, NUMPY, TENSORS, SIZES, dress.PARAMETERS, dress.NEGATED, dress.WIDE, dress.OWN)
-FORMS += (dress.TRAINING, dress.TOGETHER, dress.INFERENCE, dress.DETERMINISTIC, dress.THREADS)
-"""Optional arguments by position as far as torch takes them so; some of those by position by name, in another order;
-optional arguments with their default values; numbers, also in tuples, of NumPy; factors and the like as tensors; tuples
-as ``torch.Size`` or lists; and those of ``conformance.dress``."""
+FORMS = (
+    BY_POSITION,
+    BY_NAME,
+    DEFAULTS,
+    NUMPY,
+    TENSORS,
+    SIZES,
+    call_contexts.PARAMETERS,
+    call_contexts.NEGATED,
+    call_contexts.WIDE,
+    call_contexts.OWN,
+)
+FORMS += (
+    call_contexts.TRAINING,
+    call_contexts.TOGETHER,
+    call_contexts.INFERENCE,
+    call_contexts.DETERMINISTIC,
+    call_contexts.THREADS,
+    call_contexts.STRICT,
+)
+"""The forms: optional arguments by position as far as torch takes them so; some positional arguments by name, in
+another order; optional arguments with their default values; NumPy numbers, also in tuples; factors and the like as
+tensors; tuples as ``torch.Size`` or lists; and those of ``conformance.call_contexts``."""
 
-_ALIKE = (BY_NAME, NUMPY, TENSORS, dress.TOGETHER)
-_ALIKE += (dress.INFERENCE, dress.DETERMINISTIC, dress.THREADS)
-"""Forms of which torch's result is that of the plain one."""
+_ALIKE = (BY_NAME, NUMPY, TENSORS, call_contexts.TOGETHER)
+_ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
+"""The forms in which torch's result is that of the plain form."""
 FACTORS = ("alpha", "beta", "eps", "p", "scale")
 """Parameters that are numbers, for which torch's functions take 0-d tensors, whatever their dtype."""
 
 WIDE_ELEMENTS = 1 << 10
-"""Elements of operands that are not floating-point where the default dtype is float64, to which they may be taken."""
+"""The most elements of operands that are not floating-point where the default dtype is float64, to which they may be
+converted."""
 
 Arguments = tuple[list[Any], dict[str, Any]]
 
 
 def possible(case: Case) -> list[str]:
-    """The forms, other than the plain one, that this case can have."""
+    """Return the forms, other than the plain one, that this case can have."""
     return [form for form in FORMS if _POSSIBLE[form](case)]
 
 
 def asked(case: Case) -> Case:
-    """The call for which torch is asked: in its form, of which torch may take less than is said of it, but where torch
-    takes it whatever the call, and what stands in for torch on the CPU does not."""
+    """Return the call that torch is asked: in its form, of which torch may take less than is documented; but in the
+    plain form where torch takes the form whatever the call, and its CPU substitutes do not."""
     return msgspec.structs.replace(case, form="") if case.form in _ALIKE else case
 
 
 def arguments(case: Case, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """What the call is written with, of what it is written with in the plain form: values, or the texts of them."""
+    """Return the arguments of the call in its form, from those in the plain form: values, or the texts of them."""
     args, kwargs = list(args), dict(kwargs)
     if case.form not in (BY_POSITION, BY_NAME, DEFAULTS):
         return args, kwargs
@@ -66,7 +85,7 @@ def arguments(case: Case, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arg
         for name in names[len(args) : last + 1]:
             args.append(kwargs.pop(name) if name in kwargs else default(case.op, name))
     if case.form == BY_NAME:
-        # Of one argument it is that; of several the first few stay.
+        # A single argument is named; of several the first few stay positional.
         kept = cases.seed(case) % max(len(args), 1)
         named = dict(zip(names[kept:], args[kept:], strict=False))
         return args[:kept], dict(reversed([*named.items(), *kwargs.items()]))
@@ -76,7 +95,7 @@ def arguments(case: Case, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arg
 
 
 def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
-    """``(args, kwargs)`` of the call in its form, with these tensors as the operands."""
+    """Return ``(args, kwargs)`` of the call in its form, with these tensors as the operands."""
     args, kwargs = cases.bind(case, tensors)
     if case.form == NUMPY:
         turn = cases.seed(case)
@@ -91,8 +110,8 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
 
 
 def of_numpy(value: Any, turn: int = 0) -> Any:
-    """A number as one of the NumPy scalars that hold it, in turn; in a tuple each. A bool stays: torch takes one of
-    NumPy for a float."""
+    """Return a number as one of the NumPy scalars that hold it, in turn; of a tuple each number. A bool stays: torch
+    takes one of NumPy for a float."""
     if type(value) is tuple:
         return tuple(of_numpy(one, turn) for one in value)
     kinds: list[Any] = []
@@ -109,7 +128,7 @@ _INTEGERS = (np.int8, np.uint8, np.int32, np.uint32, np.int64)
 
 
 def of_torch(value: float) -> torch.Tensor:
-    """A number as a 0-d tensor that holds it, of the CPU: float32 where that does, else float64; int64."""
+    """Return a number as a 0-d CPU tensor that holds it: float32 where that does, else float64; int64 for an int."""
     if type(value) is int:
         return torch.tensor(value)
     narrow = torch.tensor(value, dtype=torch.float32)
@@ -117,51 +136,58 @@ def of_torch(value: float) -> torch.Tensor:
 
 
 def sizes(case: Case) -> type:
-    """What takes the place of tuples."""
+    """Return the type that takes the place of tuples."""
     return (torch.Size, list)[cases.seed(case) % 2]
 
 
 def is_factor(name: str, value: object) -> bool:
-    """Whether an argument by name is a number that may be a tensor."""
+    """Tell whether a keyword argument is a number that may be a tensor."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return name in FACTORS and number and math.isfinite(value)
 
 
 def expected(spec: specs.OpSpec, case: Case, call: Call) -> Expected | tuple[Expected, ...]:
-    """The oracle's answer, which the default dtype may decide."""
-    with dress.surroundings(case.form):
+    """Return the oracle's answer, which the default dtype may decide."""
+    with call_contexts.surroundings(case.form):
         return spec.expected(call)
 
 
-@cache
 def by_position(op: str) -> tuple[str, ...]:
-    """The names of the parameters that torch takes by position."""
-    names = specs.parameters(op)
-    # Of a reference that is not torch's function itself that one says which.
+    """Return the names of the parameters that torch takes by position."""
+    return _by_position(op, specs.registry()[op].reference)
+
+
+@cache
+def _by_position(op: str, reference: Callable[..., Any]) -> tuple[str, ...]:
+    names, required = specs.parameters(op), specs.parameters(op, required=True)
+    # Where the reference is not torch's function, that function tells, unless it is another operator of the same name.
     function = getattr(torch.nn.functional, op, None)
     table = get_testing_overrides().get(function)
-    if specs.registry()[op].reference is function or table is None:
+    if reference is function or table is None or not inspect.signature(table).parameters.keys() >= {*required}:
         return names
     return tuple(name for name in names if name in inspect.signature(table).parameters)
 
 
-@cache
 def _signature(op: str) -> Mapping[str, inspect.Parameter]:
-    reference = specs.registry()[op].reference
+    return _signature_of(specs.registry()[op].reference)
+
+
+@cache
+def _signature_of(reference: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(reference).parameters
     except ValueError:
-        # Functions in C++ have none; torch has a table of them.
+        # Functions in C++ have no signature; torch has a table of them.
         return inspect.signature(get_testing_overrides()[reference]).parameters
 
 
 def default(op: str, name: str) -> Any:
-    """The default value of a parameter."""
+    """Return the default value of a parameter."""
     return _signature(op)[name].default
 
 
 def _left(case: Case) -> list[str]:
-    """The optional parameters that the call says nothing of."""
+    """Return the optional parameters that the call does not give."""
     named = by_position(case.op)
     theirs = [name for name in _signature(case.op) if name in named or name not in specs.parameters(case.op)]
     # torch has the dtype of a product's result in another overload, which wants one.
@@ -175,7 +201,7 @@ def _numbers(case: Case) -> bool:
 
 
 def is_torchs(op: str) -> bool:
-    """Whether torch has a function of this name."""
+    """Tell whether torch has a function of this name."""
     return hasattr(torch, op) or hasattr(torch.nn.functional, op)
 
 
@@ -184,17 +210,17 @@ def _factors(case: Case) -> bool:
 
 
 def _separate(case: Case) -> bool:
-    """Whether an operand that is only read can be negated: others are no parts of its memory."""
+    """Tell whether an operand that is only read can be negated: no other is a part of its memory."""
     if any(isinstance(x, View) or (isinstance(x, Same) and x.is_view) for x in (*case.args, *case.kwargs.values())):
         return False
     writes = specs.registry()[case.op].writes(case)
-    stay = dress.kept(dress.NEGATED, writes, case.kwargs.get("inplace") is True)
+    stay = call_contexts.kept(call_contexts.NEGATED, writes, case.kwargs.get("inplace") is True)
     dtypes = {spec.dtype for number, spec in enumerate(cases.operands(case)) if number not in stay}
     return any(name != "bool" and not name.startswith("float8") for name in dtypes)
 
 
 def _differentiable(case: Case) -> bool:
-    """Tell calls in which an operand may require a gradient. With ``out=`` torch refuses it."""
+    """Tell whether an operand may require a gradient. With ``out=`` torch refuses it."""
     if "out" in case.kwargs:
         return False
     writes = specs.registry()[case.op].writes(case)
@@ -202,12 +228,12 @@ def _differentiable(case: Case) -> bool:
 
 
 def _several(case: Case) -> bool:
-    """Tell calls that only read several operands."""
+    """Tell whether several operands are only read."""
     return len(cases.operands(case)) - len(specs.registry()[case.op].writes(case)) > 1
 
 
 def _narrow(case: Case) -> bool:
-    """Whether results of the default dtype, float64, are few enough to be evaluated."""
+    """Tell whether results of the default dtype, float64, are few enough to be evaluated."""
     whole = (spec for spec in cases.operands(case) if not is_floating(spec.dtype))
     return all(math.prod(spec.shape) <= WIDE_ELEMENTS for spec in whole)
 
@@ -219,13 +245,15 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     NUMPY: _numbers,
     TENSORS: _factors,
     SIZES: lambda case: any(type(argument) is tuple for argument in case.args),
-    dress.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
-    dress.NEGATED: _separate,
-    dress.WIDE: _narrow,
-    dress.TRAINING: _differentiable,
-    dress.TOGETHER: _several,
-    dress.INFERENCE: lambda case: True,
-    dress.DETERMINISTIC: lambda case: True,
-    dress.THREADS: lambda case: True,
-    dress.OWN: lambda case: any(isinstance(argument, Variant) for argument in case.kwargs.values()),
+    call_contexts.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
+    call_contexts.NEGATED: _separate,
+    call_contexts.WIDE: _narrow,
+    call_contexts.TRAINING: _differentiable,
+    call_contexts.TOGETHER: _several,
+    call_contexts.INFERENCE: lambda case: True,
+    call_contexts.DETERMINISTIC: lambda case: True,
+    call_contexts.THREADS: lambda case: True,
+    # torch warns of an ``out`` that it resizes.
+    call_contexts.STRICT: lambda case: "out" not in case.kwargs,
+    call_contexts.OWN: lambda case: any(isinstance(argument, Variant) for argument in case.kwargs.values()),
 }

@@ -1,4 +1,4 @@
-"""Memory that shows who wrote and who read where: margins around every tensor of a call, and poison in new ones.
+"""Guard memory: margins around every tensor of a call, and poison in new tensors.
 
 Allocations are intercepted where torch dispatches them, so that this holds for any implementation, compiled or not.
 Kernels that torch itself allocates for (``torch.add`` makes its own result) get guarded operands, and no more.
@@ -18,17 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 MARGIN = 1 << 15
 """Bytes on each side: some blocks of a kernel, and a multiple of every alignment that a kernel may ask for."""
 NUMBER, OTHER = 0x5A, 0xA5
-"""Bytes that make a number of every dtype (a small one is 0xA5A5A5A5), and differ."""
+"""Two bytes that differ, each of which makes a number of every dtype (0xA5A5A5A5 is a small one)."""
 
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"}
 _FILLED = {"zeros", "ones", "full"}
 _FILLED |= {"clone", "_to_copy", *(f"{name}_like" for name in _FILLED), *(f"new_{name}" for name in _FILLED)}
+_TORCHS = {"aten", "prim", "prims", "profiler", "quantized"}
 _RESIZED = {"resize_", "resize_as_"}
 
 
 def poison(dtype, which):
-    """The byte that unknown memory of a dtype is filled with, 0 or 1: of floats NaN first, and then a number. What
-    holds it both times was written by nobody."""
+    """Return the byte that fills unknown memory of a dtype, 0 or 1: for floats NaN first, and then a number. Memory
+    that holds it both times was written by nobody."""
     if dtype == torch.bool:
         return 1 - which
     if which:
@@ -37,7 +38,7 @@ def poison(dtype, which):
 
 
 def memory_of(tensor):
-    """The whole storage as bytes, where it is."""
+    """Return the whole storage as bytes, on its device."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
@@ -57,7 +58,7 @@ class Guard(TorchDispatchMode):
         self._bands = []
 
     def operand(self, tensor, written):
-        """A copy of a CPU tensor, margins around its storage; what is written lies where torch may resize it.
+        """Return a copy of a CPU tensor, margins around its storage; a written operand lies where torch may resize it.
 
         Made outside of the ``with`` block.
         """
@@ -75,11 +76,11 @@ class Guard(TorchDispatchMode):
         return band.operand
 
     def trespass(self):
-        """What was written to margins, or nothing."""
+        """Say what was written to margins; empty: nothing."""
         for band in self._bands:
             whole, end = memory_of(band.buffer), band.end()
             for side, margin in (("before", whole[:MARGIN]), ("after", whole[end : end + MARGIN])):
-                # Quicker by far than comparing bytes one by one, which torch.equal does.
+                # Far quicker than comparing bytes one by one, as torch.equal does.
                 if len(margin) and any(extreme != band.around for extreme in torch.aminmax(margin)):
                     wrong = (margin != band.around).nonzero().flatten()
                     away = int(wrong[0]) if side == "after" else MARGIN - 1 - int(wrong[-1])
@@ -88,11 +89,12 @@ class Guard(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls):
-        """torch.compile is to compile as ever; under a mode of another kind it would not, then or later."""
+        """Let torch.compile compile as ever; under a mode of another kind it would not, then or later."""
         return True
 
     def __enter__(self):
-        # To keep its compiler out of a mode torch imports it, which takes seconds: not where nobody else has.
+        # To keep its compiler out of a mode torch imports it, which takes seconds: avoided where nobody else has
+        # imported it.
         if "torch._dynamo" not in sys.modules:
             self.__torch_dispatch__ = types.MethodType(inspect.unwrap(Guard.__torch_dispatch__), self)
         return super().__enter__()
@@ -102,13 +104,15 @@ class Guard(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in _RESIZED:
             self._make_room(*args[:2])
+        if func.namespace not in _TORCHS:
+            return self._within(func, args, kwargs)
         result = func(*args, **kwargs)
         if name not in _EMPTY | _FILLED or "out" in kwargs or type(result) is not torch.Tensor:
             return result
         if result.device.type != self.device or result.layout is not torch.strided or result.is_quantized:
             return result
         length = result.untyped_storage().nbytes()
-        # What has no memory may be resized by torch itself, out of sight.
+        # torch itself may resize a tensor without memory, out of sight.
         if not length:
             return result
         band = self._band(length, NUMBER, _named("a tensor that the call allocated", result))
@@ -119,9 +123,18 @@ class Guard(TorchDispatchMode):
         band.buffer[MARGIN : band.last] = poison(result.dtype, self.fill)
         return guarded
 
+    def _within(self, func, args, kwargs):
+        """Return the result of another library's operator, whose kernel allocates under this mode as it would alone."""
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        key = "CUDA" if any(one.is_cuda for one in tensors) else "CPU"
+        if not func.has_kernel_for_dispatch_key(getattr(torch._C.DispatchKey, key)):
+            return func(*args, **kwargs)
+        with self:
+            return func.redispatch(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)), *args, **kwargs)
+
     def _make_room(self, tensor, size):
-        """Before ``tensor`` is resized, to a shape or that of another: the margin behind it moves, and what it gains is
-        poisoned."""
+        """Prepare for resizing ``tensor`` to a shape, or that of another: move the margin behind it, and poison what it
+        gains."""
         shape = size.shape if isinstance(size, torch.Tensor) else size
         storage = tensor.untyped_storage()
         length = (tensor.storage_offset() + math.prod(shape)) * tensor.itemsize
@@ -152,10 +165,10 @@ class Guard(TorchDispatchMode):
 
 
 class _Band:
-    """``buffer``, bytes of which those up to the margin and those from ``last`` on are margins.
+    """A buffer of bytes, of which the first ``MARGIN`` and those from ``last`` on are margins.
 
-    ``operand``: the one that lies in it, with an offset into its storage. Otherwise what is between the margins is a
-    storage of its own, so that its tensor lies in it as it would without them; torch cannot resize that.
+    ``operand``: the one that lies in it, with an offset into its storage. Without one, the bytes between the margins
+    are a storage of their own, in which a tensor lies as it would without margins; torch cannot resize that.
     """
 
     def __init__(self, buffer, around, name, last):
@@ -163,7 +176,7 @@ class _Band:
         self.operand = self.storage = None
 
     def inside(self):
-        """The storage between the margins."""
+        """Return the storage between the margins."""
         self.storage = dlpack.from_dlpack(dlpack.to_dlpack(self.buffer[MARGIN : self.last])).untyped_storage()
         return self.storage
 
@@ -171,7 +184,7 @@ class _Band:
         return storage._cdata == (self.storage or self.buffer.untyped_storage())._cdata
 
     def end(self):
-        """Where the second margin begins now: torch may have resized the operand on the way."""
+        """Return where the second margin begins now: torch may have resized the operand on the way."""
         view = self.operand
         if view is None or not view.numel() or not self.holds(view.untyped_storage()):
             return self.last
@@ -187,26 +200,27 @@ def _named(name, tensor):
 
 
 def over(storage, like, offset, tensor=None):
-    """A tensor (this one, or a new one) in ``storage`` with dtype, shape and strides of another."""
+    """Return a tensor (this one, or a new one) in ``storage`` with dtype, shape and strides of another."""
     tensor = torch.empty(0, dtype=like.dtype, device=storage.device) if tensor is None else tensor
     return tensor.set_(storage, offset, like.shape, like.stride())
 
 
 def unwritten(first, second):
-    """Of the results of two equal calls, the memory of each filled with another poison: elements that hold it still."""
+    """Tell which elements of the results of two equal calls still hold the poison, which differed between the calls."""
     rows = (bits(tensor) for tensor in (first, second))
     held = [(row == poison(first.dtype, which)).all(1) for which, row in enumerate(rows)]
     return (held[0] & held[1]).view(first.shape)
 
 
 def bits(tensor):
-    """One row of bytes per element, row-major: equal exactly where the elements are the same bits."""
+    """Return the bits of each element as a row of bytes, row-major: rows are equal exactly where the bits are."""
     flat = tensor.detach().cpu().reshape(-1, 1).clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
 
 
 def same(first, second):
-    """Whether memory, as ``memory_of`` gives it, is the same. By words, where it begins with one: bytes take long."""
+    """Tell whether two memories, as ``memory_of`` gives them, are the same. Compares words where it can: bytes take
+    long."""
     if first.storage_offset() % 8 or second.storage_offset() % 8:
         return torch.equal(first, second)
     words = len(first) // 8 * 8

@@ -1,4 +1,4 @@
-"""What a process is judging, on disk before it is judged: so that nothing is lost when the process is killed."""
+"""Write to disk which case a process judges, before it does, so that nothing is lost when the process is killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from conformance import cases
+from conformance import case_files, cases
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
 from conformance.runner import CRASH, Verdict
 
 FOLDER = "running"
-"""Inside of the folder of saved cases; a journal is there as long as its process runs."""
+"""The folder of journals inside the folder of saved cases; a journal is there as long as its process runs."""
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -28,14 +28,15 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Left(msgspec.Struct):
-    """What a killed process left: the cases of its unfinished item with their verdicts, and the one that it ran."""
+    """The remains of a killed process: the cases of its unfinished item with their verdicts, and the one that it
+    ran."""
 
     header: Header
     judged: list[tuple[Case, Verdict]] = []
     running: Case | None = None
 
     def failing(self) -> list[tuple[Case, Verdict]]:
-        """What failed, the smallest of each check, and the case that ran."""
+        """Return the failing cases, the smallest of each check, and the case that ran."""
         found: dict[str, tuple[Case, Verdict]] = {}
         for case, verdict in self.judged:
             if verdict.failure and (
@@ -60,7 +61,7 @@ class Journal:
         self._header, self._file, self._left, self._trouble, self._told = _line(header), -1, False, "", False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Under its name only once it is locked: who finds one without a lock takes it for left behind.
+            # Under its name only once it is locked: a journal without a lock counts as left behind.
             hidden = self.path.with_suffix(".new")
             self._file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -70,20 +71,20 @@ class Journal:
             self._trouble = self._trouble or error.strerror
 
     def begin(self, case: Case) -> None:
-        """Before a case is judged."""
+        """Note a case before it is judged."""
         self._write(_line(cases.canonical(case)))
 
     def end(self, verdict: Verdict) -> None:
-        """After it was judged."""
+        """Note its verdict after it was judged."""
         self._write(_line(verdict))
 
     def clear(self) -> None:
-        """What failed is saved, and all is counted."""
+        """Forget the noted cases: the failing ones are saved, and all are counted."""
         if self._file >= 0:
             os.ftruncate(self._file, len(self._header))
 
     def leave(self) -> None:
-        """Keep what it holds when it is closed: the run was interrupted, and who ends it tells what was found."""
+        """Keep the file when it is closed: the run was interrupted, and whoever ends it reports what was found."""
         self._left = True
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class Journal:
             os.close(self._file)
 
     def trouble(self) -> str:
-        """Why it cannot be written, once; empty where it can."""
+        """Return why it cannot be written, once; empty where it can."""
         told, self._told = self._told, bool(self._trouble)
         return "" if told or not self._trouble else f"what is judged cannot be noted in {self.path}: {self._trouble}"
 
@@ -101,14 +102,14 @@ class Journal:
         if self._file >= 0:
             try:
                 while data:
-                    # Where there is room for a part it is written, and the rest is refused.
+                    # A disk that is almost full takes a part, and refuses the rest.
                     data = data[os.write(self._file, data) :]
             except OSError as error:
                 self._trouble = self._trouble or error.strerror
 
 
 def recover(folder: Path, implementation: str) -> list[Left]:
-    """What processes that judged ``implementation`` and no longer live left in ``folder``; their journals go."""
+    """Return what dead processes that judged ``implementation`` left in ``folder``, and remove their journals."""
     found = []
     for path in filter(Path.is_file, sorted((folder / FOLDER).glob("*.jsonl"))):
         with contextlib.suppress(OSError, IndexError, msgspec.DecodeError), path.open("rb") as file:
@@ -118,19 +119,19 @@ def recover(folder: Path, implementation: str) -> list[Left]:
             if left.header.implementation == implementation:
                 found.append(left)
                 path.unlink()
-    # Other runs may have theirs in it.
+    # Other runs may have their journals in it.
     with contextlib.suppress(OSError):
         (folder / FOLDER).rmdir()
     return found
 
 
 def _read(lines: list[bytes]) -> Left:
-    """A line that is damaged (the last one, of a process that was killed while it wrote) is not counted."""
+    """Read a journal. A damaged line (the last one, of a process that was killed while it wrote) is not counted."""
     left = Left(msgspec.json.decode(lines[0], type=Header))
     for line in lines[1:]:
         with contextlib.suppress(cases.CaseError, msgspec.DecodeError):
             if left.running is None:
-                left.running = cases.decode(line, max_elements=sys.maxsize)
+                left.running = case_files.decode(line, max_elements=sys.maxsize)
             else:
                 left.judged.append((left.running, msgspec.json.decode(line, type=Verdict)))
                 left.running = None

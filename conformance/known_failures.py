@@ -1,4 +1,4 @@
-"""Known failures of an implementation: with them a run fails on news only.
+"""Known failures of an implementation: with them a run fails only on new ones.
 
 A failure is known by its op, dtype, check and exception, and by the features of its call that a simple call has not
 (``causes``); not by its case: another run may draw another one for the same mistake. A call with more features is taken
@@ -14,16 +14,16 @@ import msgspec
 
 from conformance import cases
 from conformance import spec as specs
-from conformance.causes import Failed
+from conformance.failure_causes import Failed
 from conformance.names import unknown_name
-from conformance.plain import PLAIN
+from conformance.plain_calls import PLAIN
 from conformance.runner import CRASH, TIMEOUT
 from conformance.sequence_judge import SEQUENCE
 
 SCHEMA = 1
 MAX_BYTES = 2**24
 FURTHER = (CRASH, TIMEOUT, "inputs", SEQUENCE, PLAIN)
-"""What failures are called beside checks and tests of an op."""
+"""The names of failures beside checks and tests of an op."""
 
 
 class KnownError(ValueError):
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True)
     features: tuple[str, ...] = ()
 
     def covers(self, other: Entry) -> bool:
-        """Whether a failure that is like the other one is no news."""
+        """Tell whether a failure that is like the other one is no news."""
         same = (self.op, self.dtype, self.check, self.error) == (other.op, other.dtype, other.check, other.error)
         return same and {*self.features} <= {*other.features}
 
@@ -58,12 +58,12 @@ class _Header(msgspec.Struct):
 
 
 def entry(failure: Failed) -> Entry:
-    """By what a failure is known."""
+    """Return the entry by which a failure is known."""
     return Entry(failure.op, failure.dtype, failure.check, failure.error, tuple(sorted(failure.features)))
 
 
 def marked(failures: Iterable[Failed], known: frozenset[Entry]) -> list[Failed]:
-    """The failures, each marked if it is known. What has no op or no check (a damaged file, say) never is."""
+    """Mark each failure that is known. One without op or check (a damaged file, say) never is."""
 
     def is_known(failure: Failed) -> bool:
         return bool(failure.op and failure.check) and any(one.covers(entry(failure)) for one in known)
@@ -72,7 +72,7 @@ def marked(failures: Iterable[Failed], known: frozenset[Entry]) -> list[Failed]:
 
 
 def read(path: Path, implementation: str, checks: Sequence[str]) -> frozenset[Entry]:
-    """The known failures in a file. ``checks``: the names that a check may have.
+    """Return the known failures in a file. ``checks``: the names that a check may have.
 
     Raises KnownError: it cannot be read, is no such file, or is of another implementation.
     """
@@ -105,14 +105,14 @@ def read(path: Path, implementation: str, checks: Sequence[str]) -> frozenset[En
 def told(
     known: frozenset[Entry], failures: Iterable[Failed], judged: Callable[[Entry], bool]
 ) -> tuple[list[str], set[Entry]]:
-    """Say what became of known failures; and which are known from now on: those of this run, and those that it did not
-    look for. ``judged``: whether it looked for one."""
+    """Return lines about known failures, and the failures known from now on: those of this run, and those that it did
+    not look for. ``judged`` tells whether it looked for one."""
     met = {entry(failure) for failure in failures if failure.op and failure.check}
     again = {one for one in known if any(one.covers(other) for other in met)}
     gone = {*filter(judged, known - again)}
     lines = [f"{len(again)} known failures are no news"] if again else []
     lines += [f"known, and did not fail: {_words(one)}" for one in sorted(gone)]
-    # What a known one covers needs no line of its own.
+    # A failure that a known one covers needs no line of its own.
     news = {one for one in met if not any(other.covers(one) for other in again)}
     return lines, news | (known - gone)
 
@@ -122,6 +122,6 @@ def _words(one: Entry) -> str:
 
 
 def encode(implementation: str, failures: Iterable[Entry]) -> bytes:
-    """The file that holds them."""
+    """Return the contents of the file that holds them."""
     whole = File(SCHEMA, implementation, sorted(set(failures)))
     return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"

@@ -1,4 +1,4 @@
-"""What people read about a case and its failure: one place, so that every command says it in the same words."""
+"""Messages about cases and failures, in one place, so that every command uses the same words."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from conformance import cases, environment
+from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, operands
 from conformance.checks import FAILED, UNCLAIMED
 from conformance.implementations import DEFAULT
@@ -23,7 +24,7 @@ _SIGNS = {FAILED: "failed", UNCLAIMED: "does not hold (not claimed)"}
 
 
 class Kept(NamedTuple):
-    """Where a failing case and its script are: ``path`` is None where it cannot be saved, ``unsaved`` says why."""
+    """The files of a failing case and its script: ``path`` is None where it cannot be saved, ``unsaved`` says why."""
 
     path: Path | None
     script: Path
@@ -33,7 +34,7 @@ class Kept(NamedTuple):
 
 
 def tensor(spec: TensorSpec) -> str:
-    """Shape, strides, dtype and recipe of one tensor argument."""
+    """Return shape, strides, dtype and recipe of one tensor argument as text."""
     strides = layouts.strides(spec.layout, spec.shape)
     text = f"{spec.dtype}{list(spec.shape)} strides {list(strides)}"
     if spec.layout.offset:
@@ -46,7 +47,7 @@ def tensor(spec: TensorSpec) -> str:
 
 
 def call(case: Case) -> str:
-    """The call, an argument to a line."""
+    """Return the call as text, an argument to a line."""
 
     def text(argument: Argument) -> str:
         match argument:
@@ -74,7 +75,7 @@ def call(case: Case) -> str:
 
 
 SHOWN = 8
-"""Steps of a sequence that a message shows."""
+"""The most steps of a sequence that a message shows."""
 _MEMORY = {
     "new": "new memory",
     "address": "new tensors at the addresses of earlier ones",
@@ -91,7 +92,7 @@ _RESULT = {
 
 
 def steps(sequence: CallSequence) -> str:
-    """The calls of a sequence, what a case does not say before each."""
+    """Return the calls of a sequence as text, each after what its case does not say."""
 
     def text(number: int, step: Step) -> str:
         settings = msgspec.to_builtins(step.settings)
@@ -105,7 +106,7 @@ def steps(sequence: CallSequence) -> str:
 
 
 def told(found: Case | CallSequence) -> str:
-    """What a file holds: the call, or the calls."""
+    """Return the contents of a file as text: the call, or the calls."""
     return call(found) if isinstance(found, Case) else steps(found)
 
 
@@ -118,7 +119,8 @@ def sequence_failure(
     note: str = "",
     where: str = "",
 ) -> str:
-    """All about the failure of a sequence, and the command that repeats it; ``where`` as of ``failure``."""
+    """Return the message about the failure of a sequence, with the command that repeats it; ``where`` as of
+    ``failure``."""
     check = verdict.failure.check if verdict.failure else "nothing"
     found = [finding.message for finding in verdict.findings if finding.status == FAILED]
     return "\n".join(
@@ -137,7 +139,7 @@ def sequence_failure(
 
 
 def findings(verdict: Verdict) -> str:
-    """Each check that failed, or that does not hold, with its message."""
+    """Return each check that failed, or that does not hold, with its message."""
     return "\n".join(
         f"{finding.check} {_SIGNS.get(finding.status, finding.status)}: {finding.message}"
         + (f"\n  in {call(finding.case)}" if finding.case is not None else "")
@@ -154,7 +156,7 @@ def failure(
     kept: Kept,
     where: str = "",
 ) -> str:
-    """All about one failure, and the two commands that repeat it.
+    """Return the message about one failure, with the two commands that repeat it.
 
     ``where``: the name of the device, where it is not to be asked for here."""
     check = verdict.failure.check if verdict.failure else "nothing"
@@ -167,14 +169,14 @@ def failure(
             environment.line(implementation, where or device_name(device)),
             *_saved(kept, case),
             "replay it:",
-            f"    {reproduce_command(kept.path or Path('CASE.json'), implementation, device)}",
+            f"    {_replayed(case.op) or reproduce_command(kept.path or Path('CASE.json'), implementation, device)}",
             *_script(kept),
         )
     )
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a GPU, or "cpu"."""
+    """Return the name of a GPU, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
@@ -192,15 +194,22 @@ def _script(kept: Kept) -> list[str]:
     return ["without the harness:", f"    python {shlex.quote(_relative(kept.script))}"]
 
 
+def _replayed(op: str) -> str:
+    """Return how else a case of an op is replayed; empty where there is no other way."""
+    spec = specs.registry().get(op)
+    return spec.again if spec is not None else ""
+
+
 def reproduce_command(path: Path, implementation: str, device: torch.device) -> str:
-    """The command that replays a saved case."""
+    """Return the command that replays a saved case."""
     command = f"python -m conformance reproduce {shlex.quote(_relative(path))}"
     # Named even where it is the default: the command is pasted into reports.
     command += f" --implementation {shlex.quote(implementation or DEFAULT)}"
+    command += "".join(f" --specs {shlex.quote(name)}" for name in specs.brought())
     return command if device.type == "cpu" else f"{command} --device {device}"
 
 
 def _relative(path: Path) -> str:
-    """The path as it is typed in the current directory."""
+    """Return the path as it is typed in the current directory."""
     relative = os.path.relpath(path)
     return str(path.absolute()) if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""What a run found, by op and dtype: counted where cases are judged, merged where the run is reported."""
+"""Count a run's results by op and dtype: where cases are judged, then merged where the run is reported."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from conformance import power
+from conformance import bound_power
 from conformance.cases import Case, canonical, dtype_of
 from conformance.checks import DEVIATION, UNCLAIMED
 from conformance.coverage import Counter, Coverage, Seen
@@ -19,7 +19,7 @@ from conformance.runner import NOT_PROVIDED, Verdict
 EDGES = tuple(2.0**power for power in range(-10, 1))
 """Upper edges of the buckets in which shares of the bound are counted, after those of exactly 0; then over 1."""
 COUNTS = ("cases", "passed", "failed", "not_provided", "deviated", "out_of_memory", "refused", "legal")
-"""What is added up of a record."""
+"""The fields of a record that are added up."""
 
 
 class Worst(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Worst(msgspec.Struct, frozen=True):
 
 
 class Example(msgspec.Struct):
-    """How often something was seen, and one case that shows it."""
+    """The number of times that something was seen, and one case that shows it."""
 
     count: int
     case: Case
@@ -64,16 +64,16 @@ class Record(msgspec.Struct):
     legal: int = 0
     """Calls that were drawn as legal ones, and have a verdict."""
     legal_refused: Example | None = None
-    """Those of them that torch refuses all the same."""
+    """The legal ones that torch refuses all the same."""
     left_out: dict[str, Example] = {}
-    """Calls that the implementation leaves out, by what it says; they are among the not provided."""
+    """Calls that the implementation leaves out, by its reason; they are among the not provided."""
     worst: Worst | None = None
     torch_largest: float | None = None
     """The largest share of the bound that torch itself used in any case."""
     ulps: float | None = None
     """The largest error in units in the last place, among those that passed."""
     torch_ulps: float | None = None
-    """torch's own, in any case."""
+    """The same of torch's own results, in any case."""
     shares: list[int] = []
     """Cases by the largest share of the bound that they used: exactly 0, up to each of ``EDGES``, over 1."""
     failures: list[Failure] = []
@@ -175,11 +175,11 @@ class Tally:
                 _worse(mine, other.worst)
 
     def sorted(self) -> list[Record]:
-        """All records, by op and dtype."""
+        """Return all records, by op and dtype."""
         return [self.records[key] for key in sorted(self.records)]
 
     def by_op(self) -> list[Record]:
-        """One record for each op, its dtypes added up."""
+        """Return one record for each op, its dtypes added up."""
         total = Tally()
         total.merge(msgspec.structs.replace(record, dtype="") for record in self.sorted())
         return total.sorted()
@@ -195,11 +195,11 @@ _PARTS = (
     ("excused", "deviated"),
     ("out of memory", "out_of_memory"),
 )
-"""What the cases of a record are divided into, by name; but for the last one each is a column."""
+"""The parts into which the cases of a record are divided, by name; all but the last one are columns."""
 
 
 def table(records: list[Record]) -> list[str]:
-    """The records as lines of text: one for each op, what they add up to, then by name what was not judged or is
+    """Return the records as lines of text: one for each op, their sums, then by name what was not judged or is
     excused."""
     head = ("op", "cases", "passed", "failed", *(name for name, _ in _PARTS[:-1]), "of the bound", "torch", "in")
     rows = [
@@ -240,11 +240,11 @@ def document(
     complaints: Sequence[str] = (),
     whole: bool = True,
 ) -> bytes:
-    """The metrics file: ``about`` the run (implementation, device, profile, seed), the versions, the records, which
-    pairs of features were tried, and why the run failed beside failing cases. Not ``whole``: without
-    power, which takes seconds."""
+    """Return the metrics file: ``about`` the run (implementation, device, profile, seed), the versions, the records,
+    which pairs of features were tried, and why the run failed beside failing cases. Not ``whole``: without power, which
+    takes seconds."""
     counted = [record for record in records if record.cases > record.not_provided] if whole else []
-    found = (power.power(record.op, record.dtype) for record in counted)
+    found = (bound_power.power(record.op, record.dtype) for record in counted)
     data = {"schema": 1, **about, **environment(), "power": [one for one in found if one]}
     data |= {"complaints": complaints, "coverage": coverage, "records": records}
     return msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"

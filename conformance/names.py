@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str]) -> str:
-    """The message: the valid names that are nearest, then all of them."""
+    """Return the message: the valid names that are nearest, then all of them."""
     names = list(valid)
     near = difflib.get_close_matches(name.lower(), names)
     every = f"alid are {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""What the right answer is: exact inputs in float64, and double-double or mpmath where the operands are float64.
+"""Compute the right answer: in float64 from the exact inputs, and in double-double or mpmath for float64 operands.
 
 A double-double is an unevaluated sum of two float64, high = the nearest float64 to the sum, good for about 106 bits.
 The error-free transforms are Dekker's and Knuth's (T. J. Dekker, A floating-point technique for extending the
@@ -21,14 +21,14 @@ Double = tuple[np.ndarray, np.ndarray]
 
 _SPLITTER = 2.0**27 + 1
 _CHUNK = 1 << 18
-"""Products held at once by ``matmul``: few enough for a processor's cache."""
+"""The products that ``matmul`` holds at once: few enough for a processor's cache."""
 
 
 # --- exact inputs ------------------------------------------------------------------------------------------------
 
 
 def operand(value: torch.Tensor | bool | int | float, dtype: torch.dtype) -> np.ndarray:
-    """The float64 values that enter an operation whose common dtype is ``dtype``.
+    """Return the float64 values that enter an operation whose common dtype is ``dtype``.
 
     As torch on CUDA does it: tensors, 0-d ones too, are converted to ``dtype``; a Python scalar is converted to the
     compute dtype, which has more bits than a half ``dtype``.
@@ -39,7 +39,7 @@ def operand(value: torch.Tensor | bool | int | float, dtype: torch.dtype) -> np.
 
 
 def exact_scalar(value: torch.Tensor | bool | int | float, dtype: torch.dtype) -> bool:
-    """Whether ``value`` as ``operand`` gives it fits in ``dtype`` itself."""
+    """Tell whether ``value`` as ``operand`` gives it fits in ``dtype`` itself."""
     if isinstance(value, torch.Tensor):
         return True
     wide = torch.tensor(float(value), dtype=torch.float64).to(compute_dtype(dtype))
@@ -47,7 +47,7 @@ def exact_scalar(value: torch.Tensor | bool | int | float, dtype: torch.dtype) -
 
 
 def in_range(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """False where a finite ``value`` is beyond the largest number of ``dtype``'s compute dtype."""
+    """Return False where a finite ``value`` is beyond the largest number of ``dtype``'s compute dtype."""
     return ~(np.isfinite(value) & (np.abs(value) > FORMATS[compute_dtype(dtype)].max))
 
 
@@ -55,7 +55,7 @@ def in_range(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 def two_sum(a: np.ndarray, b: np.ndarray) -> Double:
-    """a + b exactly, as its rounding and the rest; the rest is 0 where the sum is not finite."""
+    """Return a + b exactly, as its rounding and the rest; the rest is 0 where the sum is not finite."""
     high = a + b
     # The larger one first (Dekker): no step overflows where the sum itself does not.
     ordered = np.abs(a) >= np.abs(b)
@@ -71,7 +71,7 @@ def _split(a: np.ndarray) -> Double:
 
 
 def two_product(a: np.ndarray, b: np.ndarray) -> Double:
-    """a * b exactly, for magnitudes between 2^-400 and 2^400 (and zero)."""
+    """Return a * b exactly, for magnitudes between 2^-400 and 2^400 (and zero)."""
     high = a * b
     ah, al = _split(a)
     bh, bl = _split(b)
@@ -79,7 +79,7 @@ def two_product(a: np.ndarray, b: np.ndarray) -> Double:
 
 
 def _scale(high: np.ndarray, low: np.ndarray, exponent: np.ndarray) -> Double:
-    """(high + low) 2^exponent rounded correctly, subnormal results and overflow included, and the rest of it."""
+    """Return (high + low) 2^exponent rounded correctly, subnormal results and overflow included, and the rest of it."""
     value = np.ldexp(high, exponent)
     steps = np.ldexp(high, exponent + 1074)
     subnormal = np.abs(steps) < 2.0**52
@@ -94,7 +94,7 @@ def _scale(high: np.ndarray, low: np.ndarray, exponent: np.ndarray) -> Double:
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> Double:
-    """a * b of float64 arrays, correctly rounded, and the rest; infinities and NaN as IEEE 754 has them."""
+    """Return a * b of float64 arrays, correctly rounded, and the rest; infinities and NaN as IEEE 754 has them."""
     with np.errstate(all="ignore"):
         ma, ea = np.frexp(a)
         mb, eb = np.frexp(b)
@@ -104,7 +104,8 @@ def multiply(a: np.ndarray, b: np.ndarray) -> Double:
 
 
 def divide(a: np.ndarray, b: np.ndarray) -> Double:
-    """a / b of float64 arrays, correctly rounded, and the rest; zeros, infinities and NaN as IEEE 754 has them."""
+    """Return a / b of float64 arrays, correctly rounded, and the rest; zeros, infinities and NaN as IEEE 754 has
+    them."""
     with np.errstate(all="ignore"):
         ma, ea = np.frexp(a)
         mb, eb = np.frexp(b)
@@ -116,7 +117,7 @@ def divide(a: np.ndarray, b: np.ndarray) -> Double:
 
 
 def add_product(a: np.ndarray, alpha: np.ndarray, b: np.ndarray) -> tuple[Double, np.ndarray]:
-    """a + alpha * b of float64 arrays, rounded, and the rest; beside it the product alpha * b, rounded."""
+    """Return a + alpha * b of float64 arrays, rounded, and the rest; beside it the product alpha * b, rounded."""
     with np.errstate(all="ignore"):
         product, product_rest = multiply(alpha, b)
         high, low = two_sum(a, product)
@@ -127,7 +128,7 @@ def add_product(a: np.ndarray, alpha: np.ndarray, b: np.ndarray) -> tuple[Double
 
 
 def matmul(a: np.ndarray, b: np.ndarray) -> Double:
-    """(M, K) @ (K, N) of float64 arrays of finite numbers in double-double; about 10 Mi products a second.
+    """Return (M, K) @ (K, N) of float64 arrays of finite numbers in double-double; about 10 Mi products a second.
 
     Rows of ``a`` and columns of ``b`` are scaled to a largest element near 2^300, so that products neither overflow
     nor, down to 2^-1250 of the largest, underflow. Elements of the result that lie lower are left to mpmath.
@@ -178,13 +179,13 @@ PRECISION = 120
 
 
 def to_double(value: mpmath.mpf) -> tuple[float, float]:
-    """The nearest float64 to an mpmath number, and the rest; the rest is 0 where the first is not finite."""
+    """Return the nearest float64 to an mpmath number, and the rest; the rest is 0 where the first is not finite."""
     high = float(value)
     return (high, float(value - high)) if math.isfinite(high) else (high, 0.0)
 
 
 def by_mpmath(function: Callable[..., list[mpmath.mpf]], *rows: np.ndarray) -> Double:
-    """``function`` over lists of mpmath numbers, applied to each row (last axis) of ``rows``; all of one shape.
+    """Apply ``function``, which takes lists of mpmath numbers, to each row (last axis) of ``rows``, all of one shape.
 
     About 10 us an element: keep float64 cases small.
     """
@@ -199,8 +200,8 @@ def by_mpmath(function: Callable[..., list[mpmath.mpf]], *rows: np.ndarray) -> D
 
 
 def refine(value: np.ndarray, function: Callable[..., mpmath.mpf], *operands: np.ndarray) -> Double:
-    """An elementwise ``value`` of float64 operands, by mpmath where all of them are finite and not zero and it is not
-    NaN; elsewhere, where signs of zeros and infinities are at stake, as it is."""
+    """Refine an elementwise ``value`` of float64 operands by mpmath where all of them are finite and not zero and it is
+    not NaN; elsewhere, where signs of zeros and infinities are at stake, as it is."""
     operands = tuple(np.broadcast_arrays(*operands))
     plain = ~np.isnan(value)
     for operand_ in operands:

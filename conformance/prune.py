@@ -1,4 +1,4 @@
-"""Which saved cases may go: those that show nothing that others in their folder do not show."""
+"""Find saved cases that show nothing beyond what the others in their folder show."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from conformance.cases import Case
 from conformance.sequences import CallSequence
 
 Shown = frozenset[tuple[str, ...]]
-"""Features and pairs of features that a case has; and what it was kept for."""
+"""The features and pairs of features of a case, and its note."""
 
 
 def redundant(folder: Path) -> dict[Path, str]:
-    """The files in ``folder`` that may go, each with the reason. None that holds a permanent case, and none of those
-    that ship with the harness, which people chose.
+    """Return the files in ``folder`` that may go, each with the reason: none with a permanent case, and none that ships
+    with the harness, since people chose those.
 
     Raises CaseError: a file holds no case.
     """
@@ -27,7 +27,7 @@ def redundant(folder: Path) -> dict[Path, str]:
         return {}
     known = {sequences.identity(_read(path)): path for path in corpus.files([corpus.SHIPPED, corpus.LARGE])}
     saved, reasons, covered = dict[Path, Case](), dict[Path, str](), set[tuple[str, ...]]()
-    for path in corpus.files([folder]):
+    for path in sorted(folder.glob("*.json")):
         try:
             one = _read(path)
         except cases.UnknownOp:
@@ -35,7 +35,7 @@ def redundant(folder: Path) -> dict[Path, str]:
             continue
         if isinstance(one, Case):
             saved[path] = one
-        # Which calls disturb one another no feature tells: a sequence goes only where it is there twice.
+        # No feature tells which calls disturb one another: a sequence goes only where it is there twice.
         elif (kept := known.setdefault(sequences.identity(one), path)) != path:
             reasons[path] = f"the same sequence as {kept}"
     for path in sorted(saved, key=lambda path: _rank(saved[path])):
@@ -52,14 +52,14 @@ def redundant(folder: Path) -> dict[Path, str]:
 
 
 def shows(case: Case) -> Shown:
-    """What a case shows: of a failure, which check of whom failed belongs to it."""
+    """Return the features and pairs that a case shows, and its note: which check of which implementation failed."""
     names = sorted(features.names(specs.registry()[case.op].features(case)))
     pairs = ((case.op, *names) for names in itertools.combinations(names, 2))
     return frozenset({*pairs, *((case.op, name) for name in names), (case.op, f"note={case.note}")})
 
 
 def drop(paths: Iterable[Path]) -> Iterator[Path]:
-    """Remove case files and the scripts beside them; yields what was removed."""
+    """Remove case files and the scripts beside them; yield each removed file."""
     for path in paths:
         for file in (path, path.with_name(f"repro_{path.stem}.py")):
             if file.exists():
@@ -68,7 +68,7 @@ def drop(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def _rank(case: Case) -> tuple[bool, int, int, str]:
-    """In which order cases are kept: permanent ones, then those that show the most, of these the smallest."""
+    """Return the rank by which cases are kept: permanent ones, then those that show the most, of these the smallest."""
     elements = sum(math.prod(spec.shape) for spec in cases.operands(case))
     return not case.permanent, -len(shows(case)), elements, cases.case_id(case)
 

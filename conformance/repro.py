@@ -1,4 +1,4 @@
-"""``repro_<id>.py``: one case as a script that needs torch and an implementation, and nothing of this project."""
+"""Write ``repro_<id>.py``: one case as a script that needs torch and an implementation, and nothing of this project."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, distribution, dress, environment, forms, guards, messages, standalone
+from conformance import bounds, call_contexts, environment, forms, guards, mask_statistics, messages, repro_runtime
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import Outcome, builtin_class
+from conformance.checks.gradients import expected as expected_gradients
+from conformance.checks.gradients import told, wish
 from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
 from conformance.runner import Verdict, prepare
@@ -26,21 +28,23 @@ from conformance.spec import Expected
 from strategies.specs import TensorSpec
 
 MAX_BYTES = 2**26
-"""Storage of all inputs together that a script can hold; a shrunk case has a few bytes."""
+"""The most bytes of all inputs together that a script can hold; a shrunk case has a few."""
 MAX_PLACES = 4096
-"""Elements of a result that a script judges: all, or the worst and others spread evenly."""
+"""The most elements of a result that a script judges: all, or the worst and others spread evenly."""
 ACROSS_CALLS = ("keywords", "batch_invariant", "config_invariant", "settings", "inplace", "aliasing", "special_values")
-"""Checks that may fail although each call by itself, as it is made without the harness, is right."""
+"""Checks that may fail although each call is right by itself, made without the harness."""
 
 
 class ReproError(ValueError):
-    """A case of which no script can be made."""
+    """The error of a case of which no script can be made."""
 
 
 def script(case: Case, verdict: Verdict, implementation: Implementation, device: torch.device) -> str:
-    """The script's text. Raises ReproError where the inputs are too large to be embedded, or where the check compares
-    calls that a script of one call does not make."""
-    failure, name = verdict.failure, f"repro_{case_id(case)}.py"
+    """Return the script's text. Raises ReproError where the inputs are too large to be embedded, or where the check
+    compares calls that a script of one call does not make."""
+    failure = verdict.failure
+    if failure and failure.check == "gradients":
+        return _script(case, verdict, implementation, device, *_differentiated(case, verdict, device))
     if failure and failure.case is not None:
         case = failure.case
     elif failure and failure.check in ACROSS_CALLS:
@@ -65,11 +69,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     failed = verdict.failure.check if verdict.failure else ""
     copies, reference = "written" in prepared.spec.checks, prepared.reference.operands
     data = {
-        "id": case_id(case),
-        "op": case.op,
         "reference": _qualified(prepared.spec.reference, case.op),
-        "implementation": implementation.name,
-        "device": str(device),
         "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
         "operands": [_operand(tensor) for tensor in prepared.inputs],
@@ -84,11 +84,27 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "layouts": "layout_invariant" in implementation.claims(case.op),
         "deterministic": failed == "deterministic" or "deterministic" in implementation.claims(case.op),
     }
-    # What the rest of the script takes from other modules, and the names under which it gets that.
-    parts: dict[str, ModuleType] = {"faults": distribution} if any(result["random"] for result in results) else {}
+    return _script(case, verdict, implementation, device, data, _call(case))
+
+
+def _script(
+    case: Case,
+    verdict: Verdict,
+    implementation: Implementation,
+    device: torch.device,
+    data: dict[str, Any],
+    call: str,
+) -> str:
+    """Return the text of a script with these data that makes this call."""
+    results, failed = data["results"], data["failed"]
+    data = {"id": case_id(case), "op": case.op, **data, "implementation": implementation.name, "device": str(device)}
+    # The parts that the script takes from other modules, by the names under which it gets them.
+    parts: dict[str, ModuleType] = {}
+    if any(result["random"] for result in results):
+        parts = {"faults": mask_statistics, "favoured": mask_statistics}
     if failed in ("guard_bands", "fully_written"):
         parts["guarded"] = guards
-    dresses = (dress,) if dress.is_dressed(case.form) else ()
+    dresses = (call_contexts,) if call_contexts.is_dressed(case.form) else ()
     # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
     found = environment.line(implementation.name, messages.device_name(device))
     about = f"{messages.call(case)}\n{messages.findings(verdict)}\n{found}"
@@ -96,17 +112,17 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         (
             f'"""A call of {case.op} that goes wrong. Needs torch, and nothing of the harness that found it.',
             "",
-            f"    python {name} [IMPLEMENTATION]",
+            f"    python repro_{case_id(case)}.py [IMPLEMENTATION]",
             "",
             "IMPLEMENTATION is a module, or module:object, with torch's signatures, or torch itself.",
             "Exits with 1 where something is wrong, with 0 where nothing is.",
             '"""',
             "",
             *(f"# {line}".rstrip() for line in about.splitlines()),
-            inspect.getsource(standalone).split('"""', 2)[2],
-            *(inspect.getsource(part).split('"""', 2)[2] for part in (*parts.values(), *dresses)),
+            inspect.getsource(repro_runtime).split('"""', 2)[2],
+            *(inspect.getsource(part).split('"""', 2)[2] for part in dict.fromkeys((*parts.values(), *dresses))),
             "",
-            _call(case),
+            call,
             "",
             "",
             f"CASE = {pprint.pformat(data, width=120, sort_dicts=False)}",
@@ -118,8 +134,57 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     )
 
 
+def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple[dict[str, Any], str]:
+    """Return the data and the call of a case whose gradients are wrong. Raises ReproError."""
+    prepared, message = prepare(case, device), verdict.failure.message if verdict.failure else ""
+    way = wish(case, prepared.reference.value)
+    if not message.startswith(told(way)):
+        raise ReproError("of gradients that there are not")
+    if way.kind == "overwritten":
+        raise ReproError("since it is right that such a call raises")
+    if "distribution" in prepared.spec.checks:
+        raise ReproError("of gradients that depend on what was drawn")
+    inputs = way.inputs()
+    answers = expected_gradients(prepared.spec, way, inputs, None)
+    results = []
+    for number, answer in zip(way.wanted, answers, strict=True):
+        one = torch.zeros(inputs[number].shape, dtype=inputs[number].dtype)
+        found = answer or Expected(one.double(), judged=torch.zeros((), dtype=torch.bool), bound=one.double())
+        results.append(_result(one, found, prepared.reference, verdict) | {"strides": None, "shares": True})
+    data = {
+        "reference": _qualified(prepared.spec.reference, case.op),
+        "seed": seed(case),
+        "precision": torch.get_float32_matmul_precision(),
+        "operands": [_operand(tensor) for tensor in inputs],
+        "writes": [],
+        "written": {},
+        "moved": None,
+        "refusal": None,
+        "may_refuse": None,
+        "tuple": True,
+        "results": results * (1 + way.twice),
+        "failed": "gradients",
+        "layouts": False,
+        "deterministic": False,
+    }
+    plain = _call(way.case).partition("return ")[2]
+    again = " + torch.autograd.grad(value, wanted, dout, allow_unused=True)" if way.twice else ""
+    lines = (
+        f"def call({case.op}, operands):",
+        "    *operands, dout = operands",
+        f"    for n in {list(way.wanted)}:",
+        "        operands[n] = operands[n].detach().requires_grad_()",
+        f"    value, wanted = {plain}, [operands[n] for n in {list(way.wanted)}]",
+        f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
+        "    # None stands for zeros.",
+        f"    zeros = [torch.zeros_like(one) for one in wanted]{' * 2' if way.twice else ''}",
+        "    return tuple(zero.detach() if one is None else one for one, zero in zip(found, zeros, strict=True))",
+    )
+    return data, "\n".join(lines)
+
+
 def _call(case: Case) -> str:
-    """The call, as it would be written by hand."""
+    """Return the call as it would be written by hand."""
     count = 0
 
     # Operands are numbered in the order of the plain form.
@@ -140,7 +205,7 @@ def _call(case: Case) -> str:
                 return f"torch.{name}"
             case Variant(name):
                 variant = f"importlib.import_module('torch.nn.attention.bias').CausalVariant.{name}"
-                return f"own({case.op}, {variant})" if case.form == forms.dress.OWN else variant
+                return f"own({case.op}, {variant})" if case.form == forms.call_contexts.OWN else variant
             case Ints(items):
                 return repr(list(items))
             case NonFinite(value):
@@ -172,10 +237,10 @@ def _call(case: Case) -> str:
     positional, named = forms.arguments(case, args, texts)
     parts = [f"{x}" for x in positional] + [f"{name}={value}" for name, value in named.items()]
     made = f"{case.op}({', '.join(parts)})"
-    if not dress.is_dressed(case.form):
+    if not call_contexts.is_dressed(case.form):
         return f"def call({case.op}, operands):\n    return {made}"
     inplace = case.kwargs.get("inplace") is True
-    writes = dress.kept(case.form, sorted(specs.registry()[case.op].writes(case)), inplace)
+    writes = call_contexts.kept(case.form, sorted(specs.registry()[case.op].writes(case)), inplace)
     return "\n".join(
         (
             f"def call({case.op}, operands):",
@@ -207,7 +272,7 @@ def _storage(tensor: torch.Tensor) -> str:
 
 
 def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdict: Verdict) -> dict[str, Any]:
-    """What is expected of one result. Approximate ones as the interval in which each element has to lie."""
+    """Return the expectations of one result; for an approximate one the interval in which each element has to lie."""
     value, places = expected.value.reshape(-1), _places(result, verdict)
     judged = np.ones(len(places), bool)
     if expected.judged is not None:
@@ -222,7 +287,7 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         "dtype": _Code(str(result.dtype)),
         "strides": list(result.stride()),
         "same_as": next((i for i, operand in enumerate(reference.operands) if operand is result), None),
-        "traits": dress.traits(result),
+        "traits": call_contexts.traits(result),
         "shares": result.untyped_storage().data_ptr() in pointers,
         "places": _pack(places),
         "judged": _pack(judged),
@@ -249,11 +314,12 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
 def _random(result: torch.Tensor, expected: Expected) -> dict[str, Any]:
     instead, seen = expected.instead, kept(result, expected)[1]
     assert instead is not None
-    return {"instead": _pack(instead.numpy()), "seen": _pack(seen.numpy()), "chance": expected.chance}
+    chance, repeats = expected.chance, mask_statistics.enough(expected.chance, instead.numel())
+    return {"instead": _pack(instead.numpy()), "seen": _pack(seen.numpy()), "chance": chance, "repeats": repeats}
 
 
 def interval(value: float, rest: float, bound: float, ulp: float, form: bounds.Format) -> tuple[float, float]:
-    """The smallest and the largest float64 that pass where the oracle is ``value + rest``: the rule of
+    """Return the smallest and the largest float64 that pass where the oracle is ``value + rest``: the rule of
     ``compare.compare``, solved for the output. NaN where NaN alone passes."""
     if math.isnan(value) or (math.isinf(value) and not form.infinite):
         return math.nan, math.nan
@@ -268,7 +334,7 @@ def interval(value: float, rest: float, bound: float, ulp: float, form: bounds.F
 
 
 def _inward(end: Fraction, towards: float) -> float:
-    """The float64 nearest to ``end`` on the side of ``towards``."""
+    """Return the float64 nearest to ``end`` on the side of ``towards``."""
     try:
         found = float(end)
     except OverflowError:
@@ -279,7 +345,7 @@ def _inward(end: Fraction, towards: float) -> float:
 
 
 def _places(result: torch.Tensor, verdict: Verdict) -> np.ndarray:
-    """Linear indices of the elements that the script judges."""
+    """Return the linear indices of the elements that the script judges."""
     if result.numel() <= MAX_PLACES:
         return np.arange(result.numel(), dtype=np.int64)
     places = set(range(0, result.numel(), -(-result.numel() // (MAX_PLACES - 1))))
@@ -294,8 +360,8 @@ def _pack(array: np.ndarray) -> str:
 
 
 def _qualified(reference: Any, op: str) -> str:
-    """Where a script finds torch's function, as ``module:name``: the reference itself, or what a reference with a
-    signature of its own stands for; empty where torch has no such function."""
+    """Return where a script finds torch's function, as ``module:name``: the reference itself, or the function that a
+    reference with a signature of its own stands for; empty where torch has no such function."""
     spaces = [space for space in TORCH_SPACES if hasattr(space, op)]
     if not spaces:
         return ""

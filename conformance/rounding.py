@@ -11,17 +11,17 @@ import torch
 from conformance import bounds
 
 IEEE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes of results that are judged for this."""
+"""The dtypes of results that are judged for correct rounding."""
 
 
 def nearest(value: np.ndarray, dtype: torch.dtype, low: np.ndarray | None = None) -> np.ndarray:
-    """The number of ``dtype`` nearest to ``value + low``, as float64; ties to even, infinite beyond the largest.
+    """Return the number of ``dtype`` nearest to ``value + low``, as float64; ties to even, infinite beyond the largest.
 
     ``low``: what the exact number has beyond its rounding to float64, which decides what looks like a tie."""
     if dtype == torch.float64:
         return value
     form, step = bounds.FORMATS[dtype], bounds.ulp(value, dtype)
-    # Steps are powers of two: nothing is rounded but here.
+    # Steps are powers of two: nothing else is rounded.
     with np.errstate(all="ignore"):
         steps = value / step
         found = np.rint(steps)
@@ -33,15 +33,15 @@ def nearest(value: np.ndarray, dtype: torch.dtype, low: np.ndarray | None = None
 
 
 def through(value: np.ndarray, dtypes: Iterable[torch.dtype], low: np.ndarray | None = None) -> np.ndarray:
-    """``value + low`` rounded to one dtype after the other."""
+    """Return ``value + low`` rounded to one dtype after the other."""
     for dtype in dtypes:
-        # Rounding to float64 is what took the rest away.
+        # Rounding to float64 took the rest away.
         value, low = nearest(value, dtype, low), None
     return value
 
 
 def ways(computed: Sequence[torch.dtype], output: torch.dtype) -> list[tuple[torch.dtype, ...]]:
-    """The roundings that one operation in the last dtype of ``computed``, stored as ``output``, may go through.
+    """Return the roundings that one operation in the last dtype of ``computed``, stored as ``output``, may go through.
 
     ``computed``: the dtype of the result, before it the wider one that torch computes in; that one may be left out.
     torch, and so may others, casts float64 to the half types by way of float32.

@@ -1,18 +1,18 @@
-"""Judging one case: a function of the case, the implementation and the device, and of nothing else."""
+"""Judge one case: a function of the case, the implementation and the device, and of nothing else."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 import strategies.tensors
-from conformance import calls, cases, deviations, forms, runtime, stand_ins
+from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime
 from conformance import spec as specs
 from conformance.calls import Local, Remote
 from conformance.cases import Case
@@ -34,13 +34,13 @@ from conformance.spec import Call, OpSpec
 NOT_PROVIDED = "not_provided"
 OUT_OF_MEMORY = "out_of_memory"
 REASON = 100
-"""Characters that are kept of why an implementation leaves a call out."""
+"""The most characters that are kept of the reason why an implementation leaves a call out."""
 CRASH, TIMEOUT = "crash", "timeout"
-"""What failures are called that no check finds: the process that judged the case died, or took too long."""
+"""The names of failures that no check finds: the process that judged the case died, or took too long."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What came of one case.
+    """The result of judging one case.
 
     ``status``: "passed"; "failed"; "not_provided", the implementation lacks the op or leaves the call out by
     declaration; "deviation", torch itself, where it is known to differ from the oracle; "out_of_memory", nothing was
@@ -61,24 +61,24 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def torch_share(self) -> float | None:
-        """torch's own, by the same measure."""
+        """torch's own share, by the same measure."""
         return next((finding.torch_share for finding in self.findings if finding.torch_share is not None), None)
 
     @property
     def reason(self) -> str:
-        """What the implementation says of a call that it leaves out."""
+        """The implementation's reason for leaving a call out."""
         return next(
             (finding.message for finding in self.findings if finding.status == NOT_PROVIDED), "it has no such function"
         )
 
     @property
     def failure(self) -> Finding | None:
-        """The finding after which a failure is called: the first that failed."""
+        """The finding that a failure is named after: the first that failed."""
         return next((finding for finding in self.findings if finding.status == FAILED), None)
 
 
 LARGE = {"": 1 << 24, "vectorised": 1 << 20, "interpreted": 0}
-"""Elements that a large call may have, by how the implementation runs Triton's kernels on the device."""
+"""The most elements that a large call may have, by how the implementation runs Triton's kernels on the device."""
 
 
 class DeviceError(ValueError):
@@ -86,7 +86,7 @@ class DeviceError(ValueError):
 
 
 class Answered(NamedTuple):
-    """What torch answers to a case."""
+    """torch's answer to a case."""
 
     reference: Outcome
     call: Call
@@ -94,10 +94,10 @@ class Answered(NamedTuple):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """All about a case on a device that does not depend on the implementation.
+    """A case on a device, with all that does not depend on the implementation.
 
-    torch is asked when its answer is first needed, after the first call of what is judged: whatever that can read,
-    the memory of this process among it, there is no answer yet.
+    torch is asked when its answer is first needed, after the first call of the implementation: whatever that reads,
+    even the memory of this process, holds no answer yet.
     """
 
     case: Case
@@ -105,7 +105,7 @@ class Prepared(msgspec.Struct, frozen=True):
     device: torch.device
     inputs: tuple[torch.Tensor, ...]
     given: Call
-    """Without a result."""
+    """The call without a result."""
     known: list[Answered] = msgspec.field(default_factory=list)
 
     @property
@@ -132,7 +132,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def _ask(self) -> Answered:
         on_cpu, reference = self.device.type == "cpu", self.spec.reference
-        asked = stand_ins.answer(self.case.op, reference, self.given) if on_cpu else reference
+        asked = cpu_cuda_differences.answer(self.case.op, reference, self.given) if on_cpu else reference
         outcome = msgspec.structs.replace(self, case=forms.asked(self.case)).invoke(Local(asked))
         if outcome.error is not None and is_out_of_memory(outcome.error):
             raise outcome.error
@@ -148,6 +148,7 @@ class Prepared(msgspec.Struct, frozen=True):
         maker: Local | Remote,
         *,
         seeded: bool = True,
+        seed_by: int = 0,
         guard: tuple[int, int] | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
         names: Sequence[str] = (),
@@ -158,19 +159,23 @@ class Prepared(msgspec.Struct, frozen=True):
         state: bool = False,
         other: bool = False,
         before: str | None = None,
+        gradients: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Let ``maker`` make the call on operands of its own.
 
-        Before each call torch's generators are seeded from the case, unless not ``seeded``.
+        Before each call torch's generators are seeded from the case, unless not ``seeded``; ``seed_by``: with a seed
+        that is so much larger.
         ``guard``: which poison lies in new memory and around operands, as of ``guards.Guard``; None leaves torch alone.
-        ``inputs``: other operands than those of the case, on the CPU.
-        ``names``: of the parameters, by which every argument is given then.
+        ``inputs``: other operands than the case's, on the CPU.
+        ``names``: the parameters' names, by which every argument is then given.
         ``watch``: look at every access of an interpreted kernel to memory; a fault ends the call.
         ``observe``: note the configurations that the call could have. ``configuration`` and ``setting``: the number of
         one to make it in.
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
-        ``surroundings.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
+        ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
         place since, or of operands that were freed for "new" ones.
+        ``gradients``: the wanted ones, as of ``checks.gradients.Wish``; the last of ``inputs`` is that of the
+        result.
         """
         inputs = self.inputs if inputs is None else inputs
         args, kwargs = forms.bind(self.case, inputs)
@@ -184,7 +189,7 @@ class Prepared(msgspec.Struct, frozen=True):
             form=self.case.form,
             written=sorted(self.spec.writes(self.case)),
             guard=guard,
-            seed=cases.seed(self.case) if seeded else None,
+            seed=cases.seed(self.case) + seed_by if seeded else None,
             watch=watch,
             observe=observe,
             configuration=configuration,
@@ -192,12 +197,13 @@ class Prepared(msgspec.Struct, frozen=True):
             state=state,
             other=other,
             before=before,
+            gradients=gradients,
         )
         return maker.made(call, inputs, self.device)
 
     def widened(self) -> Prepared | None:
-        """The same operands with torch's answer to the call that this one stands for, where torch refuses this one and
-        an implementation may take it; else None."""
+        """Return the same operands with torch's answer to the call that this one stands for, where torch refuses this
+        one and an implementation may take it; else None."""
         meant = self.spec.widened(self.case) if self.refusal is not None else None
         if meant is None:
             return None
@@ -205,11 +211,12 @@ class Prepared(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(derived, case=self.case, known=[derived.answered])
 
     def derived(self, case: Case) -> Prepared:
-        """The same for another call that follows from this case."""
+        """Return the same for another call that follows from this case."""
         return prepare(case, self.device)
 
     def guarded(self, maker: Local | Remote, *, fill: int = 0, around: int = 0, **how: Any) -> Outcome:
-        """``invoke`` with margins around all memory. ``fill`` and ``around`` choose the poison, as of ``Guard``."""
+        """Make the call as ``invoke`` does, with margins around all memory. ``fill`` and ``around`` choose the poison,
+        as of ``Guard``."""
         return self.invoke(maker, guard=(fill, around), **how)
 
 
@@ -223,7 +230,7 @@ def prepare(case: Case, device: torch.device | str) -> Prepared:
 
 
 def shared(prepared: Prepared) -> Prepared:
-    """The same, for several calls: the oracle is asked once."""
+    """Return the same for several calls, so that the oracle is asked once."""
     answers: dict[Any, Any] = {}
 
     def once(call: Call) -> Any:
@@ -261,7 +268,7 @@ def judge(
 def judge_prepared(
     prepared: Prepared, implementation: Implementation, checks: Sequence[str] | None = None, thorough: bool = True
 ) -> Verdict:
-    """``judge`` of a case that is prepared already: what several implementations are judged on is made once."""
+    """Judge a case that is prepared already, so that several implementations share its preparation."""
     case, identity = prepared.case, cases.case_id(prepared.case)
     if implementation.function(case.op) is None:
         return Verdict(identity, case.op, NOT_PROVIDED)
@@ -276,7 +283,7 @@ def judge_prepared(
     findings = []
     for check in applicable(trial, checks, thorough):
         # Other calls would only go wrong in the same way.
-        if check in (*SAMPLED, "bare") and any(finding.status == FAILED for finding in findings):
+        if check in (*SAMPLED, "bare", "gradients") and any(finding.status == FAILED for finding in findings):
             continue
         findings.append(trial.excused(CHECKS[check](trial), case, check))
         if check in LAST_WORD and findings[-1].status == FAILED:
@@ -286,12 +293,13 @@ def judge_prepared(
 
 
 def reason(error: BaseException | None) -> str:
-    """Why a call was left out, in a line."""
+    """Return in one line why a call was left out."""
     return " ".join(runtime.said(error).split())[:REASON] or "no reason given"
 
 
 def resolve_device(name: str, worker: int = 0) -> torch.device:
-    """The device for ``--device auto|cpu|cuda`` (or ``cuda:N``); worker ``n`` takes the n-th GPU, round and round.
+    """Return the device for ``--device auto|cpu|cuda`` (or ``cuda:N``); worker ``n`` takes the n-th GPU, round and
+    round.
 
     Raises DeviceError. Judging CPU tensors, also on a machine with a GPU, means Triton's interpreter, which has to be
     known before an implementation is imported.
@@ -325,7 +333,7 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
         reference=prepared.reference,
         refusal=prepared.refusal,
         ours=ours,
-        # What a call has changed once is put in order each time.
+        # State that a call has changed once is restored each time.
         attempt=functools.partial(prepared.guarded, maker, state=bool(ours.state)),
         bare=functools.partial(prepared.invoke, maker, state=True),
         derive=lambda case: tried(prepared.derived(case), implementation, False, thorough),
@@ -335,14 +343,14 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
 
 
 def excuses(implementation: Implementation, device: torch.device) -> Callable[[Case, str], str | None]:
-    """A function from a case and a check to the named deviation that excuses a failure; None: nothing does."""
+    """Return a function from a case and a check to the named deviation that excuses a failure; None: nothing does."""
     if implementation.name != TORCH:
         return lambda case, check: None
     return lambda case, check: deviations.named_deviation(case, check, device)
 
 
 def changed_inputs(prepared: Prepared) -> str:
-    """What differs between the inputs made now and those that the case was saved with."""
+    """Say how the inputs made now differ from those that the case was saved with; empty: not at all."""
     digests = prepared.case.digests
     found = [strategies.tensors.digest(tensor) for tensor in prepared.inputs] if digests else []
     return "; ".join(
@@ -353,8 +361,8 @@ def changed_inputs(prepared: Prepared) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out."""
-    # Of the CPU's memory torch says so with a plain RuntimeError.
+    """Tell whether memory ran out."""
+    # torch reports the CPU's memory with a plain RuntimeError.
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
     )

@@ -1,8 +1,8 @@
-"""Calls of what is judged, made from data in a process that holds torch and the implementation, and nothing of the
-harness: no reference, no oracle, no verdict. ``conformance.processes`` loads this file by its path.
+"""The judged process: it makes calls from data, and holds torch and the implementation, but no reference, no oracle and
+no verdict. ``conformance.forkserver`` loads this file by its path.
 
-The judge sends operands as bytes and arguments as JSON, and gets back in the same form what came of the call. It makes
-its own calls, of torch's functions, with ``perform`` too.
+The judge sends operands as bytes and arguments as JSON, and gets the outcome of the call back in the same form. It
+makes its own calls, of torch's functions, with ``perform`` too.
 """
 
 from __future__ import annotations
@@ -24,31 +24,33 @@ import torch
 
 
 def _beside(name):
-    """The module in a file beside this one: as part of the package, or by its path where this one was loaded so."""
+    """Load the module in a file beside this one: as part of the package, or by its path where this file was loaded
+    so."""
     if __package__:
         return importlib.import_module(f"{__package__}.{name}")
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    # Not among the modules, where what is judged would see it.
+    # Not entered in sys.modules, where the implementation would see it.
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-guards, dress, surroundings, staging = map(_beside, ("guards", "dress", "surroundings", "staging"))
+guards, call_contexts = map(_beside, ("guards", "call_contexts"))
+process_state, sequence_staging = map(_beside, ("process_state", "sequence_staging"))
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
 MOST_HEADER = 2**24
-"""Bytes of JSON in a message."""
+"""The most bytes of JSON in a message."""
 DECLARED = ("conformance_claims", "conformance_left_out")
 """Attributes of an implementation that the judge reads."""
 _LENGTH = struct.Struct("<Q")
 _KNOWN = -1
 """This size says that the other end holds the blob already."""
 _PARTS = 64
-"""Buffers that are sent at once: fewer than any system takes."""
+"""The most buffers that are sent at once: fewer than any system's limit."""
 
 
 def send(link, header, blobs=(), known=()):
@@ -74,15 +76,15 @@ def send(link, header, blobs=(), known=()):
 
 def held(known, blob):
     """Tell whether a bytearray is the blob, or equals it."""
-    # It compares with any buffer as fast as memory is read.
+    # Comparing with any buffer is as fast as reading memory.
     return known is blob or known == blob
 
 
 def receive(stream, most=2**62, known=()):
-    """The next message: its header, and its blobs.
+    """Return the next message: its header, and its blobs.
 
-    :param stream: What ``makefile("rb")`` of the socket gives.
-    :param most: The bytes of blobs that are taken.
+    :param stream: The result of ``makefile("rb")`` of the socket.
+    :param most: The most bytes of blobs that are taken.
     :param known: The blobs that the other end need not send again.
 
     Raises EOFError where the other end is closed, ValueError where the message is not of that form.
@@ -112,7 +114,7 @@ def _exactly(stream, size):
 
 
 def tensor_of(blob, described):
-    """A CPU tensor over the bytes of its whole storage, as ``describe_tensor`` says."""
+    """Return a CPU tensor over the bytes of its whole storage, as ``describe_tensor`` says."""
     dtype = getattr(torch, described["dtype"])
     storage = torch.frombuffer(blob, dtype=torch.uint8) if len(blob) else torch.empty(0, dtype=torch.uint8)
     empty = torch.empty(0, dtype=dtype)
@@ -120,7 +122,7 @@ def tensor_of(blob, described):
 
 
 def describe_tensor(tensor, offset=None):
-    """Dtype and place in its storage, as JSON has them."""
+    """Return dtype and place in the storage, as JSON has them."""
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
@@ -130,7 +132,7 @@ def describe_tensor(tensor, offset=None):
 
 
 def decode(value, operands):
-    """An argument that ``conformance.calls.encode`` has made data of."""
+    """Return the argument that ``conformance.calls.encode`` has made data of."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -166,24 +168,26 @@ def decode(value, operands):
 
 
 class Made:
-    """What came of a call: its operands afterwards, and a value or an exception."""
+    """The outcome of a call: its operands afterwards, and a value or an exception."""
 
     def __init__(self, operands=(), value=None, error=None):
         self.operands, self.value, self.error = tuple(operands), value, error
         self.fresh = False
         """Whether it allocated memory that torch does not fill."""
         self.trespass = ""
-        """What was written to a margin."""
+        """The description of a write to a margin; empty: none."""
         self.fault = ""
-        """What the interpreter saw a kernel do to memory that it must not."""
+        """The forbidden access to memory that the interpreter saw; empty: none."""
         self.moved = ()
         """For each operand, whether its version counter moved."""
         self.replaced = ()
         """For each operand, whether its storage is another one: not the same, resized."""
         self.state = []
-        """What it changed of its surroundings; they were put in order again."""
+        """The surroundings that it changed, which were restored."""
         self.configurations = []
         """The names of the configurations that the kernel could have had."""
+        self.reached = ""
+        """The last stage of a differentiated call: "forward" or "backward"; empty for other calls."""
 
 
 def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
@@ -195,11 +199,11 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         ``seed`` of torch's generators, or None; ``watch``, whether interpreted kernels are watched; ``observe``,
         whether configurations are asked for; ``configuration`` and ``setting``, the number of one to call it in, or
         None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
-        ``surroundings.other``; ``before``, None, or "same" or "new" where a call with other contents is made before, on
-        the same tensors or on others that lay where they lie.
+        ``process_state.other``; ``before``, None, or "same" or "new" where a call with other contents is made before,
+        on the same tensors or on others that lay where they lie; ``gradients``, None or what ``_differentiated`` takes.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
     :param passed: Classes of exceptions that are raised on.
-    :param stage: The ``staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
+    :param stage: The ``sequence_staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
     """
     device = torch.device(device)
     if call["before"]:
@@ -211,8 +215,8 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
             for number, tensor in enumerate(inputs)
         )
     else:
-        operands = stage.operands(inputs, call["follow"])
-        function = staging.under(call["follow"]["settings"], function, device)
+        operands = stage.operands(inputs, call["follow"], call["written"])
+        function = stage.under(call["follow"]["settings"], function)
     made = Made(operands)
     _make(made, function, call, device, guard, offers, passed)
     if stage is not None:
@@ -223,7 +227,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
 
 
 def _again(function, inputs, call, device, offers, passed):
-    """``perform`` without margins, on operands that a call before had with other contents."""
+    """Perform a call without margins, on operands that an earlier call had with other contents."""
     before = [_copy(tensor, torch.device("cpu")) for tensor in inputs]
     for tensor in before:
         _turn(tensor)
@@ -232,7 +236,7 @@ def _again(function, inputs, call, device, offers, passed):
         if len(made.operands) == len(contents) and all(map(_alike, made.operands, contents)):
             operands = tuple(map(_rewritten, made.operands, contents))
             if call["before"] != "behind":
-                # What is changed by way of NumPy or ``.data`` leaves no trace.
+                # Changes by way of NumPy or ``.data`` leave no trace.
                 torch.autograd.graph.increment_version(operands)
             if call["before"] == "new":
                 # As allocators do, which give freed memory out first.
@@ -245,7 +249,7 @@ def _again(function, inputs, call, device, offers, passed):
 
 
 def _turn(tensor):
-    """Other contents of a CPU tensor, of numbers that it holds already: its storage backwards, if it is of floats."""
+    """Change the contents of a CPU tensor to numbers that it holds already: reverse its storage, if it is of floats."""
     if tensor.dtype.is_floating_point:
         memory = guards.memory_of(tensor)
         words = memory[: len(memory) // tensor.itemsize * tensor.itemsize].view(-1, tensor.itemsize)
@@ -253,34 +257,38 @@ def _turn(tensor):
 
 
 def _rewritten(operand, tensor):
-    """An operand, given the contents of a CPU tensor in place, in all of its storage."""
+    """Give an operand the contents of a CPU tensor in place, in all of its storage, and return it."""
     guards.memory_of(operand).copy_(guards.memory_of(tensor))
     return operand
 
 
 def _alike(operand, tensor):
-    """Whether an operand lies in its storage as a CPU tensor does: a call may have resized it."""
+    """Tell whether an operand lies in its storage as a CPU tensor does: a call may have resized it."""
     sizes = (one.untyped_storage().nbytes() for one in (operand, tensor))
     return (operand.shape, operand.stride()) == (tensor.shape, tensor.stride()) and len(set(sizes)) == 1
 
 
 def _make(made, function, call, device, guard, offers, passed):
-    """Call the function, and note in ``made`` what came of it."""
-    stay = dress.kept(call["form"], call["written"], call["kwargs"].get("inplace") is True)
-    given = dress.dressed(call["form"], made.operands, stay)
+    """Call the function, and note the outcome in ``made``."""
+    stay = call_contexts.kept(call["form"], call["written"], call["kwargs"].get("inplace") is True)
+    given = call_contexts.dressed(call["form"], made.operands, stay)
+    wish = call["gradients"]
+    if wish is not None:
+        made.reached = "forward"
+        given = [one.detach().requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(given)]
     args = [decode(value, given) for value in call["args"]]
     kwargs = {name: decode(value, given) for name, value in call["kwargs"].items()}
-    if call["form"] == dress.OWN:
-        kwargs = {name: dress.own(function, value) for name, value in kwargs.items()}
+    if call["form"] == call_contexts.OWN:
+        kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
     try:
         # The watch is the innermost: it sees what was allocated, and not how it is guarded.
         with (
-            # torch warns of every ``out`` that it resizes, and here that is what was asked for.
+            # torch warns of every ``out`` that it resizes, and here that is wanted.
             warnings.catch_warnings(record=True),
-            dress.surroundings(call["form"]),
-            surroundings.other(device) if call["other"] else contextlib.nullcontext(),
+            call_contexts.surroundings(call["form"]),
+            process_state.other(device) if call["other"] else contextlib.nullcontext(),
             _offered(offers, "conformance_settings", call["op"], call["setting"], call["setting"] is not None),
         ):
             if call["seed"] is not None:
@@ -291,24 +299,26 @@ def _make(made, function, call, device, guard, offers, passed):
                 _watch(call["watch"], given, [given[n] for n in call["written"]]) as watcher,
                 _offered(offers, "conformance_configurations", call["op"], call["configuration"], observed) as names,
             ):
-                noted = surroundings.note(device) if call["state"] else None
+                noted = process_state.note(device) if call["state"] else None
                 try:
                     made.value = function(*args, **kwargs)
+                    if wish is not None:
+                        made.value = _differentiated(made, given, wish)
                 finally:
                     if noted is not None:
-                        made.state = surroundings.restore(noted, device)
+                        made.state = process_state.restore(noted, device)
                 if watcher is not None:
                     watcher.check_written(made.value)
             made.configurations = [str(name) for name in names]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    # What is judged is somebody else's code: anything that it raises is a finding, never a crash of the run.
+    # The implementation is somebody else's code: anything that it raises is a finding, never a crash of the run.
     except BaseException as raised:
         if isinstance(raised, passed):
             raise
         made.value, made.error = None, raised
         made.fault = said(raised) if _is_memory_fault(raised) else ""
-    made.value = dress.undressed(call["form"], made.operands, given, made.value)
+    made.value = call_contexts.undressed(call["form"], made.operands, given, made.value)
     if call["state"]:
         made.state = (*made.state, *(f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)))
     made.moved = tuple(operand._version != was for operand, was in zip(made.operands, versions, strict=True))
@@ -316,9 +326,36 @@ def _make(made, function, call, device, guard, offers, passed):
     made.replaced = tuple(one._cdata != was._cdata for one, was in zip(now, storages, strict=True))
 
 
+def _differentiated(made, given, wish):
+    """Return the result, as ``made`` has it, and after it the gradient of each operand of ``wish["wanted"]`` for the
+    result's gradient, operand ``wish["dout"]``; with ``wish["twice"]`` all of them a second time, from the same graph.
+    Return the result alone where it knows nothing of gradients.
+
+    ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
+    """
+    value = made.value
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return value
+    result = value.detach()
+    if wish["overwritten"] is not None:
+        result = result.clone()
+        changed = value if wish["overwritten"] < 0 else given[wish["overwritten"]]
+        # torch writes no tensor with several elements at one address.
+        if torch._debug_has_internal_overlap(changed) == 0:
+            with torch.no_grad():
+                # Not by a sum alone, which a softmax would not notice.
+                changed.mul_(-2).add_(1)
+    made.reached, wanted, dout = "backward", [given[n] for n in wish["wanted"]], given[wish["dout"]]
+    found = []
+    for times_left in (1, 0) if wish["twice"] else (0,):
+        found += torch.autograd.grad(value, wanted, dout, retain_graph=bool(times_left), allow_unused=True)
+    return result, *found
+
+
 @contextlib.contextmanager
 def _offered(offers, name, op, number, wanted):
-    """The context of this name that the implementation offers, which gives a list; an empty one where it has none."""
+    """Enter the context of this name that the implementation offers, and yield its list; an empty one where there is
+    none."""
     found = getattr(offers, name, None) if wanted else None
     if found is None:
         yield ()
@@ -328,7 +365,7 @@ def _offered(offers, name, op, number, wanted):
 
 
 def _interpreter():
-    """The interpreter that runs Triton kernels in this process; None where nothing has installed it."""
+    """Return the interpreter that runs Triton kernels in this process; None where nothing has installed it."""
     # Not imported here: importing ntops chooses between interpreted and compiled, for the implementation to do.
     found = sys.modules.get("ntops.interpreter")
     return found if found is not None and found.installed() else None
@@ -353,8 +390,9 @@ def _seed(seed, device):
 
 
 def _copy(tensor, device):
-    """The same tensor in a storage of its own on the device: not a view of another, so that it may be resized."""
-    # As bytes: of bools torch copies truth values.
+    """Return the same tensor in a storage of its own on the device: not a view of another, so that it may be
+    resized."""
+    # As bytes: torch copies bools as truth values.
     storage = guards.memory_of(tensor).to(device, copy=True)
     result = torch.empty(0, dtype=tensor.dtype, device=device)
     return result.set_(storage.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -364,7 +402,7 @@ def _copy(tensor, device):
 
 
 def describe(made, inputs):
-    """What came of a call as JSON, and memory: of operands their storages, of results what they show.
+    """Return the outcome of a call as JSON, and memory: of operands their storages, of results what they show.
 
     Tensors that share a storage are told by its number. Margins are left out.
     """
@@ -376,7 +414,7 @@ def describe(made, inputs):
         if key not in numbers:
             whole = guards.memory_of(tensor).cpu()
             last = len(whole) - margin * tensor.itemsize
-            # torch may have moved it, out of sight of the margins.
+            # torch may have moved the operand, out of sight of the margins.
             if last < (tensor.storage_offset() + _extent(tensor)) * tensor.itemsize:
                 margin, last = 0, len(whole)
             numbers[key] = len(blobs)
@@ -391,7 +429,11 @@ def describe(made, inputs):
             return {"operand": same}
         if (which := _foreign(value)) is not None:
             return {"foreign": which}
-        about = {"device": str(value.device), "place": _key(value.untyped_storage()), "traits": dress.traits(value)}
+        about = {
+            "device": str(value.device),
+            "place": _key(value.untyped_storage()),
+            "traits": call_contexts.traits(value),
+        }
         plain = value.detach().resolve_conj().resolve_neg()
         if (number := numbers.get(about["place"])) is not None and plain.data_ptr() == value.data_ptr():
             size = plain.itemsize
@@ -415,6 +457,7 @@ def describe(made, inputs):
         "moved": list(made.moved),
         "replaced": list(made.replaced),
         "configurations": list(made.configurations),
+        "reached": made.reached,
     }
     if made.error is None:
         many = isinstance(made.value, tuple | list)
@@ -424,12 +467,12 @@ def describe(made, inputs):
 
 
 def _key(storage):
-    """What tells a storage from others that are there at the same time."""
+    """Return a number that identifies a storage among those that are there at the same time."""
     return storage.data_ptr() or storage._cdata
 
 
 def _extent(tensor):
-    """Elements from the first to the last that it shows."""
+    """Return the number of elements from the first to the last that it shows."""
     if not tensor.numel():
         return 0
     return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
@@ -440,7 +483,7 @@ def _bytes(memory):
 
 
 def _foreign(value):
-    """What a value is that is not a plain tensor with memory of its own; None where it is one."""
+    """Say what a value is that is not a plain tensor with memory of its own; None where it is one."""
     if value is None:
         return "None"
     kind = type(value)
@@ -463,7 +506,7 @@ def _described_error(error):
 
 
 def said(error):
-    """The text of an exception, whatever it holds and whatever str() of it does."""
+    """Return the text of an exception, whatever it holds and whatever str() of it does."""
     try:
         return _text(str(error))
     except BaseException as again:  # noqa: BLE001  (somebody else's code)
@@ -471,7 +514,7 @@ def said(error):
 
 
 def _text(value):
-    """A text that can be sent and printed, whatever it holds."""
+    """Return a text that can be sent and printed, whatever it holds."""
     plain = str.__str__(value) if isinstance(value, str) else "?"
     return plain.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
@@ -480,19 +523,19 @@ def _text(value):
 
 
 class _Server:
-    """Answers the judge. ``provider``: what was imported."""
+    """Answers the judge. ``provider``: the imported implementation."""
 
     def __init__(self, provider, device):
         self.provider, self.device = provider, device
         self.kept = []
         """Values returned for the case that is judged now: while they live, nothing else has their memory."""
         self.stage = None
-        """Of the sequence that is judged now."""
+        """The stage of the sequence that is judged now."""
         self.sent = []
         """The memory of the operands of the last call, as the judge sent it."""
 
     def answer(self, asked, blobs):
-        """The reply to one request: a header and blobs."""
+        """Return the reply to one request: a header and blobs."""
         if asked["ask"] == "settings":
             return {"names": self._settings(asked["op"])}, ()
         if asked["ask"] == "lost":
@@ -502,7 +545,7 @@ class _Server:
             self.stage = None
             return {}, ()
         if asked["ask"] == "follow":
-            self.stage = staging.Stage(self.device, asked["memory"])
+            self.stage = sequence_staging.Stage(self.device, asked["memory"])
             return {}, ()
         if asked["ask"] == "kept":
             return self._kept()
@@ -515,7 +558,7 @@ class _Server:
                 self.kept.append(made.value)
             return describe(made, inputs)
         except RuntimeError:
-            # What a call leaves on a GPU may be out of reach.
+            # The results of a call on a GPU may be out of reach.
             if not (lost := _lost(self.device)):
                 raise
             return {"lost": lost}, ()
@@ -533,13 +576,13 @@ class _Server:
         try:
             with _offered(self.provider, "conformance_settings", op, None, True) as names:
                 return [str(name) for name in names]
-        # What is judged is somebody else's code.
+        # The implementation is somebody else's code.
         except Exception as error:  # noqa: BLE001
             return {"failed": f"{type(error).__name__}: {said(error)}"}
 
 
 def _lost(device):
-    """The error that the GPU's context is stuck with (an illegal address, say); empty where it can go on."""
+    """Return the error that the GPU's context is stuck with (an illegal address, say); empty where it can go on."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)
@@ -549,12 +592,13 @@ def _lost(device):
 
 
 def main(descriptor):
-    """Import what is asked for over the socket ``descriptor``, then make calls until its other end is closed."""
+    """Import the implementation that is named over the socket ``descriptor``, then make calls until its other end is
+    closed."""
     os.set_inheritable(descriptor, False)
     faulthandler.enable(sys.stderr)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if sys.platform == "linux":
-        # Of all processes this one goes first when memory runs out.
+        # This process is the first to be killed when memory runs out.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
     link = socket.socket(fileno=descriptor)
@@ -566,10 +610,10 @@ def main(descriptor):
             os.environ.setdefault("TRITON_INTERPRET", "1")
         else:
             torch.cuda.set_device(device)
-        noted = surroundings.note(device)
+        noted = process_state.note(device)
         provider, problem = load(setup["implementation"])
-        # Calls find what users find who have set nothing.
-        changed = surroundings.restore(noted, device, surroundings.NUMERIC)
+        # Calls find the state of a user who has set nothing.
+        changed = process_state.restore(noted, device, process_state.NUMERIC)
         if problem:
             send(link, {"problem": problem})
             _end()
@@ -586,19 +630,17 @@ def main(descriptor):
 
 
 def _end():
-    # Without what a process does at its end: libraries that lost their GPU can hang there.
+    # Skips the work of a normal exit: libraries that lost their GPU can hang there.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def load(name):
-    """``(provider, problem)``: a module, or ``module:object``; or why there is none, for people."""
+    """Return ``(provider, problem)``: a module, or ``module:object``; or why there is none, for people."""
     module_name, _, path = name.partition(":")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
     try:
-        provider = importlib.import_module(module_name)
+        provider = import_named(module_name)
     # Importing runs somebody else's code: whatever stops it is for the user to read, not a crash of the harness.
     except (Exception, SystemExit) as error:  # noqa: BLE001
         kind = _text(type(error).__name__)
@@ -611,8 +653,27 @@ def load(name):
     return provider, ""
 
 
+def import_named(name):
+    """Import the module of a name, or of a file ``*.py``: that is imported by the name of the file, from its folder."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    path = Path(name).resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {name}")
+    # Last, so that what lies beside the file hides no module of others.
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = importlib.import_module(path.stem)
+    if Path(getattr(module, "__file__", None) or "").resolve() != path:
+        raise ImportError(f"another module is called {path.stem!r}: give {name} another name")
+    return module
+
+
 def declared(provider):
-    """What an implementation declares, as JSON has it; the judge looks at it. A text where it is no mapping."""
+    """Return the declarations of an implementation, as JSON has them, for the judge to look at. A text where one is no
+    mapping."""
     return {name: _plain(getattr(provider, name)) for name in DECLARED if hasattr(provider, name)}
 
 
@@ -627,7 +688,8 @@ def _plain(mapping):
 
 
 def _kernels(device):
-    """How Triton's kernels run here: by our interpreter, by Triton's own, or (empty) compiled, if there are any."""
+    """Return how Triton's kernels run here: by our interpreter, by Triton's own, or (empty) compiled, if there are
+    any."""
     if _interpreter() is not None:
         return "vectorised"
     return "interpreted" if device.type == "cpu" and "triton" in sys.modules else ""

@@ -1,4 +1,4 @@
-"""The calls of a sequence, made here or in the judged process, and what was there after each."""
+"""Make the calls of a sequence, here or in the judged process, and record operands and results after each."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 import torch
 
-from conformance import calls, cases, forms, staging
+from conformance import calls, cases, forms, sequence_staging
 from conformance.calls import Judged, Outcome
-from conformance.checks.trial import different
+from conformance.checks.call_record import different
 from conformance.guards import memory_of
 from conformance.implementations import Implementation
 from conformance.runner import Prepared
@@ -20,7 +20,7 @@ Kept = tuple[int, str, int]
 
 
 class Calls:
-    """The calls of one sequence, all of them known beforehand, so that memory can be had for the largest operands."""
+    """The calls of one sequence, all of them known beforehand, so that memory is reserved for the largest operands."""
 
     def __init__(self, implementation: Implementation, device: torch.device, known: Iterable[Prepared]) -> None:
         self._implementation, self._device, self._made = implementation, device, 0
@@ -30,7 +30,9 @@ class Calls:
                 sizes[number] = max(sizes.get(number, 0), len(memory_of(tensor)))
         ordered = [sizes[number] for number in sorted(sizes)]
         judged = implementation.judged
-        self._stage: staging.Stage | Judged = staging.Stage(device, ordered) if judged is None else judged
+        self._stage: sequence_staging.Stage | Judged = (
+            sequence_staging.Stage(device, ordered) if judged is None else judged
+        )
         if judged is not None:
             judged.follow(ordered)
         self._then: dict[Kept, torch.Tensor] = {}
@@ -39,14 +41,14 @@ class Calls:
         """Make the next call: bare, without guards."""
         case, inputs = prepared.case, prepared.inputs
         settings = msgspec.to_builtins(step.settings)
-        # torch may resize what is given as ``out``.
+        # torch may resize an ``out``.
         resized = sorted(cases.written(case)) if "out" in case.kwargs else []
         how = {"call": number, "memory": step.memory, "result": step.result, "resized": resized, "settings": settings}
         args, kwargs = forms.bind(case, inputs)
         described = {"form": case.form, "written": sorted(prepared.spec.writes(case)), "seed": cases.seed(case)}
         call = calls.described(case.op, args, kwargs, inputs, **described, follow=how)
         outcome = self._implementation.maker(case.op).followed(call, inputs, self._device, self._stage)
-        # Where they are made here the same tensors may change later.
+        # Copied, since the tensors of this process may change later.
         for index, operand in enumerate(outcome.operands):
             self._then[number, "operand", index] = memory_of(operand).cpu().clone()
         if outcome.error is None:
@@ -56,8 +58,7 @@ class Calls:
         return outcome
 
     def changed(self) -> tuple[int, str] | None:
-        """The first call of which a result or an operand that was kept is no longer what it was, and how; None: there
-        is none."""
+        """Return the first call of which a kept result or operand has changed, and how; None: there is none."""
         for call, what, index, now in self._stage.kept():
             then = self._then.get((call, what, index))
             if then is None:

@@ -1,4 +1,4 @@
-"""Judging one sequence: a function of the sequence, the implementation, the device and what the process made before."""
+"""Judge one sequence: a function of the sequence, the implementation, the device and what the process made before."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 from conformance import runner
 from conformance.checks import DEVIATION, FAILED, PASSED, Finding, Outcome, Trial
+from conformance.checks.call_record import malformed
 from conformance.checks.result import errors, inputs_unchanged, judged, metadata, versions, written
-from conformance.checks.trial import malformed
 from conformance.implementations import Implementation, load
 from conformance.runner import NOT_PROVIDED, OUT_OF_MEMORY, Prepared, Verdict, excuses
 from conformance.sequence_calls import Calls
+from conformance.sequence_staging import applied
 from conformance.sequences import CallSequence, Settings, Step, sequence_id
-from conformance.staging import applied
 
 SEQUENCE = "sequence"
-"""What a failure of a sequence is called."""
+"""The check that a failure of a sequence is named after."""
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def judge(sequence: CallSequence, implementation: Implementation | str, device: 
 
 
 def prepare(sequence: CallSequence, device: torch.device | str) -> list[Made]:
-    """All calls, before any is made. Equal ones share what is right."""
+    """Prepare all calls, before any is made. Equal calls share their right answers."""
     known: dict[bytes, Prepared] = {}
     found = []
     for number, step in enumerate(sequence.steps):
@@ -63,7 +63,7 @@ def prepare(sequence: CallSequence, device: torch.device | str) -> list[Made]:
 
 
 def judge_prepared(sequence: CallSequence, made: Sequence[Made], implementation: Implementation) -> Verdict:
-    """``judge`` of a sequence that is prepared already."""
+    """Judge a sequence that is prepared already."""
     findings, left_out = [], []
     for finding in _findings(made, implementation):
         if finding.status == NOT_PROVIDED:
@@ -73,21 +73,29 @@ def judge_prepared(sequence: CallSequence, made: Sequence[Made], implementation:
             findings.append(finding)
         if finding.status == FAILED:
             break
-    if left_out and not findings and len(left_out) == sum(one.prepared.refusal is None for one in made):
+    op = made[0].prepared.case.op
+    judged = [one for one in made if one.prepared.case.op == op and one.prepared.refusal is None]
+    if left_out and not findings and len(left_out) == len(judged):
         return Verdict(sequence_id(sequence), sequence.ops[0], NOT_PROVIDED, (left_out[0],))
-    # Those that are found are deviations of torch, or a failure, the last of all.
+    # The findings are deviations of torch, or a failure, which is the last of all.
     status = findings[-1].status if findings else PASSED
     return Verdict(sequence_id(sequence), sequence.ops[0], status, tuple(findings))
 
 
 def _findings(made: Sequence[Made], implementation: Implementation) -> Iterator[Finding]:
-    """What is wrong, call by call. The index of a finding is the step."""
+    """Yield what is wrong, call by call. The index of a finding is the step."""
     if not made:
         return
     calls = Calls(implementation, made[0].prepared.device, [one.prepared for one in made])
     for number, one in enumerate(made):
-        if implementation.function(one.prepared.case.op) is not None:
+        op = one.prepared.case.op
+        if implementation.function(op) is None:
+            continue
+        if op == made[0].prepared.case.op:
             yield from _call(calls, number, one, len(made), implementation)
+        else:
+            # Another op is judged where it is asked for; here it may disturb the others.
+            calls.make(number, one.prepared, one.how)
     if found := calls.changed():
         number, how = found
         message = f"after {_which(number, len(made))}, what the user kept of it changed: {how}"
@@ -96,14 +104,14 @@ def _findings(made: Sequence[Made], implementation: Implementation) -> Iterator[
 
 def _call(calls: Calls, number: int, one: Made, count: int, implementation: Implementation) -> Iterator[Finding]:
     prepared = one.prepared
-    # Saved with the digests of its operands.
+    # The case was saved with the digests of its operands.
     wrong = runner.changed_inputs(prepared)
     if wrong:
         yield Finding("inputs", FAILED, f"{_which(number, count)}: {wrong}", index=(one.step,))
         return
     outcome = calls.make(number, prepared, one.how)
     with applied(_of_reference(one.how.settings)):
-        # What is refused is judged where calls are judged alone; here it may disturb those that follow.
+        # A refused call is judged where calls are judged alone; here it may disturb those that follow.
         if prepared.refusal is not None:
             return
         trial = _trial(prepared, implementation, outcome, one.how.settings.mode)
@@ -119,7 +127,7 @@ def _call(calls: Calls, number: int, one: Made, count: int, implementation: Impl
 
 
 def _first(trial: Trial, settings: Settings) -> Finding | None:
-    """The first check that does not pass, made as quickly as it can be."""
+    """Return the first finding that did not pass, of the checks that need no further call."""
     order = [errors]
     if trial.ours.error is None:
         order = [metadata]
@@ -158,7 +166,7 @@ def _trial(prepared: Prepared, implementation: Implementation, outcome: Outcome,
 
 
 def _in_mode(reference: Outcome, mode: str) -> Outcome:
-    """torch's answer as it is in inference mode, of operands that were made outside of it."""
+    """Return torch's answer as it is in inference mode, for operands that were made outside of it."""
     if mode != "inference" or reference.error is not None:
         return reference
     given = (any(result is operand for operand in reference.operands) for result in reference.tensors())
@@ -170,7 +178,7 @@ def _never(what: str, *_: Any, **__: Any) -> Any:
 
 
 def _of_reference(settings: Settings) -> dict[str, Any]:
-    """What changes torch's answers, and the bounds; the rest is about the call alone."""
+    """Return the settings that change torch's answers and the bounds; the others are about the call alone."""
     return {"precision": settings.precision, "default_dtype": settings.default_dtype}
 
 

@@ -1,4 +1,4 @@
-"""Sequences of calls searched for failures, replayed from files, and shrunk to the few calls that it takes.
+"""Search for sequences that fail, replay them from files, and shrink them to the few calls that it takes.
 
 Each attempt of the shrinking has a fresh process: what an earlier one left there must not decide.
 """
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from conformance import causes, corpus, messages, runner, sequence_draws, sequence_judge, sequences
+from conformance import corpus, failure_causes, messages, runner, sequence_draws, sequence_judge, sequences
 from conformance import spec as specs
-from conformance.causes import Failed
+from conformance.failure_causes import Failed
 from conformance.runner import TIMEOUT, Verdict
 from conformance.sequences import CallSequence, Settings, Step
 from conformance.session import FATAL, Report, Run
@@ -21,9 +21,9 @@ from conformance.session import FATAL, Report, Run
 SHARE = 20
 """One sequence is drawn for so many cases of one dtype."""
 ATTEMPTS = 60
-"""Fresh processes that the shrinking of one sequence may take."""
+"""The most fresh processes that the shrinking of one sequence may take."""
 FEW = 12
-"""Those that it may take where calls end the process."""
+"""The most that it may take where calls end the process."""
 
 
 def search(run: Run, op: str) -> Report:
@@ -57,7 +57,7 @@ def replay(run: Run, sequence: CallSequence, path: Path) -> Report:
 
 
 def play(run: Run, sequence: CallSequence, *, fresh: bool = False) -> Verdict:
-    """The verdict on one sequence. ``fresh``: in a process that has judged nothing else, where there are others."""
+    """Judge one sequence. ``fresh``: in a process that has judged nothing else, where there are others."""
     if run.child is None:
         return sequence_judge.judge(sequence, run.implementation, run.device)
     if fresh:
@@ -74,7 +74,7 @@ class Shrinking:
         self.attempts = ATTEMPTS
 
     def fails(self, steps: Iterable[Step]) -> bool:
-        """Whether these steps fail in a fresh process; then they are the best so far."""
+        """Tell whether these steps fail in a fresh process; then they are the best so far."""
         found = tuple(steps)
         if not found or sum(step.times for step in found) > sequences.MAX_CALLS or len(self.tried) >= self.attempts:
             return False
@@ -89,7 +89,7 @@ class Shrinking:
         return True
 
     def shrink(self, before: Iterable[CallSequence]) -> str:
-        """Shrink it; returns what there is to say of it. ``before``: what its process had judged."""
+        """Shrink the sequence; return a note about it. ``before``: the sequences that its process had judged."""
         if self.verdict.failure and self.verdict.failure.check in FATAL:
             if self._alone() or self.verdict.failure.check == TIMEOUT:
                 return ""
@@ -103,7 +103,7 @@ class Shrinking:
         return ""
 
     def _alone(self) -> bool:
-        """Whether one of the calls ends or holds its process by itself; then it is the best."""
+        """Tell whether one of the calls ends or hangs its process by itself; then it is the best."""
         for step in self.best.steps:
             verdict = self.run.judge(step.case, thorough=False)
             if verdict.failure and verdict.failure.check in FATAL:
@@ -112,7 +112,7 @@ class Shrinking:
         return False
 
     def _cut(self) -> None:
-        """What comes after the step that failed, and then all before it."""
+        """Try the step that failed alone, and then with all before it."""
         failure = self.verdict.failure
         if failure and failure.index:
             last = failure.index[0]
@@ -121,7 +121,7 @@ class Shrinking:
                 self.fails(steps[: last + 1])
 
     def _without(self) -> None:
-        """Fewer steps: half of them left out, a quarter, and so on to single ones."""
+        """Leave out steps: half of them, a quarter, and so on to single ones."""
         size = len(self.best.steps) // 2
         while size:
             start = 0
@@ -132,14 +132,14 @@ class Shrinking:
             size //= 2
 
     def _simpler(self) -> None:
-        """Steps that say less."""
+        """Simplify each step."""
         for number in range(len(self.best.steps)):
             for simpler in _simpler(self.best.steps[number]):
                 steps = self.best.steps
                 changed = msgspec.structs.replace(steps[number], **simpler)
                 if changed != steps[number]:
                     self.fails((*steps[:number], changed, *steps[number + 1 :]))
-            # Downwards as long as it fails.
+            # Fewer repetitions, as long as it fails.
             while (step := self.best.steps[number]).times > 2:
                 fewer = msgspec.structs.replace(step, times=step.times - 1)
                 if not self.fails((*self.best.steps[:number], fewer, *self.best.steps[number + 1 :])):
@@ -176,4 +176,4 @@ def _saved(run: Run, sequence: CallSequence, verdict: Verdict, note: str, replay
     path = replayed or corpus.keep_sequence(sequence, about, run.save_to)
     message = messages.sequence_failure(sequence, verdict, run.implementation.name, run.device, path, note, where)
     failing = verdict.failure.case if verdict.failure else None
-    return causes.of(failing or sequence.steps[0].case, verdict, message)
+    return failure_causes.of(failing or sequence.steps[0].case, verdict, message)

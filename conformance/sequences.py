@@ -1,7 +1,7 @@
 """A sequence is data: calls that one process makes one after the other, JSON in and out, with a stable id.
 
-It shows what a library keeps from one call to the next. Each call is a case; beside it stands what a case does not say:
-where its operands lie, what becomes of its result, and what the user has set. Files are read as strictly as cases.
+It shows what a library keeps from one call to the next. Each call is a case, with what a case does not say: where its
+operands lie, what becomes of its result, and what the user has set. Files are read as strictly as cases.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Literal
 
 import msgspec
 
-from conformance import cases
+from conformance import case_files, cases
 from conformance.cases import MAX_BYTES, MAX_ELEMENTS, SCHEMA, Case, CaseError
 from strategies.specs import TensorSpec
 
 MAX_CALLS = 1024
-"""Calls that one sequence may make."""
+"""The most calls that one sequence may make."""
 
 Memory = Literal["new", "address", "freed", "same", "behind"]
-"""Where the operands of a call lie: in memory that no earlier call had; where those of an earlier call lay, as new
-tensors, or as new tensors that are made when those of the call before are gone; they are the very tensors of the call
-before, changed in place; the same, changed without torch's knowledge, as a kernel does."""
+"""The memory of the operands of a call: memory that no earlier call had; that of an earlier call, with new tensors, or
+with new tensors that are made when those of the call before are gone; the very tensors of the call before, changed in
+place; the same, changed without torch's knowledge, as a kernel does."""
 
 Result = Literal["kept", "view", "dropped", "overwritten"]
-"""What becomes of a result: it is kept, and looked at again at the end; a view of it is kept; it is freed; the user
-writes into it."""
+"""The fate of a result: it is kept, and looked at again at the end; a view of it is kept; it is freed; the user writes
+into it."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the user has set while a call is made."""
+    """The user's settings while a call is made."""
 
     precision: Literal["highest", "high", "medium"] = "highest"
     """torch.set_float32_matmul_precision."""
@@ -39,9 +39,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """torch.set_num_threads; 0: it is not set."""
     deterministic: bool = False
     """torch.use_deterministic_algorithms."""
-    mode: Literal["grad", "no_grad", "inference"] = "grad"
+    mode: Literal["grad", "no_grad", "inference", "parameters"] = "grad"
+    """"parameters": without gradients, and operands that are only read are torch.nn.Parameter."""
     thread: bool = False
-    """Whether the call is made in a thread of its own."""
+    """Whether the call is made in another thread, the same one for all such calls of a sequence."""
 
 
 class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -58,7 +59,7 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             raise ValueError(f"times must be from 1 to {MAX_CALLS}, got {self.times}")
 
     def calls(self) -> list[Case]:
-        """The calls that it makes."""
+        """Return the calls that it makes."""
         return [reseeded(self.case, number) for number in range(self.times)]
 
 
@@ -77,7 +78,7 @@ class CallSequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def count(self) -> int:
-        """How many calls it makes."""
+        """The number of calls that it makes."""
         return sum(step.times for step in self.steps)
 
     @property
@@ -87,14 +88,14 @@ class CallSequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class _Header(msgspec.Struct):
-    """What is read first: only sequences have steps."""
+    """The fields that are read first: only sequences have steps."""
 
     steps: msgspec.Raw
     schema: int
 
 
 def is_sequence(data: bytes | str) -> bool:
-    """Whether ``data`` means to be a sequence, well formed or not, and not a case."""
+    """Tell whether ``data`` is meant as a sequence, well formed or not, and not as a case."""
     try:
         msgspec.json.decode(data, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -103,13 +104,13 @@ def is_sequence(data: bytes | str) -> bool:
 
 
 def canonical(sequence: CallSequence) -> CallSequence:
-    """The same sequence in the one form that JSON can hold."""
+    """Return the same sequence in the one form that JSON can hold."""
     steps = tuple(msgspec.structs.replace(step, case=cases.canonical(step.case)) for step in sequence.steps)
     return msgspec.structs.replace(sequence, steps=steps)
 
 
 def sequence_id(sequence: CallSequence) -> str:
-    """``<op>-sequence-<first 10 hex digits of the SHA-256 of what it does>``, of the first operator."""
+    """Return ``<op>-sequence-<first 10 hex digits of the SHA-256 of what it does>``, of the first operator."""
     plain = [
         {**msgspec.to_builtins(msgspec.structs.replace(step)), "case": cases.case_id(step.case)}
         for step in canonical(sequence).steps
@@ -119,34 +120,38 @@ def sequence_id(sequence: CallSequence) -> str:
 
 
 def encode(sequence: CallSequence) -> bytes:
-    """The sequence as JSON for people: indented, one newline at the end."""
+    """Return the sequence as JSON for people: indented, one newline at the end."""
     return msgspec.json.format(msgspec.json.encode(canonical(sequence)), indent=2) + b"\n"
 
 
 def decode(data: bytes | str, *, max_elements: int = MAX_ELEMENTS) -> CallSequence:
-    """The sequence in ``data``. Raises CaseError: not JSON, not a sequence, or one of its calls is not a case."""
+    """Return the sequence in ``data``. Raises CaseError: not JSON, not a sequence, or one of its calls is not a
+    case."""
     sequence = cases.parsed(data, CallSequence, "a sequence")
     for number, step in enumerate(sequence.steps):
         if step.case.schema != SCHEMA:
             raise CaseError(f"step {number}: its schema is {step.case.schema}, not {SCHEMA}")
         try:
-            cases.validate(step.case, max_elements=max_elements)
+            case_files.validate(step.case, max_elements=max_elements)
         except CaseError as error:
             raise type(error)(f"step {number}: {error}") from None
     return sequence
 
 
 def read(path: Path | str, *, max_elements: int = MAX_ELEMENTS, max_bytes: int = MAX_BYTES) -> Case | CallSequence:
-    """The case or the sequence in a file. Raises CaseError, naming the file, also where it cannot be read."""
+    """Return the case or the sequence in a file. Raises CaseError, naming the file, also where it cannot be read."""
     data = cases.content(path, max_bytes=max_bytes)
     try:
-        return (decode if is_sequence(data) else cases.decode)(data, max_elements=max_elements)
+        found = (decode if is_sequence(data) else case_files.decode)(data, max_elements=max_elements)
     except CaseError as error:
         raise type(error)(f"{path}: {error}") from None
+    for case in calls(found):
+        case_files.find_data(case, Path(path))
+    return found
 
 
 def reseeded(case: Case, by: int) -> Case:
-    """The case with other contents in its operands."""
+    """Return the case with other contents in its operands."""
     if not by:
         return case
 
@@ -160,10 +165,10 @@ def reseeded(case: Case, by: int) -> Case:
 
 
 def calls(found: Case | CallSequence) -> list[Case]:
-    """The cases of what a file holds, repeated ones once."""
+    """Return the cases in the contents of a file, repeated ones once."""
     return [found] if isinstance(found, Case) else [step.case for step in found.steps]
 
 
 def identity(found: Case | CallSequence) -> str:
-    """The id of what a file holds."""
+    """Return the id of the contents of a file."""
     return cases.case_id(found) if isinstance(found, Case) else sequence_id(found)

@@ -1,4 +1,4 @@
-"""One run of the harness: what was asked for, and the two ways in which cases come, saved and searched for."""
+"""One run of the harness: its options, and the two sources of cases, saved and searched."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, causes, corpus, database, drawing, repro, runner, sequences
+from conformance import cases, corpus, database, drawing, failure_causes, repro, runner, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.causes import Failed
-from conformance.checks import CHECKS, SAMPLED, turns
-from conformance.child import Child
+from conformance.checks import CHECKS, SAMPLED, least_tried
+from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
 from conformance.known_failures import Entry
 from conformance.metrics import Tally
-from conformance.plain import FEW, PLAIN, SHARE, Pool
+from conformance.plain_calls import FEW, PLAIN, SHARE, Pool
 from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
 from conformance.sequences import CallSequence
+from conformance.worker import Child
 
-# How long an example takes depends on what else the machine does. Cases have a limit of their own, which is for hangs.
+# The time of an example depends on the machine's load. Cases have a limit of their own, which is for hangs.
 _TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 PROFILES = {
     "smoke": hypothesis.settings(_TIMELESS, max_examples=15),
     "ci": hypothesis.settings(_TIMELESS, max_examples=100, derandomize=True),
     "deep": hypothesis.settings(_TIMELESS, max_examples=1000),
 }
-"""Depths by name: how many legal cases are drawn for each op and dtype, and whether always the same ones."""
+"""Profiles by name: the number of legal cases for each op and dtype, and whether they are always the same."""
 REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
 LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
-"""One large call is drawn for so many others; for more where kernels are interpreted, and for still more in profiles
-that have to be quick."""
+"""One large call is drawn for so many others: there are fewer where kernels are interpreted, and still fewer in
+profiles that have to be quick."""
 
 FATAL = {CRASH: 12, TIMEOUT: 3}
-"""Failures that cost a process, and after how many cases that end so a search is given up: a fresh process takes
+"""Failures that cost a process, with the number of such cases after which a search is given up: a fresh process takes
 seconds, and a case that hangs all of ``--case-timeout``."""
 SHRINKING = {CRASH: 8, TIMEOUT: 1}
-"""How many such cases one round may meet: a crash is shrunk within that, a hang is not shrunk."""
+"""The most such cases that one round may meet: a crash is shrunk within that, a hang is not shrunk."""
 
 ROUND = 10
 """Cases that Hypothesis draws in one go. From the eleventh on it draws most of them as variations of those before, and
@@ -55,8 +55,8 @@ for cases, which have few parts, that gives the same ones over and over: fresh r
 
 
 class CaseFailed(AssertionError):
-    """Raised where Hypothesis is to see a failure. It takes failures of one class for one bug, so that each check has
-    a class of its own, and a failure of one check never shrinks to that of another."""
+    """Raised to show Hypothesis a failure. It takes failures of one class for one bug, so each check has a class of its
+    own, and a failure of one check never shrinks to that of another."""
 
 
 class _Stop(BaseException):
@@ -70,7 +70,7 @@ def _failed(check: str) -> type[CaseFailed]:
 
 @dataclasses.dataclass
 class Report:
-    """What came of one item: its counts, a message for each failure, and the files written."""
+    """The report of one item: its counts, a message for each failure, and the files written."""
 
     tally: Tally = dataclasses.field(default_factory=Tally)
     failed: list[Failed] = dataclasses.field(default_factory=list)
@@ -78,32 +78,32 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """The messages."""
+        """The messages of the failures."""
         return [failure.message for failure in self.failed]
 
 
 @dataclasses.dataclass
 class _Search:
-    """What one search has seen so far."""
+    """The state of one search."""
 
     legal: bool = True
-    """Whether what is drawn are calls that torch takes."""
+    """Whether it draws calls that torch takes."""
     report: Report = dataclasses.field(default_factory=Report)
     seen: set[str] = dataclasses.field(default_factory=set)
     """Ids of cases that need no judging again."""
     failing: dict[str, tuple[Case, Verdict]] = dataclasses.field(default_factory=dict)
-    """By check, the smallest case so far."""
+    """The smallest failing case so far, by check."""
     fatal: dict[str, Verdict] = dataclasses.field(default_factory=dict)
-    """By id, cases that ended the process that judged them: once is enough."""
+    """The cases that ended the process that judged them, by id: once is enough."""
 
     def note(self, check: str, case: Case, verdict: Verdict) -> None:
-        """The last failure of a check is the shrunk one: Hypothesis ends with a replay of each. Not where the shrinking
-        was cut short."""
+        """Note a failure. The last one of a check is the shrunk one, since Hypothesis ends with a replay of each, but
+        not where the shrinking was cut short."""
         if check not in FATAL or check not in self.failing or cases.size(case) <= cases.size(self.failing[check][0]):
             self.failing[check] = (case, verdict)
 
     def given_up(self) -> str:
-        """Why no more cases are drawn, or an empty string."""
+        """Return why no more cases are drawn, or an empty string."""
         ends = [verdict.failure.check for verdict in self.fatal.values() if verdict.failure]
         for check, most in FATAL.items():
             if ends.count(check) >= most:
@@ -113,16 +113,16 @@ class _Search:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What is judged, and how."""
+    """A run: the implementation to judge, and how."""
 
     implementation: Implementation
     device: torch.device
     dtypes: Sequence[str]
-    """Those that may be mixed in one call."""
+    """The dtypes that may be mixed in one call."""
     checks: Sequence[str] | None
     """None: all that apply."""
     save_to: Path
-    """Where failing cases go."""
+    """The folder for failing cases."""
     settings: hypothesis.settings
     seed: int
     max_elements: int = cases.MAX_ELEMENTS
@@ -131,27 +131,27 @@ class Run:
     """The process in which cases are judged. None: this one, for implementations that cannot be imported elsewhere;
     nothing then survives a crash, and no case has a time limit."""
     journal: Journal | None = None
-    """Where each case is noted before it is judged."""
+    """The journal that notes each case before it is judged."""
     large: int = 0
-    """Elements that a large call may have; 0: none is drawn."""
+    """The most elements that a large call may have; 0: none is drawn."""
     database: ExampleDatabase | None = None
-    """Where failing examples are kept, and tried first."""
+    """The database that keeps failing examples, which are tried first."""
     pool: Pool = dataclasses.field(default_factory=Pool)
-    """What a script is to make once more."""
+    """The cases that a script may make once more."""
     known: frozenset[Entry] = frozenset()
     """Failures that are no news."""
 
     def judge(
         self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None, search: str = ""
     ) -> Verdict:
-        """The verdict on one case; that the process which judges it dies, or takes too long, is a failure.
+        """Return the verdict on one case; the death of the process that judges it, or its timeout, is a failure.
 
-        ``checks``: other ones than those of the run. ``search``: which one draws it."""
+        ``checks``: other checks than the run's. ``search``: the name of the search that draws it."""
         if self.journal is not None:
             self.journal.begin(case)
         if self.child is None:
             if not thorough:
-                turns.within(search)
+                least_tried.within(search)
             verdict = runner.judge(case, self.implementation, self.device, checks or self.checks, thorough)
         else:
             verdict = self.child.judge(case, thorough, checks, search)
@@ -160,7 +160,7 @@ class Run:
         return verdict
 
     def replay(self, path: Path, follow: Callable[[CallSequence, Path], Report]) -> Report:
-        """Judge what one file holds, a case or a sequence. ``follow``: judges a sequence."""
+        """Judge the case or the sequence in one file. ``follow``: judges a sequence."""
         report = Report()
         try:
             case = sequences.read(path, max_elements=self.max_elements)
@@ -173,10 +173,11 @@ class Run:
         if isinstance(case, CallSequence):
             return follow(case, path)
         try:
-            # What failed for this user is judged whole, and what comes with the harness is by quick runs in part.
+            # A case that failed for this user is judged whole; quick runs judge those that come with the harness in
+            # part.
             own = path.parent == self.save_to
             whole = own or self.settings.max_examples >= PROFILES["ci"].max_examples
-            verdict = self.judge(case, whole, search=f"saved/{path.stem}")
+            verdict = self.judge(case, whole, search=f"saved/{corpus.name(path)}")
             report.tally.add(case, verdict)
             self.pool.take(case, verdict, own)
             if verdict.failure:
@@ -194,14 +195,15 @@ class Run:
     def search(self, op: str, dtype: str, refused: bool = False) -> Report:
         """Draw legal cases of an op and dtype, or calls that torch refuses; shrink and save what fails.
 
-        Failures of different checks are shrunk and saved each for itself. Of an interrupted search the journal holds
-        what was found. A case that crashes or hangs is one failure; those after it are judged in a fresh process.
+        Failures of different checks are shrunk and saved each for itself. The journal holds the findings of an
+        interrupted search. A case that crashes or hangs is one failure; those after it are judged in a fresh
+        process.
         """
         search = _Search(legal=not refused)
         report = search.report
-        turns.anew()
+        least_tried.anew()
         if self.implementation.function(op) is None:
-            # Once for both searches.
+            # Counted once for both searches.
             if not refused:
                 report.tally.lacks(op, dtype)
             report.skipped = f"not provided by {self.implementation.name}: {op}"
@@ -213,7 +215,7 @@ class Run:
                     known = database.Search(self.database, f"{op}/{dtype}/{part.kind}")
                     phases = (*(() if part.start else (Phase.reuse,)), *settings.phases)
                     settings = hypothesis.settings(settings, database=known, phases=phases)
-                # Once more after a crash or a hang, which end a round: this time past them, all else as before.
+                # A crash or a hang ends a round: it is drawn once more, this time past them, all else as before.
                 while self._round(part.draws, part.seed, settings, search):
                     pass
                 if search.given_up():
@@ -231,7 +233,7 @@ class Run:
         return report
 
     def plain(self) -> list[Failed]:
-        """Tell what the import changed. Judge some cases that passed once more, made by a script, and save the smallest
+        """Report what the import changed. Judge some cases that passed once more, by a script, and save the smallest
         that fails of each op and dtype."""
         most = max(FEW, self.settings.max_examples // SHARE)
         wanted = self.checks is None or PLAIN in self.checks
@@ -250,7 +252,7 @@ class Run:
         return [self.save(*pair) for pair in smallest.values()]
 
     def _tell(self, search: _Search, op: str, dtype: str) -> None:
-        """Count, save and report what a search has found."""
+        """Count, save and report the findings of a search."""
         report = search.report
         for case, verdict in search.failing.values():
             report.tally.add(case, verdict, search.legal)
@@ -261,15 +263,15 @@ class Run:
         self._done(report)
 
     def salvage(self, left: Left, interrupted: bool = False) -> Report:
-        """Count, save and report what a process left that was killed, or ``interrupted``. Nothing of it is judged here:
-        it might kill this one."""
+        """Count, save and report what a process left that was killed, or ``interrupted``. Nothing is judged here: it
+        might kill this process."""
         report = Report()
         if interrupted:
-            # It was not at fault.
+            # The running case was not at fault.
             left.running = None
         for case, verdict in left.judged:
             if verdict.failure:
-                # What follows are steps of the shrinking.
+                # The rest are steps of the shrinking.
                 break
             report.tally.add(case, verdict)
         for case, verdict in left.failing():
@@ -278,7 +280,7 @@ class Run:
         return report
 
     def output(self) -> str:
-        """What was printed while judging."""
+        """Return what was printed while judging."""
         return self.child.output() if self.child is not None else ""
 
     def save(self, case: Case, verdict: Verdict, replayed: Path | None = None, interrupted: bool = False) -> Failed:
@@ -288,10 +290,10 @@ class Run:
             script_of = _no_script
         where = "" if self.child is None else self.child.about.device_name
         message = corpus.save(case, verdict, self.implementation, self.device, self.save_to, replayed, script_of, where)
-        return causes.of(case, verdict, message)
+        return failure_causes.of(case, verdict, message)
 
     def _confirmed(self, case: Case, verdict: Verdict) -> Verdict:
-        """The verdict; on a case that crashed it says if it does not do so again."""
+        """Return the verdict; on a case that crashed it says if the crash does not happen again."""
         if self.child is None or verdict.failure is None or verdict.failure.check != CRASH:
             return verdict
         self.child.close()
@@ -303,13 +305,13 @@ class Run:
         return msgspec.structs.replace(verdict, findings=(finding,))
 
     def _smaller(self, case: Case, failing: Collection[str]) -> Verdict:
-        """The verdict on a case that may be a smaller one in which one of the checks ``failing`` fails.
+        """Judge a case that may be a smaller one in which one of the checks ``failing`` fails.
 
-        Of the sampled checks, which take most of the time of a thorough judgement, those alone are made that failed,
-        and where one fails again those before it: a failure is called after the first check that fails.
+        Of the sampled checks, which take most of the time of a thorough judgement, only those that failed are made, and
+        where one fails again those before it: a failure is named after the first check that fails.
         """
         if not CHECKS.keys() >= {*failing}:
-            # A crash or a hang may be that of any check.
+            # A crash or a hang may come from any check.
             return self.judge(case)
         order = [check for check in CHECKS if self.checks is None or check in self.checks]
         verdict = self.judge(case, checks=[check for check in order if check not in SAMPLED or check in failing])
@@ -331,8 +333,8 @@ class Run:
             self.journal.leave()
 
     def _round(self, draws: SearchStrategy[Case], seed: str, settings: hypothesis.settings, search: _Search) -> bool:
-        """Draw some cases, and shrink what fails a check that nothing has failed so far. Whether that was the end of a
-        process, so that cases after it were not drawn."""
+        """Draw some cases, and shrink one that fails a check that nothing has failed so far. Return whether that ended
+        a process, so that cases after it were not drawn."""
         known, shrinking, ends = set(search.failing), False, 0
         name = seed.rpartition("/")[0]
 
@@ -355,7 +357,7 @@ class Run:
             if check is None or check in known:
                 if check not in FATAL:
                     search.seen.add(identity)
-                # Once something has failed, what is judged are steps of the shrinking.
+                # Once something has failed, the judged cases are steps of the shrinking.
                 if check is None and not shrinking:
                     self.pool.take(case, verdict)
                     search.report.tally.add(case, verdict, search.legal)
@@ -371,7 +373,7 @@ class Run:
         except (CaseFailed, Flaky, _Stop):
             pass
         except BaseExceptionGroup as group:
-            # Of several failures of different checks; anything else in it is a fault of the harness.
+            # The group holds failures of different checks; anything else in it is a fault of the harness.
             if rest := group.split((CaseFailed, Flaky))[1]:
                 raise rest from None
         return bool(FATAL.keys() & (search.failing.keys() - known)) and not search.given_up()
@@ -384,7 +386,7 @@ class Round:
     kind: str
     """"legal", "refused" or "large"."""
     start: int
-    """How many of the kind were drawn before."""
+    """The number of cases of the kind that were drawn before."""
     examples: int
     draws: SearchStrategy[Case]
     seed: str
@@ -399,10 +401,10 @@ def rounds(
     seed: int,
     large: int = 0,
 ) -> Iterator[Round]:
-    """What is drawn for one op and dtype.
+    """Yield the rounds of one op and dtype.
 
-    ``refused``: calls that torch refuses. ``dtypes``: those that may be mixed in one call. ``large``: after the others,
-    calls of up to so many elements.
+    ``refused``: calls that torch refuses. ``dtypes``: the dtypes that may be mixed in one call. ``large``: after the
+    others, calls of up to so many elements.
     """
     spec, all_examples = specs.registry()[op], settings.max_examples
     if refused:
@@ -420,19 +422,20 @@ def rounds(
         draws = _of_dtype(cases_of, dtype, others)
         for start in range(0, examples, ROUND):
             name = f"{seed}/{op}/{dtype}/{kind}/{start}"
-            # The first of each is the simplest there is, and the same in all rounds.
+            # The first case of each round is the simplest there is, and the same in all rounds.
             yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, name)
 
 
 def _of_dtype(
     cases_of: Callable[[Sequence[str]], SearchStrategy[Case]], dtype: str, dtypes: Sequence[str]
 ) -> SearchStrategy[Case]:
-    """Cases of ``dtype`` alone, and as many in which it may meet another one; the former are the simpler ones."""
+    """Return a strategy of cases of ``dtype`` alone, and as many in which it may meet another one; the former are
+    simpler."""
     alone, others = cases_of((dtype,)), [other for other in dtypes if other != dtype]
     if not others:
         return alone
 
-    # Once for each: Hypothesis spends more time on validating a strategy than on drawing from it.
+    # Cached: Hypothesis spends more time on validating a strategy than on drawing from it.
     @cache
     def mix(other: str) -> SearchStrategy[Case]:
         def mixed(case: Case) -> bool:

@@ -1,22 +1,29 @@
-"""What the harness knows about an op: one ``OpSpec``, found by name in the registry."""
+"""The harness's knowledge of an op: one ``OpSpec``, found by name in the registry."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from importlib import metadata
+from random import Random
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 from hypothesis.strategies import SearchStrategy
 from torch.overrides import get_testing_overrides
 
-from conformance import cases
+from conformance import cases, runtime
 from conformance.cases import Case
 from conformance.features import Features, of_arguments
+
+if TYPE_CHECKING:
+    from conformance.running import Running
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,38 +33,38 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     result: torch.Tensor | tuple[torch.Tensor, ...] | None
-    """What torch's function returned for it on the judged device, as CPU copies; None where it refused or is not asked.
+    """The results of torch's function on the judged device, as CPU copies; None where it refused or is not asked.
 
     Oracles may use its dtype and shape, never its values (but for ops that are exact by definition).
     """
     places: tuple[tuple[int, ...] | None, ...] = ()
-    """Of a part of a larger call: which indices of each dim of that one's result it gives."""
+    """For a part of a larger call: the indices of each dim of that call's result that it gives."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """The oracle's answer to one call: ``value`` and how far from it an output may lie."""
+    """The oracle's answer to one call: ``value``, and the bound of an output's distance from it."""
 
     value: torch.Tensor
     """float64 (exact ops: the output dtype, compared bit for bit but for the kind of NaN and, unless
     ``signed_zero``, the sign of zero)."""
     bound: torch.Tensor | None = None
-    """What is added to half an ulp of the output dtype, float64, broadcastable to ``value``; None: exact."""
+    """The bound beside half an ulp of the output dtype, float64, broadcastable to ``value``; None: exact."""
     judged: torch.Tensor | None = None
     """False where values are not judged (a documented intermediate leaves the compute dtype's range)."""
     low: torch.Tensor | None = None
-    """For float64 outputs: what the exact value has beyond ``value`` (double-double's low part)."""
+    """For float64 outputs: the rest of the exact value beyond ``value`` (double-double's low part)."""
     signed_zero: bool = False
     instead: torch.Tensor | None = None
     """Another value that each element may have at random, exactly, in float64 (dropout: if it is dropped)."""
     rounded: tuple[torch.Tensor, ...] = ()
-    """float64: of an operation that is one rounding, what each element may be rounded to; () where any number within
-    the bound will do."""
+    """For an operation that is one rounding: the numbers, in float64, to which each element may be rounded; () where
+    any number within the bound will do."""
     chance: float = 1.0
     """The probability with which an element has ``value`` and not ``instead``."""
 
     def part(self, dim: int, start: int, length: int) -> Expected:
-        """The answer to a part of the result."""
+        """Return the answer to a part of the result."""
 
         def narrowed(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.broadcast_to(self.value.shape).narrow(dim, start, length)
@@ -75,8 +82,22 @@ class Benchmark:
     flops: int
 
 
+Draw = Callable[[Random], Benchmark]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+    """Calls of an op as models and engines make them."""
+
+    family: str
+    """The family under which their figures are counted together."""
+    weight: float
+    """The frequency of calls of the op, relative to the others."""
+    draw: Draw
+
+
 OUTS = ("right", "empty", "wrong size", "dtype", "rounded", "strided", "input", "overlap", "turned")
-"""What an ``out`` may be: of the right size, empty, of another size or dtype, of another floating-point dtype with
+"""The kinds of ``out``: of the right size, empty, of another size or dtype, of another floating-point dtype with
 operands whose results are ties there, with other strides, an operand, a part of one, or one that is turned."""
 
 
@@ -86,7 +107,7 @@ class Batch:
 
     size: int
     operands: tuple[int | None, ...]
-    """Along which dim each operand goes with it; None: as a whole with each part."""
+    """For each operand the dim that goes with it; None: the whole operand goes with each part."""
     result: int
     """The dim of the result."""
 
@@ -96,10 +117,10 @@ class Parts:
     """The dims of a result along which its elements do not depend on each other."""
 
     axes: Mapping[int | str, tuple[int | None, ...]]
-    """For each dim of a tensor argument, by its place or name, the dim of the result that goes with it; None: it goes
-    as a whole with each part."""
+    """For each dim of a tensor argument, by its place or name, the dim of the result that goes with it; None: the whole
+    argument goes with each part."""
     terms: int = 1
-    """What the oracle evaluates for an element."""
+    """The number of terms that the oracle evaluates for an element."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +129,7 @@ class OpSpec:
 
     name: str
     reference: Callable[..., Any]
-    """torch's function; it says what shape, dtype, strides and which exceptions are right."""
+    """torch's function, which defines the right shape, dtype, strides and exceptions."""
     cases: Callable[[Sequence[str]], SearchStrategy[Case]]
     """Legal calls, whose tensor dtypes come from those named."""
     refused: Callable[[Sequence[str]], SearchStrategy[Case]]
@@ -119,47 +140,76 @@ class OpSpec:
     large: Callable[[int], Callable[[Sequence[str]], SearchStrategy[Case]]] | None = None
     """``cases`` of up to so many elements; None: there are none of their own."""
     defined: Callable[[Case], Case] = lambda case: case
-    """A case that was derived from a legal one; or one like it, where torch does not define what that one gives."""
+    """Returns a case that was derived from a legal one; or one like it, where torch does not define the result of that
+    one, or an implementation need not take it."""
+    takes: Callable[[Case], bool] = lambda case: True
+    """Tells whether an implementation has to take a case that was derived from a legal one."""
     checks: tuple[str, ...] = ("memory", "values", "metadata", "inputs_unchanged", "deterministic", "errors")
     benchmarks: tuple[Benchmark, ...] = ()
+    sampled: Sampled | None = None
+    """Calls that are timed beside ``benchmarks`` where a sample is asked for."""
     cuda_refuses: Callable[[Call], type[Exception] | None] = lambda call: None
-    """Where torch on the CPU takes a call that torch on CUDA refuses: the exception class of CUDA, else None.
+    """Returns the exception class of CUDA for a call that torch takes on the CPU and refuses on CUDA, else None.
 
     CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
     left_out: Callable[[Call], bool] = lambda call: False
-    """Calls that torch takes and that an implementation may refuse with NotImplementedError ("not provided")."""
+    """Tells of a call that torch takes whether an implementation may refuse it with NotImplementedError ("not
+    provided")."""
     widened: Callable[[Case], Case | None] = lambda case: None
-    """The call that a case stands for, of those that torch refuses and that an implementation may take all the same: an
-    implementation may refuse it as torch does, or do what the other call does."""
+    """Returns, for a case that torch refuses and that an implementation may take all the same, the call that it stands
+    for: an implementation may refuse the case as torch does, or do what the other call does."""
     peer: Callable[..., Any] | None = None
-    """What is written in torch instead, and timed, where torch has no such function and the reference, in the dtype
-    that is computed in, is not how anybody writes it for speed; None: the reference."""
+    """The torch code that is timed where torch has no such function, and nobody writes the reference, in the compute
+    dtype, for speed; None: the reference."""
     mixes: bool = True
     """Whether dtypes of one call, of its tensors or named in it, may be different ones of ``dtypes``."""
     strides: bool = True
     """Whether strides of results are torch's. Not where torch's depend on the algorithm that it chooses."""
+    refusals: bool = True
+    """Whether a refusal is judged by its exception class. Not where a reference refuses by what happens to raise in it:
+    any exception then is a refusal."""
     writes: Callable[[Case], Collection[int]] = cases.written
     """The operands that the call is given to write."""
     outs: tuple[str, ...] = ()
-    """Those of ``OUTS`` in which torch's CPU and CUDA agree; none where the op has no ``out=``."""
+    """The ``OUTS`` in which torch's CPU and CUDA agree; none where the op has no ``out=``."""
     inplace: bool = False
     """Whether it has ``inplace=``."""
     batch: Callable[[Case], Batch | None] = lambda case: None
     """A dim of the case of which parts can be computed alone, if there is one."""
     parts: Callable[[Call], Parts | None] = lambda call: None
     """How the result of a call that is not refused falls into parts, of which a few are judged where it is large."""
+    again: str = ""
+    """How a saved case is judged again, where ``python -m conformance reproduce`` does not know the op."""
+    gradients: Callable[[Call, torch.Tensor], Mapping[int | str, Running]] | None = None
+    """Returns the gradients of a call that is not refused, by the place or name of each tensor that has one. It gets
+    the call, whose ``result`` is what the call itself returned, and the result's gradient. None: there are none."""
     features: Callable[[Case], Features] = of_arguments
-    """What coverage counts of a case; another one adds to what follows from the arguments, or says it by itself."""
+    """Returns the features of a case that coverage counts; another function adds to those of the arguments, or replaces
+    them."""
+
+
+API = 1
+"""The version of ``OpSpec`` and of what it holds. It grows where a module that was written for the last one breaks."""
+GROUP = "ntops.specs"
+"""Entry points of this group name modules with OpSpecs: these are known wherever they are installed."""
+
+
+class SpecError(ValueError):
+    """A module of OpSpecs that cannot be used. The message is for people."""
 
 
 _NAMED_ONLY = ("out", "out_dtype", "alpha", "beta", "rounding_mode")
-"""Of torch's functions; its table does not tell them from the others."""
+"""Keyword-only parameters of torch's functions, which its table does not tell from the others."""
+
+
+def parameters(op: str, *, required: bool = False) -> tuple[str, ...]:
+    """Return the names of torch's parameters that can be given by position, in that order; ``required``: of those
+    alone."""
+    return _parameters(op, registry()[op].reference, required)
 
 
 @cache
-def parameters(op: str, *, required: bool = False) -> tuple[str, ...]:
-    """The names of torch's parameters that can be given by position, in that order; of those ``required`` alone."""
-    reference = registry()[op].reference
+def _parameters(op: str, reference: Callable[..., Any], required: bool) -> tuple[str, ...]:
     # Functions in C++ have no signature; torch has a table of them.
     found = inspect.signature(get_testing_overrides().get(reference, reference)).parameters.values()
     names = [one.name for one in found if one.kind != one.KEYWORD_ONLY and one.name not in _NAMED_ONLY]
@@ -170,12 +220,72 @@ def parameters(op: str, *, required: bool = False) -> tuple[str, ...]:
 
 @cache
 def registry() -> dict[str, OpSpec]:
-    """Every OpSpec, by op name: the ``SPEC`` of each module of ``conformance.ops``."""
+    """Return every OpSpec by op name: the ``SPEC`` of each module of ``conformance.ops``, and those that ``bring`` has
+    found in modules of others, entry points of ``GROUP`` first. Raises SpecError."""
     import conformance.ops
 
-    specs = (
+    modules = (
         importlib.import_module(f"conformance.ops.{module.name}")
         for module in pkgutil.iter_modules(conformance.ops.__path__)
         if not module.name.startswith("_")
     )
-    return {module.SPEC.name: module.SPEC for module in specs}
+    found = {module.SPEC.name: module.SPEC for module in modules}
+    for entry in sorted(metadata.entry_points(group=GROUP)):
+        _add(entry.value, found, f"entry point {entry.name!r} of {GROUP}")
+    return found
+
+
+_brought: list[str] = []
+
+
+def brought() -> tuple[str, ...]:
+    """Return the names with which ``bring`` was called: processes that are started bring the same."""
+    return tuple(_brought)
+
+
+def bring(names: Sequence[str]) -> None:
+    """Add the OpSpecs of modules to the registry of this process. A name is a module's, or a file ``*.py``.
+
+    A module's OpSpecs are its attributes of that class. Raises SpecError: a module that cannot be imported, has none,
+    is written for another ``API`` (its ``CONFORMANCE_API``), or names an op that there is.
+    """
+    for name in names:
+        if name not in _brought:
+            _add(name, registry(), f"--specs {name}")
+            _brought.append(name)
+
+
+@contextlib.contextmanager
+def registered(spec: OpSpec) -> Generator[None]:
+    """Register an op within the context. Raises SpecError: there is one of its name."""
+    if spec.name in registry():
+        raise SpecError(f"there is an op {spec.name!r} already")
+    registry()[spec.name] = spec
+    try:
+        yield
+    finally:
+        del registry()[spec.name]
+
+
+def _add(name: str, known: dict[str, OpSpec], called: str) -> None:
+    if not name.isprintable():
+        raise SpecError(f"{called!r}: not a name")
+    try:
+        module = runtime.import_named(name)
+    # Importing runs somebody else's code.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        raise SpecError(f"{called}: importing it failed: {type(error).__name__}: {runtime.said(error)}") from None
+    if (api := getattr(module, "CONFORMANCE_API", API)) != API:
+        raise SpecError(f"{called}: it is written for version {api} of OpSpec, and this harness has version {API}")
+    found = _specs_of(module)
+    if not found:
+        raise SpecError(f"{called}: it has no OpSpec; every attribute that is one counts")
+    for spec in found:
+        if not spec.name.isidentifier():
+            raise SpecError(f"{called}: the name of an op is an identifier, and {spec.name!r} is none")
+        if known.setdefault(spec.name, spec) is not spec:
+            raise SpecError(f"{called}: there is an op {spec.name!r} already")
+
+
+def _specs_of(module: ModuleType) -> list[OpSpec]:
+    return list({id(one): one for one in vars(module).values() if isinstance(one, OpSpec)}.values())

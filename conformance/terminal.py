@@ -1,4 +1,4 @@
-"""What a person reads of failures: the first when it is found, and at the end one message for each cause."""
+"""Print failures: the first when it is found, and at the end one message for each cause."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from conformance import causes
-from conformance.causes import Failed
+from conformance import failure_causes
+from conformance.failure_causes import Failed
 
 FAILURES = "failures"
 """The property with which an item reports its failures."""
 AFTERWARDS = "failures afterwards"
 """The property with which the last item that a process ran reports failures of the run."""
 PRINTED = 25
-"""Lines of what an item printed that are shown with its failure."""
+"""The most lines of an item's output that are shown with its failure."""
 
 
 class Terminal:
@@ -26,9 +26,9 @@ class Terminal:
         self.config = config
         self.failures: list[Failed] = []
         self._reports: dict[int, pytest.TestReport] = {}
-        """By their identity, those with failures that are shown here."""
+        """The reports with failures that are shown here, by their identity."""
         self._printed: dict[str, str] = {}
-        """What items printed, by the message of their first failure."""
+        """The output of items, by the message of their first failure."""
 
     @property
     def _whole(self) -> bool:
@@ -57,18 +57,18 @@ class Terminal:
         told = {kind: terminalreporter.stats.get(kind, []) for kind in ("failed", "error")}
         if not self._reports or self.config.option.verbose >= 2:
             return (yield)
-        # What pytest finds here it lists, item by item.
+        # pytest lists what it finds here, item by item.
         for kind, reports in told.items():
             terminalreporter.stats[kind] = [report for report in reports if id(report) not in self._reports]
         try:
             return (yield)
         finally:
-            # For the counts.
+            # Restored for the counts.
             terminalreporter.stats |= told
 
     def show(self, terminalreporter: Any) -> None:
-        """Write a message for each cause of those that are not known."""
-        news = causes.groups(failure for failure in self.failures if not failure.known)
+        """Write a message for each cause of the failures that are not known."""
+        news = failure_causes.groups(failure for failure in self.failures if not failure.known)
         if not news:
             return
         count = sum(len(group.failures) for group in news)

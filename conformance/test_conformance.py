@@ -21,22 +21,22 @@ Record = Callable[[str, object], None]
 
 
 def test_saved(run: Run, saved: Path, record_property: Record) -> None:
-    """A saved case or sequence, judged again."""
+    """Judge a saved case or sequence again."""
     _report(run, run.replay(saved, partial(sequence_search.replay, run)), record_property)
 
 
 def test_legal(run: Run, op: str, dtype: str, record_property: Record) -> None:
-    """Calls that torch takes."""
+    """Judge calls that torch takes."""
     _report(run, run.search(op, dtype), record_property)
 
 
 def test_refused(run: Run, op: str, dtype: str, record_property: Record) -> None:
-    """Calls that torch refuses."""
+    """Judge calls that torch refuses."""
     _report(run, run.search(op, dtype, refused=True), record_property)
 
 
 def test_sequences(run: Run, whole_op: str, record_property: Record) -> None:
-    """Calls that follow one another."""
+    """Judge calls that follow one another."""
     _report(run, sequence_search.search(run, whole_op), record_property)
 
 

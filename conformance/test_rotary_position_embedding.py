@@ -1,4 +1,4 @@
-"""What a rotation is, asked of an implementation without an oracle: collected where this op is judged.
+"""Test the properties of a rotation, without an oracle: collected where this op is judged.
 
 Rotating by 0 changes nothing, by a and then by -a gives back what there was, and scores of rotated queries and keys
 depend on the distance of their positions alone; the offsets, tables and strides that a KV cache comes with, and in
@@ -31,7 +31,7 @@ LONGEST = 64
 
 
 class Draw(NamedTuple):
-    """An input, as data; where its positions begin, and to which side they are moved."""
+    """An input, as data; which elements are pairs, and where its positions begin."""
 
     input: TensorSpec
     interleaved: bool
@@ -40,7 +40,7 @@ class Draw(NamedTuple):
 
 @st.composite
 def draws(draw: st.DrawFn, dtypes: tuple[str, ...]) -> Draw:
-    """(B, T, H, D), of any layout that may be written, and normal numbers."""
+    """Draw (B, T, H, D) tensors of any layout that may be written, with normal numbers."""
     batch, length, heads, half = draw(shapes.shapes(4, 4, min_size=1, max_size=LONGEST, budget=1 << 11))
     shape, writable = (batch, length, heads, 2 * half), elementwise.WRITABLE
     drawn = spec_tensors.tensors(shape, dtypes, values="normal", specials=(), layouts=writable)
@@ -49,7 +49,7 @@ def draws(draw: st.DrawFn, dtypes: tuple[str, ...]) -> Draw:
 
 @pytest.fixture
 def search(run: Run) -> Callable[[Callable[[Rotate, Draw], None]], None]:
-    """Holds a property against what is judged, over drawn inputs."""
+    """Return a function that tests a property of the implementation over drawn inputs."""
     function = run.implementation.function(OP)
     if function is None:
         pytest.skip(f"not provided by {run.implementation.name}: {OP}")
@@ -72,20 +72,21 @@ def search(run: Run) -> Callable[[Callable[[Rotate, Draw], None]], None]:
 
 @pytest.fixture
 def claimed(run: Run) -> None:
-    """For properties of bits, which are claims."""
+    """Skip a property of bits, which is a claim, unless it is claimed."""
     if "layout_invariant" not in run.implementation.claims(OP):
         pytest.skip(f"{run.implementation.name} does not claim that {OP} is layout_invariant")
 
 
 @pytest.fixture
 def make(run: Run) -> Callable[[Draw], torch.Tensor]:
-    """The input on the device."""
+    """Return a function that makes the input on the device."""
     return lambda drawn: spec_tensors.materialize(drawn.input, 0, run.device)
 
 
 @pytest.fixture
 def tables(run: Run) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """Sines and cosines of ``rows`` positions from ``first`` on, of the dtype that the input is computed in."""
+    """Return a function of the sines and cosines of ``rows`` positions from ``first`` on, in the input's compute
+    dtype."""
 
     def tables(drawn: Draw, rows: int, first: int = 0, sign: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
         half = drawn.input.shape[-1] // 2
@@ -98,7 +99,7 @@ def tables(run: Run) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Whether all bits are equal."""
+    """Tell whether all bits are equal."""
     ours, theirs = (x.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8) for x in (ours, theirs))
     return torch.equal(ours, theirs)
 
@@ -114,7 +115,8 @@ def test_rotation_by_0_is_the_identity(search, make) -> None:
 
 
 def test_rotation_and_back(search, make, tables) -> None:
-    """x (sin^2 + cos^2), exactly, of the tables as they are rounded; the first rotation's error is rotated too."""
+    """Test that rotating back gives x (sin^2 + cos^2) of the rounded tables, exactly; the first rotation's error is
+    rotated too."""
 
     def holds(rotate: Rotate, drawn: Draw) -> None:
         input = make(drawn)
@@ -138,7 +140,7 @@ def test_rotation_and_back(search, make, tables) -> None:
 
 
 def test_scores_depend_on_the_distance(search, make, tables) -> None:
-    """Queries with keys at a fixed distance before them, and all of them moved: the same scores, but for rounding."""
+    """Test that queries and keys at a fixed distance have the same scores when all are moved, but for rounding."""
 
     def holds(rotate: Rotate, drawn: Draw) -> None:
         query = make(drawn)
@@ -173,7 +175,8 @@ def test_scores_depend_on_the_distance(search, make, tables) -> None:
 
 @pytest.mark.usefixtures("claimed")
 def test_offsets_are_rows_of_a_longer_table(search, make, tables) -> None:
-    """The last tokens of a sequence alone, by a slice of the tables, as with a cache: the bits of the whole."""
+    """Test that the last tokens alone, by a slice of the tables as with a cache, have the bits of the whole
+    sequence."""
 
     def holds(rotate: Rotate, drawn: Draw) -> None:
         input = make(drawn)
@@ -190,7 +193,8 @@ def test_offsets_are_rows_of_a_longer_table(search, make, tables) -> None:
 
 @pytest.mark.usefixtures("claimed")
 def test_in_place_and_strides(search, make, tables) -> None:
-    """In place, of a contiguous copy, and by tables with strides: the same bits; and the very tensor is returned."""
+    """Test in place, of a contiguous copy, and by tables with strides: the bits are the same, and in place the very
+    tensor is returned."""
 
     def holds(rotate: Rotate, drawn: Draw) -> None:
         input = make(drawn)
@@ -215,7 +219,7 @@ def wide(tensor: torch.Tensor) -> np.ndarray:
 
 
 def parts(tensor: torch.Tensor, drawn: Draw) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the second elements of all pairs."""
+    """Return the first and the second elements of all pairs."""
     half, found = tensor.shape[-1] // 2, wide(tensor)
     if drawn.interleaved:
         return found[..., 0::2], found[..., 1::2]
@@ -223,11 +227,11 @@ def parts(tensor: torch.Tensor, drawn: Draw) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _terms(x: tuple[np.ndarray, np.ndarray], s: np.ndarray, c: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The products that the two elements of a pair are sums of."""
+    """Return the products whose sums and differences are the two elements of a pair."""
     return [(x[0] * c, x[1] * s), (x[0] * s, x[1] * c)]
 
 
 def error(value: np.ndarray, first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """How far a rotated element may be off: half an ulp, as large as it can be, and the bound of the op."""
+    """Bound the error of a rotated element: half an ulp, as large as it can be, and the bound of the op."""
     bound = bounds.rope(first, second, dtype)
     return bounds.rounding(np.abs(value) + bound, dtype) + bound

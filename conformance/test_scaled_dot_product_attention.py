@@ -1,4 +1,4 @@
-"""Decoding with a KV cache, step by step: what no single call shows. Collected where this op is judged.
+"""Test decoding with a KV cache step by step, beyond what single calls show: collected where this op is judged.
 
 After each step attention through the cache has to be, within the bound, attention over the whole history at once by
 the oracle, and the cache has to hold that history bit for bit, and nothing else in it changed.
@@ -26,14 +26,14 @@ from strategies.specs import Layout, TensorSpec
 OP = "scaled_dot_product_attention"
 CAPACITY = 40
 STEPS = {"cpu": 10, "cuda": 30}
-"""Of a run. On the CPU, where kernels are interpreted, there is a run for ten cases of the profile, on a GPU two for
-each."""
+"""The steps of a run. On the CPU, where kernels are interpreted, there is a run for ten cases of the profile, on a GPU
+two for each."""
 LAYOUTS = (Layout(), Layout(order=(0, 2, 1, 3)), Layout(padding=(0, 0, 3, 2), offset=1), Layout(order=(2, 0, 1, 3)))
 FORMS = ("views", "position", "positions")
 
 
 class Form(NamedTuple):
-    """Sizes of a model, and how its cache lies in memory."""
+    """The sizes of a model, and the layout of its cache."""
 
     dtype: str
     batch: int
@@ -48,7 +48,7 @@ class Decoding(RuleBasedStateMachine):
     """Sequences in one cache, of lengths of their own: tokens and chunks are appended, sequences cut and reordered."""
 
     run: Run
-    """What is judged; a subclass has it."""
+    """The options of judging; a subclass has them."""
 
     @initialize(
         dtype=st.integers(0, 3),
@@ -66,7 +66,7 @@ class Decoding(RuleBasedStateMachine):
         self.form = Form(dtypes[dtype % len(dtypes)], batch, heads, ratio, dim, value_dim or dim, layout)
         self.seed = 0
         self.lengths = [0] * batch
-        # What lies in the cache before anything is written is NaN outside of its rows, and numbers in them.
+        # Before anything is written the cache holds numbers in its rows, and NaN outside of them.
         sizes = (self.form.dim, self.form.value_dim)
         self.caches = [self._made((batch, heads, CAPACITY, size), layout, self.run.device) for size in sizes]
         self.histories = [cache.cpu().clone() for cache in self.caches]
@@ -74,26 +74,26 @@ class Decoding(RuleBasedStateMachine):
     @precondition(lambda self: max(self.lengths) < CAPACITY)
     @rule(form=st.sampled_from(FORMS), causal=st.booleans())
     def token(self, form: str, causal: bool) -> None:
-        """One token of each sequence."""
+        """Append one token to each sequence."""
         self._append(1, form, causal)
 
     @precondition(lambda self: max(self.lengths) < CAPACITY)
     @rule(count=st.integers(2, 20), form=st.sampled_from(FORMS), causal=st.booleans())
     def chunk(self, count: int, form: str, causal: bool) -> None:
-        """Several tokens of each sequence: a prompt, or a part of one."""
+        """Append several tokens to each sequence: a prompt, or a part of one."""
         self._append(min(count, CAPACITY - max(self.lengths)), form, causal)
 
     @precondition(lambda self: max(self.lengths) > 0)
     @rule(sequence=st.integers(0, 2), kept=st.integers(0, CAPACITY))
     def truncate(self, sequence: int, kept: int) -> None:
-        """A sequence loses its last tokens, or all: its rows stay in the cache, and must not be seen again."""
+        """Cut the last tokens of a sequence, or all: its rows stay in the cache, and must not be seen again."""
         sequence %= self.form.batch
         self.lengths[sequence] = min(self.lengths[sequence], kept)
 
     @precondition(lambda self: self.form.batch > 1)
     @rule(first=st.integers(0, 2), second=st.integers(0, 2))
     def swap(self, first: int, second: int) -> None:
-        """Two sequences change places, as when a batch is put together anew."""
+        """Swap two sequences, as when a batch is put together anew."""
         order = list(range(self.form.batch))
         first, second = first % len(order), second % len(order)
         order[first], order[second] = order[second], order[first]
@@ -163,7 +163,7 @@ class Decoding(RuleBasedStateMachine):
 
 @pytest.fixture
 def attention(run: Run) -> Callable[..., torch.Tensor]:
-    """The function that is judged."""
+    """Return the function that is judged."""
     function = run.implementation.function(OP)
     if function is None:
         pytest.skip(f"not provided by {run.implementation.name}: {OP}")
@@ -172,8 +172,8 @@ def attention(run: Run) -> Callable[..., torch.Tensor]:
 
 @pytest.mark.parametrize("slots", [(1, 5), (-1, 2), (0, 2**40)])
 def test_positions_past_the_capacity(run: Run, attention: Callable[..., torch.Tensor], slots: tuple[int, int]) -> None:
-    """Of a tensor: refused on the CPU before anything is written; on a GPU, where asking would stall the stream, they
-    may be taken, and then what is out of range is not written."""
+    """Test that the CPU refuses positions of a tensor past the capacity before anything is written; a GPU, where asking
+    would stall the stream, may take them, and then writes nothing that is out of range."""
     capacity = 6
     buffers = [torch.full((4, 2, capacity, 8), 7.0, device=run.device) for _ in range(2)]
     caches = [buffer[1:3] for buffer in buffers]
@@ -198,7 +198,7 @@ def test_positions_past_the_capacity(run: Run, attention: Callable[..., torch.Te
 
 @pytest.mark.usefixtures("attention")
 def test_decoding(run: Run) -> None:
-    """Runs of a state machine: the steps that a failure needs are in its message."""
+    """Run a state machine: the steps that a failure needs are in its message."""
     machine = hypothesis.seed(run.seed)(type("Decoding", (Decoding,), {"run": run}))
     kind = run.device.type
     examples = run.settings.max_examples

@@ -1,11 +1,24 @@
 """Operators for large-language-model work on GPUs, with PyTorch's signatures: kernels in NineToothed, Triton, Gluon."""
 
-from ntops import _runtime  # noqa: I001  (it chooses compiled or interpreted before Triton is imported)
-from ntops import kernels, torch
-from ntops.host import compiler_hash
+import importlib
+from typing import TYPE_CHECKING
 
-__all__ = ["kernels", "torch"]
-__version__ = "0.1.0"
+from ntops import _runtime  # noqa: F401  (it chooses compiled or interpreted before Triton is imported)
+from ntops._version import __version__
 
-if not _runtime.INTERPRETED:
-    compiler_hash.keep()
+if TYPE_CHECKING:
+    from ntops import kernels, library, torch
+
+__all__ = ["__version__", "kernels", "library", "torch"]
+
+
+def __getattr__(name):
+    """Import a package on first access."""
+    if name in ("kernels", "library", "torch"):
+        return importlib.import_module(f"{__name__}.{name}")
+
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -1,18 +1,18 @@
-"""How long calls take, measured so that neither drift nor the implementation that is timed can move the figure.
+"""Time calls so that neither drift nor the timed implementation can change the figure.
 
-Import this before the implementation: what the clock needs of torch is bound here, and a function replaced later is
-not the one that is used. Functions that are compared are timed in turn, in a new order each round, so that a chip
-that grows warm slows all of them alike and the ratio of a pair stays.
+Import this before the implementation: this module binds the functions of torch that the clock needs, so that later
+replacements have no effect. Functions that are compared are timed in turn, in a new order each round, so that a chip
+that warms up slows all of them alike and the ratio of a pair stays.
 
 On CUDA each timed call goes through one stream as
 
     delay | new contents for the inputs | caches flushed | event | the call | event
 
-The delay keeps the device busy while the host enqueues all of it, so no launch is waited for between the events. New
-contents come after it: work that the call puts on another stream, where it can begin at once, reads the old ones and
-gives a wrong result, which ``check`` sees; and a result that is remembered by its inputs is wrong as well. After the
-last event the whole device is waited for, and what was still running is added. Last, calls are repeated back to back
-from an idle device to an idle device by the wall clock: where that takes longer than the events said, it counts.
+The delay keeps the device busy while the host enqueues everything, so no launch is waited for between the events. New
+contents come after it: work that the call puts on another stream, where it can begin at once, reads the old contents
+and gives a wrong result, which ``check`` sees; a result remembered by its inputs is wrong as well. After the last event
+the clock waits for the whole device, and adds the time of work that was still running. Finally, calls are repeated back
+to back from an idle device to an idle device by the wall clock; if that takes longer than the events said, it counts.
 """
 
 import dataclasses
@@ -26,32 +26,32 @@ _clock = time.perf_counter
 _sum = torch.sum
 _empty = torch.empty
 _full = torch.full
-# The classes and functions of torch's C++ half: torch.cuda.Event and the like can be replaced, these are held here.
+# The classes and functions of torch's C++ part, bound here because torch.cuda.Event and others can be replaced.
 _Event = torch._C._CudaEventBase
 _synchronize = getattr(torch._C, "_cuda_synchronize", torch.cuda.synchronize)
 _sleep = torch.cuda._sleep
 _current_stream = torch.cuda.current_stream
 
 CHECKED = 3
-"""Rounds of each function whose results are checked, drawn at random."""
+"""The number of rounds of each function, drawn at random, whose results are checked."""
 IDLE = 25e-6
-"""Seconds within which an idle device is found to be idle, beyond what that usually takes on this machine."""
+"""Seconds within which an idle device must be found idle, beyond what that usually takes on this machine."""
 EXCESS = 1.25
-"""How much longer than its events a call may take back to back: a chip under full load clocks lower."""
+"""The allowed ratio of back-to-back time to event time: a chip under full load lowers its clock."""
 BACK_TO_BACK = 4e-3
-"""Seconds of calls back to back, about."""
+"""Seconds for which calls are repeated back to back, approximately."""
 
 
 class TimingError(ValueError):
-    """A measurement that must not be used. The message says of which function and why."""
+    """A measurement that must not be used. The message names the function and the reason."""
 
 
 @dataclasses.dataclass
 class Times:
-    """What one function took.
+    """The times of one function.
 
-    ``seconds``: one figure for each round, rounds of functions timed together in the same order.
-    ``clock``: "events", or "wall" (of a CPU; or where events did not see all the work, which ``note`` says).
+    ``seconds`` has one figure for each round; functions timed together have their rounds in the same order. ``clock``
+    is "events", or "wall" (on a CPU; or if events did not see all the work, which ``note`` says).
     """
 
     seconds: list
@@ -65,10 +65,10 @@ class Times:
 
 
 def bootstrap(statistic, *samples, paired=False, level=0.95, resamples=1000, seed=0):
-    """``(low, high)``: the percentile bootstrap interval of ``statistic(*samples)``.
+    """Return ``(low, high)``, the percentile bootstrap interval of ``statistic(*samples)``.
 
-    ``statistic`` takes arrays of resamples, one in each row, and gives one figure for each row. Samples are drawn from
-    independently, or, ``paired``, at the same places. Efron & Tibshirani, An Introduction to the Bootstrap, 1993.
+    ``statistic`` takes arrays of resamples, one in each row, and returns one figure for each row. Draws are independent
+    or, if ``paired``, at the same places. Efron & Tibshirani, An Introduction to the Bootstrap, 1993.
     """
     generator = np.random.default_rng(seed)
     arrays = [np.asarray(sample, dtype=np.float64) for sample in samples]
@@ -83,14 +83,14 @@ def bootstrap(statistic, *samples, paired=False, level=0.95, resamples=1000, see
 
 
 def median_interval(seconds, **options):
-    """``(low, high)`` of the median of ``seconds``."""
+    """Return ``(low, high)`` of the median of ``seconds``."""
     return bootstrap(lambda drawn: np.median(drawn, axis=1), seconds, **options)
 
 
 def ratio(ours, other, **options):
-    """``(ratio, low, high)``: how many times as fast ``ours`` is as ``other``, by their medians, which stand beside it.
+    """Return ``(ratio, low, high)``: how many times as fast ``ours`` is as ``other``, by their medians.
 
-    The interval resamples rounds in pairs, so that what slows both leaves it narrow.
+    The interval resamples rounds in pairs, so that drift that slows both does not widen it.
     """
 
     def quotient(ours, other):
@@ -102,7 +102,7 @@ def ratio(ours, other, **options):
 
 
 def interleaved(functions, inputs, refresh, check, *, seconds=0.1, rounds=(20, 200), seed=None):
-    """Time functions of the same arguments against each other: ``{name: Times}``.
+    """Time functions with the same arguments against each other, and return ``{name: Times}``.
 
     Args:
         functions: ``{name: function}``.
@@ -138,10 +138,11 @@ def interleaved(functions, inputs, refresh, check, *, seconds=0.1, rounds=(20, 2
 
 
 def host(functions, inputs, *, calls=100, groups=15, seed=None):
-    """Host seconds for each call of small functions, timed in turn: ``{name: Times}``, one figure for each group.
+    """Measure the host seconds of each call of small functions, timed in turn; return ``{name: Times}``, one figure for
+    each group.
 
-    The device is idle when a group of calls begins and is not waited for until it ends, so this is what the caller's
-    thread pays; for work larger than a few microseconds it is the device's time that counts.
+    The device is idle when a group of calls begins, and is not waited for until the group ends, so this is the time
+    that the caller's thread pays; for work of more than a few microseconds the device's time counts.
     """
     chance = random.Random(seed)
     on_cuda = _on_cuda(inputs)
@@ -172,14 +173,14 @@ def _tensors(values):
 
 
 def _plain(name, result):
-    """Refuse what could still be computed when somebody looks at it."""
+    """Refuse a result that could still be computed when it is read."""
     for value in result if isinstance(result, tuple) else (result,):
         if type(value) is not torch.Tensor or value.layout is not torch.strided:
             raise TimingError(f"{name} returned {type(value).__name__}, which need not hold its result yet")
 
 
 class _Wall:
-    """Calls on the CPU by the wall clock."""
+    """Time calls on the CPU by the wall clock."""
 
     def __init__(self, refresh):
         self.refresh = refresh
@@ -202,12 +203,12 @@ class _Wall:
 
 
 class _Device:
-    """Calls on a CUDA device by events."""
+    """Time calls on a CUDA device by events."""
 
     def __init__(self, refresh):
         self.refresh = refresh
         self.stream = _current_stream()
-        # Read, not written: what a flush leaves in the cache need not be written back while the call is timed.
+        # The flush reads and does not write, so that the timed call does not pay for writing back the cache.
         size = torch.cuda.get_device_properties(self.stream.device).L2_cache_size
         self.cache = _full((3 * size // 4,), 1.0, device=self.stream.device)
         self.flushed = _empty((), device=self.stream.device)
@@ -230,7 +231,8 @@ class _Device:
         return _Event(enable_timing=True, blocking=False, interprocess=False)
 
     def warm(self, name, function, inputs):
-        """Compile, bring up the clocks, and find how long the host needs for a call. Returns device seconds, about."""
+        """Compile, raise the clocks, and measure the host's time of a call. Return the device's seconds,
+        approximately."""
         for args, kwargs in inputs:
             _plain(name, function(*args, **kwargs))
         _synchronize()
@@ -260,7 +262,7 @@ class _Device:
         stopped = _clock()
         _synchronize()
         left = _clock() - stopped
-        # Once more, of a device that is idle now: a busy host takes longer than it usually does.
+        # Measure again with an idle device: a busy host takes longer than usual.
         begun = _clock()
         _synchronize()
         idle = max(self.idle, _clock() - begun + IDLE)
@@ -268,7 +270,7 @@ class _Device:
         return start.elapsed_time(stop) / 1e3 + (left if left > idle else 0.0), result
 
     def whole(self, function, inputs, taken):
-        """The events' figures, unless calls back to back take longer than they and the host explain."""
+        """Return the events' figures, unless calls back to back take longer than these and the host's time explain."""
         median = float(np.median(taken))
         count = int(min(max(BACK_TO_BACK / max(median, 1e-6), 5), 100))
         found = []
@@ -281,7 +283,7 @@ class _Device:
             enqueued = _clock() - start
             _synchronize()
             found.append(((_clock() - start) / count, enqueued / count))
-        # Host and device work side by side, so the slower of the two is what calls back to back take.
+        # Host and device work in parallel, so the slower one decides the time of calls back to back.
         span, host_share = min(found)
         if span <= EXCESS * max(median, host_share) + self.idle / count:
             return Times(taken, "events")

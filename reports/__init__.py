@@ -1,1 +1,1 @@
-"""What people read: accuracy, speed and coverage per GPU, and comparison with a baseline. ``python -m reports``."""
+"""Reports for people: accuracy, speed and coverage per GPU, and comparison with a baseline. ``python -m reports``."""

@@ -19,7 +19,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0, 1 for a regression alone, 2 with one line on stderr for all that is no verdict."""
+    """Return the exit code: 0, 1 for a regression alone, or 2 with one line on stderr if there is no verdict."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     options = _parser().parse_args(arguments)
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refused(str(error))
     except OSError as error:
         if sys.stdout is not None and not _flushes():
-            # What is left of the output has nowhere to go, when Python ends either.
+            # The rest of the output has no reader, also when Python exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         return _refused(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:  # noqa: BLE001 - a mistake in here must not look like a regression either
@@ -49,7 +49,7 @@ def _refused(message: str) -> int:
 
 
 def _line(message: str) -> str:
-    """In one line, whatever names are in it."""
+    """Return the text in one line, whatever names are in it."""
     return "".join(character if character.isprintable() else " " for character in message)
 
 
@@ -62,7 +62,7 @@ def _flushes() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for a wrong option."""
+    """A parser that reports a wrong option in one line."""
 
     def error(self, message: str) -> NoReturn:
         sys.exit(_refused(f"{message} (--help tells the options)"))
@@ -142,7 +142,7 @@ def _build(options: argparse.Namespace) -> int:
         devices, problems = _usable(paths)
         folder = options.out or (paths[0] if len(paths) == 1 and paths[0].is_dir() else Path("report"))
         for device in devices:
-            # One page for each device; of several, each in a folder of its own.
+            # One page for each device; with several devices, each in a folder of its own.
             mine = folder / read.slug(device.name) if len(devices) > 1 or (options.out and len(inputs) > 1) else folder
             implementation = device.about.get("implementation", "")
             title = options.title or f"{implementation or 'Report'} on {device.name}"
@@ -173,7 +173,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _one(paths: Sequence[Path]) -> Device:
-    """The one device that the files are about. A file that cannot be read is refused: a gate must not guess."""
+    """Return the one device of the files. Refuse an unreadable file: a gate must not guess."""
     devices, problems = read.read(paths)
     if problems:
         raise InputError("; ".join(problems))

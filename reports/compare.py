@@ -1,10 +1,10 @@
-"""Is a run worse than another? Verdicts on benchmarks and on accuracy that account for noise.
+"""Decide whether a run is worse than another: verdicts on benchmarks and on accuracy that account for noise.
 
-A benchmark is slower when three things hold: the interval of the ratio of medians (bootstrap, 95%) lies above 1; the
-ratio is over what two runs of the same commit differ by; and so it is for the ratio beside torch, which was timed in
-turn with it in both runs, so that a chip which was slower as a whole on one day changes nothing. What is too little to
-be called in any row is called if it is in all: the geometric mean of the rows that are left is judged too, within less.
-``docs/benchmarks.md`` has the measurement behind the constants.
+A benchmark is slower if three things hold: the interval of the ratio of medians (bootstrap, 95%) lies above 1; the
+ratio exceeds the difference between two runs of one commit; and the same holds for the ratio beside torch, which both
+runs timed in turn with it, so that a chip which was slower as a whole on one day changes nothing. A slowdown that is
+too small to be reported in any row is reported if all rows show it: the geometric mean of the other rows is judged,
+too, against a smaller difference. ``docs/benchmarks.md`` has the measurement behind the constants.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from reports.model import Device, Record, Row
 from reports.read import InputError, share_text
 
 RELATIVE = 0.02
-"""By how much two runs of the same commit differ, of device time; with ``ABSOLUTE`` added."""
+"""The relative difference of device time between two runs of the same commit; ``ABSOLUTE`` is added to it."""
 ABSOLUTE = 0.4e-6
-"""Seconds: what decides for kernels of a few microseconds."""
+"""Seconds; they decide for kernels of a few microseconds."""
 HOST = 0.12
-"""The same of host time, which depends on where the process and its memory came to lie."""
+"""The same for host time, which depends on the placement of the process and its memory."""
 TOGETHER = 0.5
 """The part of ``RELATIVE`` by which the geometric mean of many rows, beside torch, differs between two runs."""
 FEWEST = 8
-"""Rows from which their mean is judged: of fewer, an interval over rows says nothing."""
+"""The least number of rows whose mean is judged: for fewer, an interval over rows says nothing."""
 SHIFTED = 0.05
-"""By how much torch's own times differ between runs, as a whole, without a word in the verdict."""
+"""The largest overall difference of torch's own times between runs that the verdict does not mention."""
 SHARE, SHARE_OF = 0.02, 0.10
-"""By how much the largest share of the bound may grow on the same cases: absolute, and relative."""
+"""The allowed growth of the largest share of the bound on the same cases: absolute, and relative."""
 
 
 class Verdict(enum.StrEnum):
@@ -47,7 +47,7 @@ class Verdict(enum.StrEnum):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became of one row or of one op and dtype."""
+    """The result of comparing one row, or one op and dtype."""
 
     kind: str
     """"speed" or "accuracy"."""
@@ -56,36 +56,36 @@ class Change(msgspec.Struct, frozen=True):
     before: str = ""
     after: str = ""
     ratio: float | None = None
-    """New time over old; over 1 is slower."""
+    """The new time over the old one; more than 1 is slower."""
     interval: tuple[float, float] | None = None
     beside: float | None = None
-    """The same beside torch of the same runs."""
+    """The same ratio beside torch of the same runs."""
     why: str = ""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All changes, worst first, and what has to be known to read them."""
+    """All changes, worst first, and the notes needed to read them."""
 
     changes: list[Change]
     notes: list[str]
     shifted: str = ""
-    """What the verdict must not be read without: torch took another time too."""
+    """A warning for the reader of the verdict: torch's own time changed, too."""
 
     @property
     def worse(self) -> list[Change]:
-        """The regressions."""
+        """Return the regressions."""
         return [change for change in self.changes if change.verdict in (Verdict.WORSE, Verdict.MISSING)]
 
     @property
     def with_torch(self) -> list[Change]:
-        """Rows that are slower, and torch beside them too."""
+        """Return the rows that are slower together with torch."""
         return [change for change in self.changes if change.verdict is Verdict.SAME and change.why]
 
 
 def compare(base: Device, new: Device, *, relative: float = RELATIVE, partial_run: bool = False) -> Comparison:
-    """What became of everything that is in ``base``. ``partial_run``: what ``new`` lacks was left out on purpose.
+    """Compare everything that is in ``base``. ``partial_run``: ``new`` lacks rows on purpose.
 
-    Raises InputError: other devices, or nothing that is in both.
+    Raises InputError: the devices differ, or nothing is in both.
     """
     if base.name != new.name:
         raise InputError(f"two devices cannot be compared as base and new: {base.name} and {new.name}")
@@ -123,7 +123,7 @@ def compare(base: Device, new: Device, *, relative: float = RELATIVE, partial_ru
 
 
 def _all(base, new, name, judge, kind: str) -> list[Change]:
-    """Pairs of the same name judged; those of one side only said so."""
+    """Judge pairs of the same name, and report those that only one side has."""
     before, after = {name(one): one for one in base}, {name(one): one for one in new}
     found = [judge(before[key], after[key]) for key in before if key in after]
     gone = [
@@ -134,7 +134,7 @@ def _all(base, new, name, judge, kind: str) -> list[Change]:
 
 
 def limit(row: Row, relative: float = RELATIVE) -> float:
-    """The ratio of times up to which two runs of the same commit may differ."""
+    """Return the ratio of times up to which two runs of the same commit may differ."""
     of_host = row.clock in ("host", "first call")
     return 1 + (max(HOST, relative) if of_host else relative + ABSOLUTE / max(row.median, 1e-9))
 
@@ -163,15 +163,15 @@ def _row(base: Row, new: Row, *, relative: float = RELATIVE, peer: str = "torch"
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive numbers."""
+    """Return the geometric mean of positive numbers."""
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def _together(
     base: Device, new: Device, changes: Sequence[Change], relative: float
 ) -> tuple[list[str], str, list[Change]]:
-    """What became of the rows as a whole: a line for each clock; what torch did, if that is much; and a regression if
-    rows that are none alone are slower together."""
+    """Compare the rows as a whole. Return a line for each clock, a note on torch's own times if they changed much, and
+    a regression if rows that are not slower alone are slower together."""
     lines, shifted, drift = [], [], []
     rows = {row.name: row for row in base.rows}
     after = {row.name: row for row in new.rows}
@@ -202,8 +202,9 @@ def _together(
 
 
 def _drift(changes: Sequence[Change], rows: Sequence[Row], relative: float) -> list[Change]:
-    """A regression of rows together none of which is one. What rows differ by independently falls with the root of
-    their number; what they share does not. Rows of host time share too much: where their process came to lie."""
+    """Return a regression of rows together, none of which is a regression alone. Independent differences of rows fall
+    with the root of their number; shared ones do not. Rows of host time share too much: the placement of their
+    process."""
     if len(changes) < FEWEST:
         return []
     nearest = np.log([min(c.ratio or 1, c.beside or math.inf) for c in changes])
@@ -247,7 +248,7 @@ def _time(seconds: float) -> str:
 
 
 def text(value: str) -> str:
-    """``value`` as Markdown that shows it and nothing else, also inside a table."""
+    """Return Markdown that shows exactly ``value``, also inside a table."""
     return "".join(character if character.isprintable() else " " for character in value).translate(_ESCAPED)
 
 
@@ -255,7 +256,7 @@ _ESCAPED = {ord(c): f"\\{c}" for c in "\\`*_{}[]|#!~"} | {ord(c): f"&#{ord(c)};"
 
 
 def markdown(comparison: Comparison) -> str:
-    """A summary for a pull request: the verdict, then what is worse, then what is better; the rest is counted."""
+    """Return a summary for a pull request: the verdict, worse rows, then better rows; the rest is counted."""
     worse, changes = comparison.worse, comparison.changes
     counts = {verdict: sum(change.verdict is verdict for change in changes) for verdict in Verdict}
     head = f"**{len(worse) or 'No'} regression{'s' if len(worse) > 1 else ''}**"
@@ -285,7 +286,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def junit(comparison: Comparison) -> bytes:
-    """JUnit XML: one test for each row or op and dtype, failed where it is a regression."""
+    """Return JUnit XML: one test for each row or op and dtype, failed if it is a regression."""
     suite = ET.Element("testsuite", name="compare", tests=str(len(comparison.changes)))
     suite.set("failures", str(len(comparison.worse)))
     for change in comparison.changes:
@@ -298,16 +299,16 @@ def junit(comparison: Comparison) -> bytes:
 
 
 def _xml(value: str) -> str:
-    """Without the characters that XML cannot hold."""
+    """Remove the characters that XML cannot hold."""
     return "".join(c if c in "\n\t" or c.isprintable() else "\ufffd" for c in value)
 
 
 def rates(runs: Sequence[Device], slowed: str) -> list[tuple[str, float, float, float]]:
-    """How often the gate errs, from runs of one commit in which ``slowed``, the same made slower, is a peer.
+    """Measure the gate's error rates on runs of one commit that contain ``slowed``, a slower variant, as a peer.
 
-    Each run is compared with the next (the last with the first), once as it is and once with the slowed times in
-    place of its own. For each row: its name, by how much it was slowed (the median of the pairs), the share of runs
-    called worse, and the share of slowed ones that were.
+    Each run is compared with the next (the last with the first), once as it is and once with the slowed times instead
+    of its own. Each row has its name, the slowdown (the median of the pairs), the share of runs called worse, and the
+    share of slowed runs called worse.
     """
     if len(runs) < 2:
         raise InputError("at least two runs are needed")
@@ -336,7 +337,7 @@ def _slowed(row: Row, name: str) -> Row:
 
 
 def rates_table(found: Iterable[tuple[str, float, float, float]]) -> str:
-    """The rates as a Markdown table."""
+    """Return the rates as a Markdown table."""
     lines = ["| row | made slower by | called, same commit | called, made slower |", "| --- | ---: | ---: | ---: |"]
     lines += [f"| {text(name)} | {by:.1%} | {false:.0%} | {seen:.0%} |" for name, by, false, seen in found]
     return "\n".join(lines) + "\n"

@@ -1,6 +1,6 @@
-"""What a report is made of: the structures of its input files, with the values that each field may have.
+"""The structures of a report's input files, with the values that each field may have.
 
-Decoding checks them, so that everything after it can divide, take logarithms and draw.
+Decoding checks them, so that later code can divide, take logarithms and draw.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SCHEMA = 1
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(min_length=1)]
 Seconds = Annotated[float, Meta(ge=1e-10, le=1e6)]
-"""No clock here sees less, and no run lasts longer."""
+"""No clock here resolves less, and no run lasts longer."""
 Rate = Annotated[float, Meta(ge=1e3, le=1e21)]
 """Bytes or FLOP a second."""
 Share = Annotated[float, Meta(ge=0)]
@@ -39,13 +39,13 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """How often something was seen."""
+    """The number of times that something was seen."""
 
     count: Count = 0
 
 
 class Record(msgspec.Struct):
-    """What ``conformance.metrics.Record`` writes for an op and dtype, as far as a report shows it."""
+    """The fields of ``conformance.metrics.Record``, for an op and dtype, that a report shows."""
 
     op: Name
     dtype: str = ""
@@ -73,12 +73,12 @@ class Record(msgspec.Struct):
 
     @property
     def judged(self) -> int:
-        """Cases that have a verdict."""
+        """The number of cases that have a verdict."""
         return self.cases - self.not_provided - self.out_of_memory
 
     @property
     def parts(self) -> str:
-        """What the cases are divided into, in words."""
+        """The parts into which the cases are divided, in words."""
         values = max(0, self.passed + self.failed - self.refused)
         parts = {"judged by value": values, "refused by torch": self.refused, "not provided": self.not_provided}
         parts |= {"excused by name": self.deviated, "out of memory": self.out_of_memory}
@@ -91,7 +91,7 @@ class Record(msgspec.Struct):
 
 
 class Pairs(msgspec.Struct, frozen=True):
-    """Coverage of pairs of features of one op: how many are feasible, how many were hit."""
+    """The coverage of pairs of features of one op: how many are feasible, how many were hit."""
 
     op: Name
     feasible: Count = 0
@@ -112,7 +112,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct):
-    """One benchmark: seconds. All ratios are of medians, so that what is printed fits together."""
+    """One benchmark, in seconds. All ratios are of medians, so that printed figures fit together."""
 
     op: Name
     dtype: str
@@ -133,16 +133,16 @@ class Row(msgspec.Struct):
 
     @property
     def name(self) -> str:
-        """By what the same row is found in another file."""
+        """The name by which the same row is found in another file."""
         return f"{self.op}[{self.dtype} {self.label}]"
 
     def times_as_fast(self, peer: str) -> float | None:
-        """How many times as fast ours is as this peer; None where it was not timed."""
+        """Return how many times as fast ours is as this peer; None if the peer was not timed."""
         return self.peers[peer].median / self.median if peer in self.peers else None
 
     @property
     def best_peer(self) -> str | None:
-        """The fastest peer."""
+        """The fastest peer, or None."""
         return min(self.peers, key=lambda name: self.peers[name].median, default=None)
 
     @property
@@ -152,14 +152,14 @@ class Row(msgspec.Struct):
 
 
 class Planted(msgspec.Struct, frozen=True):
-    """The self-test's count for one op or check (``of``): defects planted, and defects found."""
+    """The self-test's counts for one op or check (``of``): defects planted, and defects found."""
 
     name: str
     of: str = "op"
     planted: Count = 0
     killed: Count = 0
     examples: Annotated[float, Meta(ge=0, le=2**53)] | None = None
-    """How many cases it took to find one, the median."""
+    """The median number of cases that it took to find a defect."""
     survivors: list[str] = []
 
     def __post_init__(self) -> None:
@@ -168,7 +168,7 @@ class Planted(msgspec.Struct, frozen=True):
 
 
 class Device(msgspec.Struct):
-    """All that is known of one device."""
+    """All that is known about one device."""
 
     name: Name
     environment: dict[str, str] = {}
@@ -176,24 +176,25 @@ class Device(msgspec.Struct):
     coverage: list[Pairs] = []
     rows: list[Row] = []
     complaints: list[str] = []
-    """Why a run is no verdict, beside failing cases."""
+    """The reasons, beside failing cases, why a run is no verdict."""
     selftest: list[Planted] = []
     false_alarms: Count | None = None
     controlled: Count = 0
-    """Cases on correct implementations, among which the false alarms are."""
+    """Cases on correct implementations, which include the false alarms."""
     about: dict[str, str] = {}
     sources: list[str] = []
-    """The files that it was read from."""
+    """The files from which the device was read."""
 
 
 class Metrics(msgspec.Struct):
-    """The file of ``pytest conformance --metrics``."""
+    """The file that ``pytest conformance --metrics`` writes."""
 
     records: list[msgspec.Raw]
     implementation: str = ""
     profile: str = ""
     max_examples: int | None = None
     seed: int | None = None
+    shard: str = ""
     versions: dict[str, str | None] = {}
     platform: str = ""
     gpu: str | None = None
@@ -202,20 +203,20 @@ class Metrics(msgspec.Struct):
 
 
 class Stats(msgspec.Struct):
-    """pytest-benchmark's own figures, of which the rounds count."""
+    """pytest-benchmark's own figures, of which only the rounds count."""
 
     data: list[Seconds] = []
 
 
 class Benchmark(msgspec.Struct):
-    """One benchmark of pytest-benchmark; ``extra_info`` holds a ``Row`` and an ``About`` if it is of an operator."""
+    """One benchmark of pytest-benchmark; ``extra_info`` holds a ``Row`` and an ``About`` if it measures an operator."""
 
     extra_info: msgspec.Raw = msgspec.Raw(b"{}")
     stats: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class About(msgspec.Struct):
-    """What each row says of the machine and of what ran on it."""
+    """The description of the machine and of the software in each row."""
 
     op: str | None = None
     gpu: str | None = None
@@ -233,7 +234,7 @@ class Bench(msgspec.Struct):
 
 
 class Defect(msgspec.Struct):
-    """A planted defect; without a ``case`` it was not found."""
+    """A planted defect; it was not found if it has no ``case``."""
 
     name: str
     op: str
@@ -243,14 +244,14 @@ class Defect(msgspec.Struct):
 
 
 class Control(msgspec.Struct):
-    """A right implementation, and how often it was called wrong."""
+    """A correct implementation, and how often it was called wrong."""
 
     cases: Count = 0
     alarms: Count = 0
 
 
 class Selftest(msgspec.Struct):
-    """The file of ``python -m conformance.selftest --json``."""
+    """The file that ``python -m conformance.selftest --json`` writes."""
 
     defects: list[Defect]
     controls: list[Control] = []
@@ -263,7 +264,7 @@ class Report(msgspec.Struct):
 
 
 class Kind(msgspec.Struct):
-    """Only which of these a file has."""
+    """The fields that tell the kinds of files apart, undecoded."""
 
     records: msgspec.Raw = msgspec.Raw()
     benchmarks: msgspec.Raw = msgspec.Raw()

@@ -1,4 +1,4 @@
-"""Reports as files: one HTML page that needs nothing else, Markdown, and JSON that can be read again."""
+"""Write reports as files: one self-contained HTML page, Markdown, and JSON that can be read again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A device as it is shown: with what changed since a baseline, and what could not be read."""
+    """A device as it is shown, with changes since a baseline, and files that could not be read."""
 
     device: Device
     comparison: Comparison | None
@@ -29,7 +29,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def sections(devices: Sequence[Device], baseline: Sequence[Device], problems: Sequence[str]) -> list[Section]:
-    """Each device beside the baseline of the same device; what does not fit together is among the findings."""
+    """Pair each device with the baseline of the same device; mismatches become findings."""
     found = []
     before = {device.name: device for device in baseline}
     for device in devices:
@@ -46,7 +46,7 @@ def sections(devices: Sequence[Device], baseline: Sequence[Device], problems: Se
 
 
 def html(title: str, found: Sequence[Section]) -> str:
-    """The page. Everything that comes from a file is escaped, and the page allows no script at all."""
+    """Return the page. Everything that comes from a file is escaped, and the page allows no script at all."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
@@ -56,12 +56,12 @@ def html(title: str, found: Sequence[Section]) -> str:
     page = environment.get_template("report.html").render(
         title=title, sections=found, summary=summary, plots=plots, plot=_plot, side_by_side=side_by_side
     )
-    # What UTF-8 cannot hold (half of a surrogate pair in a hostile name) is shown as such.
+    # Characters that UTF-8 cannot hold (half of a surrogate pair in a hostile name) become question marks.
     return page.encode("utf-8", "replace").decode()
 
 
 def _plot(draw: Callable[..., plots.Plot | None], *arguments: Any) -> dict[str, Any] | None:
-    """A drawing of ``reports.plots``, whose text matplotlib has escaped."""
+    """Return a drawing of ``reports.plots``, whose text matplotlib has escaped."""
     drawn = draw(*arguments)
     return None if drawn is None else dict(zip(("wide", "narrow"), map(markupsafe.Markup, drawn), strict=True))
 
@@ -79,7 +79,7 @@ def times(ratio: float | None) -> str:
 
 
 def breakable(name: str) -> markupsafe.Markup:
-    """A name that a narrow page may break after its underscores."""
+    """Return a name that a narrow page may break after its underscores."""
     return markupsafe.Markup(str(markupsafe.escape(name)).replace("_", "_<wbr>"))
 
 
@@ -88,7 +88,7 @@ def percent(share: float | None) -> str:
 
 
 def side_by_side(found: Sequence[Section]) -> list[tuple[str, list[dict[str, Any] | None]]]:
-    """Each op with what every device says of it, an op that fails anywhere first; None where a device lacks it."""
+    """Return each op with every device's result, or None if a device lacks it; ops that fail anywhere come first."""
     table: dict[str, list[dict[str, Any] | None]] = {}
     for column, section in enumerate(found):
         for whole, dtypes in summary.accuracy(section.device):
@@ -111,7 +111,7 @@ def side_by_side(found: Sequence[Section]) -> list[tuple[str, list[dict[str, Any
 
 
 def markdown(title: str, found: Sequence[Section]) -> str:
-    """The same for a terminal or a pull request, without plots."""
+    """Return the report for a terminal or a pull request, without plots."""
     lines = [f"# {text(title)}", ""]
     for section in found:
         device = section.device
@@ -169,7 +169,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> li
 
 
 def write(folder: Path, title: str, found: Sequence[Section]) -> list[Path]:
-    """``report.html``, ``report.md`` and ``report.json`` in ``folder``; all are made before any is written."""
+    """Write ``report.html``, ``report.md`` and ``report.json`` to ``folder``; all are made before any is written."""
     whole = {"schema": SCHEMA, "devices": [section.device for section in found]}
     contents = {
         "report.html": html(title, found).encode(),

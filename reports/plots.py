@@ -1,4 +1,4 @@
-"""Plots as SVG that takes its colours from the page, so that one picture serves light and dark."""
+"""Plots as SVG that takes its colours from the page, so that one picture serves light and dark mode."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from matplotlib.transforms import Bbox
 from reports.model import Record, Row
 from reports.read import by_op
 
-# Stand-ins in the drawing for colours of the page's style sheet.
+# Placeholders in the drawing for colours of the page's style sheet.
 INK, FAINT = "#010203", "#040506"
 SERIES = ("#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04", "#0a0b05", "#0a0b06")
 _PAGE = {INK: "var(--ink)", FAINT: "var(--line)"} | {c: f"var(--c{number})" for number, c in enumerate(SERIES, 1)}
 MARKERS = "osD^vP"
 EDGES = tuple(2.0**power for power in range(-10, 1))
-"""Upper edges of the buckets of ``Record.shares`` after the first, which counts shares of exactly 0; then over 1."""
+"""Upper edges of the buckets of ``Record.shares`` after the first, which counts shares of exactly 0; a last bucket
+counts shares over 1."""
 
 Plot = tuple[str, str]
-"""A wide drawing and a narrow one, for a phone."""
+"""A wide drawing, and a narrow one for phones."""
 
 
 def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
@@ -44,8 +45,8 @@ def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tup
 
 
 def _svg(figure: Figure, titles: Sequence[str] = ()) -> str:
-    """Inline SVG without a size of its own, without ids but those that it refers to itself. ``titles``: what a pointer
-    over the marks with the ids "title-0", "title-1" and so on is told."""
+    """Return inline SVG without a size, and only with ids that it refers to itself. ``titles`` are shown when a pointer
+    is over the marks with the ids "title-0", "title-1" and so on."""
     out = io.StringIO()
     style: Any = {"svg.fonttype": "none", "svg.hashsalt": "ntops", "font.family": "sans-serif"}
     with matplotlib.rc_context(style):
@@ -87,13 +88,13 @@ def _plain(name: str) -> str:
 
 
 def short(name: str, most: int = 28) -> str:
-    """A name that leaves room for the plot."""
+    """Return a name short enough to leave room for the plot."""
     name = _plain(name)
     return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def shares(records: Sequence[Record]) -> Plot | None:
-    """The largest share of the bound of each op and dtype, ours and torch's; None where nothing rounds."""
+    """Plot the largest share of the bound of each op and dtype, ours and torch's; None if nothing rounds."""
     judged = [r for r in records if r.worst is not None and (r.worst.share > 0 or (r.torch_largest or 0) > 0)]
     ops = list(dict.fromkeys(r.op for r in sorted(judged, key=lambda r: -(r.worst.share if r.worst else 0))))
     if not ops:
@@ -124,7 +125,7 @@ def shares(records: Sequence[Record]) -> Plot | None:
 
 
 def histogram(records: Sequence[Record]) -> Plot | None:
-    """How the shares of all cases are distributed, for each op; None where the metrics do not have it."""
+    """Plot how the shares of all cases are distributed, for each op; None if the metrics lack them."""
     ops = [r for r in by_op(records) if sum(r.shares[1:])]
     if not ops:
         return None
@@ -151,12 +152,12 @@ def histogram(records: Sequence[Record]) -> Plot | None:
 
 
 LOW = 0.8
-"""The share of the roofline below which a row has its name in the drawing."""
+"""The share of the roofline below which a row is named in the drawing."""
 
 
 def roofline(rows: Sequence[Row]) -> Plot | None:
-    """Achieved rate over arithmetic intensity, under the rates that this chip reached in the same run. A pointer over a
-    point is told the row; the lowest points have their operators' names beside them, as far as there is room."""
+    """Plot achieved rate over arithmetic intensity, under the rates that this chip reached in the same run. A pointer
+    over a point shows the row; the lowest points carry their operators' names, as far as there is room."""
     found = [row for row in rows if row.clock == "events" and row.ceilings and row.bytes and row.flops]
     if not found:
         return None
@@ -201,7 +202,7 @@ def roofline(rows: Sequence[Row]) -> Plot | None:
 
 
 def _names(axis: Axes, points: Sequence[tuple[float, float]], names: Mapping[int, str]) -> None:
-    """Names of some points, right of them, left or below, where nothing is that was drawn before; else none."""
+    """Name some points, to the right, the left or below, wherever nothing was drawn before; else not at all."""
     figure = axis.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()
@@ -224,7 +225,7 @@ def _names(axis: Axes, points: Sequence[tuple[float, float]], names: Mapping[int
 
 
 def sizes(rows: Sequence[Row]) -> Plot | None:
-    """How many times as fast as each peer, for every op and dtype with three sizes or more, by bytes."""
+    """Plot how many times as fast as each peer ours is, for every op and dtype with three sizes or more, by bytes."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row.clock == "events" and row.peers:

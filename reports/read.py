@@ -1,7 +1,7 @@
-"""The files that a report is made of: a field that is missing is missing on the page, and a file that cannot be read
-or holds values that cannot be is named there with the reason.
+"""Read a report's input files. The page omits missing fields, and names files that cannot be read, or that hold
+impossible values, with the reason.
 
-A file is told by what it holds, not by its name: metrics of ``pytest conformance --metrics``, pytest-benchmark's JSON
+The contents of a file tell its kind, not its name: metrics of ``pytest conformance --metrics``, pytest-benchmark's JSON
 of ``conformance/benchmarks/test_ops.py``, the self-test's, or an earlier report's. ``reports.model`` says what may be
 in them.
 """
@@ -20,30 +20,31 @@ from reports import model
 from reports.model import SCHEMA, Counted, Device, Planted, Record, Row
 
 KEPT = 100
-"""Failing cases of one op and dtype that are kept with all their arguments; the others are counted."""
+"""The number of failing cases of one op and dtype that are kept with all arguments; the others are counted."""
 COMMIT = "commit"
 
 
 class InputError(ValueError):
-    """A file that cannot be used. The message is for people and names it."""
+    """A file that cannot be used. The message is for people and names the file."""
 
 
 class OtherKind(InputError):
-    """A file of sound JSON that is nothing that a report is made of."""
+    """A file of valid JSON that is not an input of a report."""
 
 
 CPU = "CPU, interpreted"
 ANY = "any device"
-"""Of whom the self-test is: of the harness, wherever it ran."""
+"""The device name for the self-test, which tests the harness wherever it ran."""
 
 
 def slug(name: str) -> str:
-    """The name of a device as that of a folder: "NVIDIA H200" is "nvidia-h200"."""
+    """Return the name of a device as a folder name: "NVIDIA H200" becomes "nvidia-h200"."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "device"
 
 
 def files(paths: Iterable[Path]) -> list[Path]:
-    """The JSON files among and directly inside of ``paths``, an earlier report left out of a folder that has others.
+    """Return the JSON files among ``paths`` and directly inside them, omitting an earlier report from a folder with
+    others.
 
     Raises InputError: a path that does not exist, or a folder without any.
     """
@@ -63,7 +64,7 @@ def files(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(paths: Iterable[Path]) -> tuple[list[Device], list[str]]:
-    """The devices that the files are about, shards of one device joined; and what could not be read, in words."""
+    """Return the devices of the files, shards of one device joined, and messages about files that could not be read."""
     given = list(paths)
     devices: dict[str, Device] = {}
     problems: list[str] = []
@@ -71,12 +72,12 @@ def read(paths: Iterable[Path]) -> tuple[list[Device], list[str]]:
         try:
             for device in read_file(path):
                 if known := devices.get(device.name):
-                    # By name, as sources are: a page says the same wherever its files are.
+                    # Sources are named without their folders, so that a page is the same wherever its files are.
                     problems += [f"{path.name}: {problem}" for problem in join(known, device)]
                 else:
                     devices[device.name] = device
         except InputError as error:
-            # A folder of results may hold other measurements too.
+            # A folder of results may hold other measurements, too.
             if path in given or not isinstance(error, OtherKind):
                 problems.append(str(error))
     if ANY in devices and len(devices) > 1:
@@ -87,7 +88,7 @@ def read(paths: Iterable[Path]) -> tuple[list[Device], list[str]]:
 
 
 def read_file(path: Path) -> list[Device]:
-    """What one file says. Raises InputError, which names it."""
+    """Return the contents of one file. Raises InputError, which names it."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -120,6 +121,7 @@ def _metrics(data: bytes) -> list[Device]:
     environment |= {"platform": whole.platform} if whole.platform else {}
     about = {"implementation": whole.implementation, "profile": whole.profile}
     about |= {"examples": str(whole.max_examples), "seed": str(whole.seed)}
+    about |= {"shard": whole.shard} if whole.shard else {}
     return [
         Device(
             whole.gpu or CPU, environment, _joined(records), whole.coverage, about=about, complaints=whole.complaints
@@ -128,8 +130,8 @@ def _metrics(data: bytes) -> list[Device]:
 
 
 def _record(raw: msgspec.Raw) -> Record:
-    """One record at a time: of a million failures all are counted and some are kept, each with a case of its own, so
-    that the text of the file can be forgotten."""
+    """Read one record at a time: of a million failures all are counted and some are kept, each with its own copy of the
+    case, so that the text of the file can be freed."""
     record = msgspec.json.decode(raw, type=Record)
     record.failures = [msgspec.structs.replace(kept, case=kept.case.copy()) for kept in record.failures[:KEPT]]
     if record.worst is not None:
@@ -180,12 +182,12 @@ def _report(data: bytes) -> list[Device]:
 
 
 def join(into: Device, other: Device) -> list[str]:
-    """Add what another file says of the same device. Returns what does not fit together, in words."""
+    """Add the contents of another file about the same device. Return messages about contradictions."""
     problems = []
     _commits(into, other)
     for key, value in other.environment.items():
         mine = into.environment.setdefault(key, value)
-        # "2.11.0+cu130" is what torch says of itself, "2.11.0" what its package does.
+        # torch itself reports "2.11.0+cu130", its package "2.11.0".
         if mine.split("+")[0] != value.split("+")[0] and key not in (COMMIT, "python", "numpy", "hypothesis"):
             problems.append(f"{key} is {value} here and {into.environment[key]} in another file of this device")
     into.records, again = _shards(into, other)
@@ -210,16 +212,21 @@ def join(into: Device, other: Device) -> list[str]:
 
 
 def _commits(into: Device, other: Device) -> None:
-    """All commits that what is known of a device was measured at."""
+    """Return all commits at which the device was measured."""
     named = [device.environment.get(COMMIT, "") for device in (into, other)]
     if any(named):
         into.environment[COMMIT] = ", ".join(dict.fromkeys(one for part in named for one in part.split(", ") if one))
 
 
 def _shards(into: Device, other: Device) -> tuple[list[Record], list[Record]]:
-    """The records of both, and those of ``other`` that judge the same cases as ``into``: drawn from one seed."""
+    """Return the records of both, and the records of ``other`` that judge the same cases as ``into``, from one seed."""
     again = []
-    if all(into.about.get(key) == other.about.get(key) for key in ("implementation", "profile", "seed")):
+    shards = into.about.get("shard", "").split(", "), other.about.get("shard", "")
+    apart = bool(shards[1]) and "" not in shards[0] and shards[1] not in shards[0]
+    if apart:
+        into.about["shard"] = ", ".join((*shards[0], shards[1]))
+    same = all(into.about.get(key) == other.about.get(key) for key in ("implementation", "profile", "seed"))
+    if same and not apart:
         known = {(record.op, record.dtype) for record in into.records}
         again = [record for record in other.records if (record.op, record.dtype) in known]
     last = {(record.op, record.dtype) for record in again}
@@ -228,7 +235,7 @@ def _shards(into: Device, other: Device) -> tuple[list[Record], list[Record]]:
 
 
 def _joined(records: Iterable[Record]) -> list[Record]:
-    """Shards added up, as ``conformance.metrics.Tally`` does."""
+    """Add up shards, as ``conformance.metrics.Tally`` does."""
     found: dict[tuple[str, str], Record] = {}
     for record in records:
         key = (record.op, record.dtype)
@@ -257,14 +264,14 @@ def _joined(records: Iterable[Record]) -> list[Record]:
 
 
 def by_op(records: Iterable[Record]) -> list[Record]:
-    """One record for each op, its dtypes added up."""
+    """Return one record for each op, its dtypes added up."""
     return _joined(msgspec.structs.replace(record, dtype="", deviations=dict(record.deviations),
                                            unclaimed=dict(record.unclaimed),
                                            left_out=dict(record.left_out)) for record in records)  # fmt: skip
 
 
 def share_text(share: float | None) -> str:
-    """A share of the bound for people."""
+    """Return a share of the bound as text for people."""
     if share is None:
         return "-"
     if share >= sys.float_info.max:

@@ -1,4 +1,4 @@
-"""What a page says about a device, worst first: the same for HTML and Markdown."""
+"""Summarise a device, worst first, for both HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from reports.model import Device, Failure, Record, Row, Worst
 from reports.read import COMMIT, by_op, share_text
 
 SLOW = 0.98
-"""The ratio to the best peer from which a row counts as being as fast: less is noise."""
+"""The least ratio to the best peer at which a row counts as equally fast: smaller differences are noise."""
 MOST = 8
-"""Findings of one kind that are named; the others are counted."""
+"""The number of findings of one kind that are named; the others are counted."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that a reader should know first. ``level``: "bad", "warn" or "good"; ``where``: an anchor."""
+    """A finding that a reader should know first. ``level`` is "bad", "warn" or "good"; ``where`` is an anchor."""
 
     level: str
     text: str
@@ -33,33 +33,33 @@ class OpSpeed(msgspec.Struct, frozen=True):
     rows: list[Row]
     worst: float | None
     mean: float | None
-    """Geometric mean of the ratios of device time to the best peer's."""
+    """The geometric mean of the ratios of device time to the best peer's."""
     host: float | None
     share: float | None
     """The largest share of the roofline."""
 
 
 def beyond_torch(record: Record) -> float:
-    """By how much the largest share of the bound is over torch's own, which tells more than the share: rounding the
-    right result to a half type uses nearly all of the bound."""
+    """Return by how much the largest share of the bound exceeds torch's own. This tells more than the share: rounding
+    the right result to a half type uses nearly all of the bound."""
     if record.worst is None:
         return -2.0
     return record.worst.share - min(record.torch_largest or 0.0, 1.0)
 
 
 def _distance(record: Record) -> tuple[bool, float, float]:
-    """How far a record is from being right, to order by: those in which something rounds, then those furthest beyond
+    """Return a sort key for a record's distance from being right: first records that round, then those furthest beyond
     torch, then those nearest to the bound. An exact dtype beside a rounding one (bool of ``mm``) tells nothing."""
     return max(record.share or 0.0, record.torch_largest or 0.0) > 0, beyond_torch(record), record.share or 0.0
 
 
 def furthest(records: Iterable[Record]) -> Record:
-    """The dtype that goes furthest beyond torch, of those that round."""
+    """Return the dtype, of those that round, that goes furthest beyond torch."""
     return max(records, key=_distance)
 
 
 def accuracy(device: Device) -> list[tuple[Record, list[Record]]]:
-    """Each op with its dtypes: failing ones first, then those furthest beyond torch's own error."""
+    """Return each op with its dtypes: failing ones first, then those furthest beyond torch's own error."""
 
     def order(record: Record) -> tuple[int, tuple[bool, float, float], str]:
         rounds, beyond, share = _distance(record)
@@ -74,7 +74,7 @@ def accuracy(device: Device) -> list[tuple[Record, list[Record]]]:
 
 
 def speed(device: Device) -> list[OpSpeed]:
-    """Each op with its rows, slowest first."""
+    """Return each op with its rows, slowest first."""
     groups: dict[str, list[Row]] = {}
     for row in device.rows:
         groups.setdefault(row.op, []).append(row)
@@ -90,7 +90,7 @@ def speed(device: Device) -> list[OpSpeed]:
 
 
 def findings(device: Device, comparison: Comparison | None, problems: Iterable[str]) -> list[Finding]:
-    """Worst first: what fails, what regressed, what could not be read, what is slow, what is missing."""
+    """Return the findings, worst first: failures, regressions, unreadable files, slow rows, missing parts."""
     found = [
         Finding("bad", f"{whole.op}: {whole.failed} of {whole.judged} cases fail", "accuracy")
         for whole, _ in accuracy(device)
@@ -146,7 +146,7 @@ def _few(found: list[Finding], others: str, where: str, most: int = MOST) -> lis
 
 
 def missing(device: Device) -> list[tuple[str, str]]:
-    """Parts that a full report has and this one has not, each with the command that makes it."""
+    """Return the parts that this report lacks, each with the command that makes it."""
     parts = (
         (device.records, "accuracy", "nox -s conformance -- --metrics metrics.json"),
         (device.rows, "benchmarks", "nox -s bench -- --benchmark-json bench.json"),
@@ -157,7 +157,7 @@ def missing(device: Device) -> list[tuple[str, str]]:
 
 
 def reproduce(kept: Worst | Failure, implementation: str) -> str:
-    """One line for a shell that writes the case to a file and replays it; "" where the case is not there."""
+    """Return one shell line that writes the case to a file and replays it; "" if there is no case."""
     raw = bytes(kept.case)
     if raw in (b"", b"null"):
         return ""
@@ -168,7 +168,7 @@ def reproduce(kept: Worst | Failure, implementation: str) -> str:
 
 
 def describe(case: msgspec.Raw) -> str:
-    """The arguments of a case in short; "" where it is not one."""
+    """Return a case's arguments in short; "" if it is not a case."""
     try:
         whole = msgspec.json.decode(bytes(case))
         arguments = [("", argument) for argument in whole["args"]] + sorted(whole.get("kwargs", {}).items())

@@ -102,21 +102,21 @@ _FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MAS
 _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 
 _HEADS = st.sampled_from((1, 2, 3, 1, 2, 3, 8))
-_RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8, 16))
+_RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8, 16, 5, 6, 7))
 _LENGTHS = st.sampled_from(
     ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty")
 )
 _CAPPED = ("long keys", "long queries", "blocks", "chunk")
 _SMALL = sizes(1, 40)
 _LONG = st.sampled_from((65, 129, 200, 257, 300, 600))
-_BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130)), st.sampled_from((17, 33))
+_BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130, 256)), st.sampled_from((17, 33))
 _CHUNK, _HISTORY = st.sampled_from((17, 33, 65)), st.integers(1, 140)
 """Queries of several blocks after a history, as a prompt is computed in parts."""
-_PROMPTS = (1070, 1100, 1151)
+_PROMPTS = (1070, 1100, 1151, 1024, 1152)
 PADDED = 512
 """Keys that are masked from the left, where there are more."""
 _CAP = st.integers(1, 3000)
-"""Of long lengths: mostly none. Where a short one fails too, shrinking gets there by this."""
+"""Of long lengths and head dims of models: mostly none. Where a short one fails too, shrinking gets there by this."""
 _DIMS = sizes(1, MAX_DIM)
 _MODELS = st.sampled_from((64, 80, 96, 128, 192, 256))
 """Head dims of models."""
@@ -149,7 +149,7 @@ def attentions(
         # A position in each cache is written out in the case: of few sequences only.
         form = "none" if square or long or plain else draw(st.sampled_from((*("none",) * 4, "views", "elsewhere")))
     else:
-        form = draw(st.sampled_from(("none", "none", "views", "elsewhere", "position", "positions")))
+        form = draw(st.sampled_from((*("none",) * 3, "views", "elsewhere", "position", "positions")))
         found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
     scales = (_scale(dtype, 4.0), _scale(dtype, 4.0), _LARGE_SCALES, st.just(0.0))
     scale = draw(draw(st.sampled_from(scales))) if not plain and draw(_ONE_OF_THREE) else None
@@ -190,7 +190,8 @@ def attentions(
         ]
         cache = Positions(*caches, slot, draw(_FLAG))
 
-    masked = not plain and draw(_ONE_OF_THREE if large else _FLAG)
+    # The call with neither is the commonest.
+    masked = not plain and draw(_ONE_OF_THREE if large or form == "none" else _FLAG)
     mask = draw(masks(found, dtype)) if masked and not square else None
     possible = _NOT_CAUSAL if long or mask is not None else _CAUSAL
     if square or plain:
@@ -229,7 +230,7 @@ def _scale(dtype: str, magnitude: float) -> st.SearchStrategy[float]:
 def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     # The simplest of each choice takes the fewest draws, since shrinking goes there. Whatever is over the budget is
     # lowered: the batch first, head dims last.
-    batch: int | None = draw(st.sampled_from((1, 2, 3, 5, 0)))
+    batch: int | None = draw(st.sampled_from((1, 2, 3, 5, 1, 2, 3, 0)))
     if draw(_RARELY) and form != "positions":
         batch = None
     heads, ratio = draw(_HEADS), draw(_RATIOS)
@@ -245,7 +246,8 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
             queries = draw(_LONG)
         case "blocks":
             several = _BLOCKS_OF_FLOAT64 if float64 else _BLOCKS
-            queries, keys = draw(several), draw(several)
+            queries = draw(several)
+            keys = draw(several) if draw(_FLAG) else queries
         case "chunk":
             queries = draw(_CHUNK)
             keys = queries + draw(_HISTORY)
@@ -255,6 +257,8 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
         cap = draw(_CAP)
         queries, keys = min(queries, cap), min(keys, cap)
     dim = draw(_DIMS)
+    if draw(_ONE_OF_THREE):
+        dim = min(draw(_MODELS), draw(_CAP))
     value_dim = draw(draw(st.sampled_from((*(st.just(dim),) * 4, _DIMS, _WIDE_DIMS))))
     if float64:
         queries, keys = min(queries, 65), min(keys, 129)
@@ -299,7 +303,7 @@ def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
         case "heads":
             heads, batch = draw(near(elements >> 12)), min(batch, 2)
         case "batch":
-            batch, heads = draw(near(elements >> 10)), min(heads, 2)
+            batch, heads = draw(near(elements >> 10)), heads if elements >= 1 << 24 else min(heads, 2)
         case "keys":
             keys, queries = draw(near(elements >> 8)), min(queries, 2)
         case "queries":

@@ -49,6 +49,34 @@ def storage_size(layout: Layout, shape: Shape) -> int:
     return layout.offset + whole
 
 
+def with_strides(shape: Shape, strided: Shape, offset: int = 0) -> Layout | None:
+    """The layout of a tensor that has these strides, but for dims of size 1; None: none is known that has them."""
+    wide = [dim for dim, size in enumerate(shape) if size > 1 and strided[dim]]
+    expanded = [dim for dim, size in enumerate(shape) if size > 1 and not strided[dim]]
+    inner_first = sorted(wide, key=lambda dim: (strided[dim], -dim))
+    steps, padding = [1] * len(shape), [0] * len(shape)
+    unit = 1
+    for place, dim in enumerate(inner_first):
+        steps[dim] = strided[dim] // unit
+        used = shape[dim] * steps[dim]
+        following = inner_first[place + 1 :]
+        # A further step is what its dim leaves out of the one inside of it.
+        padding[dim] = strided[following[0]] // unit - used if following else 0
+        unit *= used + padding[dim]
+    if any(step < 1 for step in steps) or min(padding, default=0) < 0:
+        return None
+    order = [*(dim for dim in range(len(shape)) if dim not in wide), *reversed(inner_first)]
+    layout = Layout(
+        order=tuple(order) if order != sorted(order) else (),
+        steps=tuple(steps) if any(step > 1 for step in steps) else (),
+        padding=tuple(padding) if any(padding) else (),
+        expanded=tuple(expanded),
+        offset=offset,
+    )
+    made = strides(layout, shape)
+    return layout if all(made[dim] == strided[dim] for dim in (*wide, *expanded)) else None
+
+
 def overlaps(layout: Layout) -> bool:
     """Whether windows of the tensor overlap; several elements lie at one address also where dims are expanded."""
     return min(layout.padding, default=0) < 0

@@ -106,7 +106,9 @@ def shapes(
     return tuple(shape)
 
 
-_EDGES = st.sampled_from(("any", "powers", "below powers", "above powers", "tiles", 256, 1024, 4096))
+_EDGES = st.sampled_from(("any", "powers", "below powers", "above powers", "tiles", "processors", 256, 1024, 4096))
+PROCESSORS = 132
+"""Multiprocessors of an H100: programs that walk all rows end evenly with so many."""
 _LEAST = st.sampled_from((False, *(True,) * 7))
 
 
@@ -119,8 +121,8 @@ def long(draw: st.DrawFn, most: int) -> int:
 
 @st.composite
 def near(draw: st.DrawFn, most: int) -> int:
-    """A size of up to ``most``, seldom below an eighth of it, mostly at a power of two, a multiple of 256, or just past
-    one of a block; shrinks to 1, else to the smallest that fails."""
+    """A size of up to ``most``, seldom below an eighth of it, mostly at a power of two, a multiple of 256 or of
+    ``PROCESSORS``, or just past one of a block; shrinks to 1, else to the smallest that fails."""
     kind = draw(_EDGES)
     # Hypothesis draws integers of every length alike.
     size = draw(st.integers(max(most // 8, 1) if draw(_LEAST) else 1, max(most, 1)))
@@ -131,6 +133,8 @@ def near(draw: st.DrawFn, most: int) -> int:
         return size
     if kind == "tiles":
         return size // 256 * 256 or size
+    if kind == "processors":
+        return size // PROCESSORS * PROCESSORS or size
     power = 1 << size.bit_length() - 1
     return max(min(power + _BESIDE[kind], size), 1)
 
@@ -182,18 +186,25 @@ def usual(draw: st.DrawFn, operands: int = 2, *, budget: int = BUDGET) -> tuple[
     Of three operands or more the others have the shape of the result, or that of the smaller one.
     """
     pattern = draw(st.sampled_from((*SMALLER, "both")))
+    # Of equal sizes, now and then, so that a dim may be taken for another one.
+    square = draw(st.sampled_from((False, False, False, False, True)))
     if pattern == "both":
-        whole = draw(shapes(2, 3, min_size=2, budget=budget))
+        whole = _square(draw(shapes(2, 3, min_size=2, budget=budget)), square)
         ones = draw(st.integers(1, (1 << len(whole)) - 2))
         pair = tuple(tuple(1 if bits >> dim & 1 else s for dim, s in enumerate(whole)) for bits in (ones, ~ones))
         if draw(st.booleans()):
             pair = tuple(shape[shape[0] == 1 :] for shape in pair)
     else:
         rank = draw(st.integers(2, 3)) if pattern == "M" else len(pattern.split("x"))
-        whole = draw(shapes(rank, rank, min_size=2, budget=budget))
+        whole = _square(draw(shapes(rank, rank, min_size=2, budget=budget)), square)
         pair = (whole, _smaller(pattern, whole))
     rest = [draw(st.sampled_from((whole, pair[1]))) for _ in range(operands - 2)]
     return tuple(draw(st.permutations((*pair, *rest))))
+
+
+def _square(shape: Shape, wanted: bool) -> Shape:
+    """The shape; where ``wanted`` with its last dims as long as the shortest of them."""
+    return (*shape[:-2], *(min(shape[-2:]),) * len(shape[-2:])) if wanted else shape
 
 
 def pattern_of(first: Shape, second: Shape) -> str:

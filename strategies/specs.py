@@ -82,7 +82,7 @@ class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="tensor", omit_defaults=True):
-    """One tensor argument as data. ``values`` names a recipe of ``strategies.values``."""
+    """One tensor argument as data. ``values`` names a recipe of ``strategies.values``, or a file of elements."""
 
     shape: tuple[int, ...]
     dtype: str  # torch's name without "torch."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from strategies import dtypes as _dtypes
 from strategies import layouts as _layouts
 from strategies import shapes as _shapes
+from strategies import stored as _stored
 from strategies import values as _values
-from strategies.specs import Special, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 
 SEEDS = st.integers(0, 255)
 
@@ -51,7 +53,10 @@ def materialize(spec: TensorSpec, operand: int = 0, device: torch.device | str =
 def _elements(spec: TensorSpec, stored: tuple[int, ...], operand: int) -> np.ndarray:
     """The bits of a spec's elements, specials planted, row-major, for the sizes that are stored (1 where expanded)."""
     out = np.empty(math.prod(stored), _dtypes.format_of(spec.dtype).carrier)
-    _values.fill(out, spec.values, spec.dtype, stored, spec.seed, operand)
+    if spec.values.startswith(_values.STORED):
+        out[:] = np.resize(_from_file(spec), out.size)
+    else:
+        _values.fill(out, spec.values, spec.dtype, stored, spec.seed, operand)
     total = math.prod(spec.shape)
     for special in spec.specials if total else ():
         first = special.index % total
@@ -62,6 +67,58 @@ def _elements(spec: TensorSpec, stored: tuple[int, ...], operand: int) -> np.nda
             places = np.ravel_multi_index(kept, stored)
         out[places] = _values.special_bits(special.value, spec.dtype)
     return out
+
+
+def check_file(spec: TensorSpec) -> None:
+    """Raise StoredError unless the elements of a spec, if they are in a file, are there, as many and of its dtype."""
+    if not spec.values.startswith(_values.STORED):
+        return
+    stored = tuple(1 if dim in spec.layout.expanded else size for dim, size in enumerate(spec.shape))
+    found = _in_file(spec, math.prod(stored) * _dtypes.format_of(spec.dtype).bits // 8)
+    if (tuple(found.shape), found.dtype) != (stored, _dtypes.to_torch(spec.dtype)):
+        told = f"{_dtypes.from_torch(found.dtype)}{list(found.shape)}, and not {spec.dtype}{list(stored)}"
+        raise _stored.StoredError(f"the file of {spec.values} holds {told}")
+
+
+def _in_file(spec: TensorSpec, most: int | None = None) -> torch.Tensor:
+    wanted = spec.values.removeprefix(_values.STORED)
+    tensor = _stored.read(wanted, most)
+    if (found := digest(tensor)) != wanted:
+        raise _stored.StoredError(f"{_stored.find(wanted)} holds other elements: their digest is {found}")
+    return tensor
+
+
+def _from_file(spec: TensorSpec) -> np.ndarray:
+    """The bits of elements that a file holds; of a spec that follows from another one, converted to its dtype.
+
+    Raises StoredError: there is no such file, or it holds others."""
+    form, tensor = _dtypes.format_of(spec.dtype), _in_file(spec)
+    if tensor.dtype != _dtypes.to_torch(spec.dtype):
+        tensor = tensor.to(_dtypes.to_torch(spec.dtype))
+    return tensor.view(_SIGNED[form.bits // 8]).reshape(-1).numpy().view(form.carrier)
+
+
+def keep(elements: torch.Tensor, strides: Sequence[int], offset: int, folder: Path) -> TensorSpec:
+    """The spec of a tensor whose elements are these, and are saved to a file in ``folder``.
+
+    Its layout is that of the strides and the offset into its storage, where there is one that has them
+    (``layouts.with_strides``), and contiguous elsewhere. Raises StoredError: there is no safetensors.
+    """
+    shape, dtype = tuple(elements.shape), _dtypes.from_torch(elements.dtype)
+    # So far into its storage that it is aligned as it was.
+    layout = _layouts.with_strides(shape, tuple(strides), offset % _ALIGNED)
+    if layout is None or _layouts.storage_size(layout, shape) > _SPREAD * math.prod(shape) + _ALIGNED:
+        layout = Layout()
+    for dim in layout.expanded:
+        elements = elements.narrow(dim, 0, 1)
+    elements = elements.detach().cpu().contiguous()
+    identity = digest(elements)
+    _stored.write(identity, elements, folder)
+    return TensorSpec(shape, dtype, f"{_values.STORED}{identity}", layout=layout)
+
+
+_ALIGNED, _SPREAD = 16, 4
+"""Elements of storage before a tensor, and elements of storage for each of its own, that a saved tensor may have."""
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -9,6 +9,7 @@ between libraries. Recipes make raw bits in the unsigned type of the element's w
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 
@@ -305,6 +306,14 @@ def _uneven(words: np.ndarray, chunk: _Chunk) -> Bits:
     return encode(chunk.normal() * scale + mean, chunk.form)
 
 
+def _level(words: np.ndarray, chunk: _Chunk) -> Bits:
+    """Rows of the last dim whose elements are all equal, of up to 2^14 (narrow types: all that they hold) and either
+    sign: they have no variance, whatever a difference of sums makes of it."""
+    rows = chunk.index().astype(np.uint64) // np.uint64(max(chunk.shape[-1] if chunk.shape else 1, 1))
+    most = min(2.0**14, chunk.form.largest)
+    return encode((_spread(words, rows).astype(np.float64) * 2.0**-30 - 1) * most, chunk.form)
+
+
 def _spread(words: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """31 bits for each row, which differ from row to row."""
     # 2^64 times the golden ratio's fraction spreads the rows (Fibonacci hashing).
@@ -397,6 +406,7 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "rising": (_FLOAT, _rising),
     "first_large": (_FLOAT, _first_large),
     "cancelling": (_FLOAT, _cancelling),
+    "level": (_FLOAT, _level),
     "powers": (_FLOAT, _powers),
     "ties": (_FLOAT, _ties),
     "masked": (_MASK, _masked),
@@ -408,7 +418,7 @@ MASKS = ("masked", "prefix")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
-ROWS = ("normal_tiny", "rising", "first_large", "cancelling")
+ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level")
 """Rows of which sums, maxima and variances are hard to have."""
 NAMED = (*MASKS, *TABLES, *ROWS, "powers", "ties")
 """Recipes that are drawn only where they are named."""
@@ -416,8 +426,11 @@ LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
 numbers that a saved case is about."""
 _LONGEST_LIST = 64
+STORED = "stored:"
+"""``stored:0123456789abcdef`` is no recipe either: the elements are in a file, ``strategies.stored``, and these are the
+16 hex digits of their digest."""
 # Recipes that take two words for the tensor.
-_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", *TABLES)
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", *TABLES)
 
 RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""
@@ -435,6 +448,11 @@ def check_recipe(recipe: str, dtype: str) -> None:
     """Raise ValueError unless the recipe exists and makes sense for the dtype."""
     if recipe.startswith(LISTED):
         _listed(recipe, dtype)
+        return
+    if recipe.startswith(STORED):
+        # It becomes the name of a file.
+        if not re.fullmatch("[0-9a-f]{16}", recipe.removeprefix(STORED)):
+            raise ValueError(f"values {recipe[:80]!r} have no digest of 16 hex digits")
         return
     if recipe not in _RECIPES:
         raise ValueError(f"unknown values {recipe!r}; known: {', '.join(RECIPES)}")

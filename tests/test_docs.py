@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import cases
+from conformance import case_files, cases
 
 ROOT = Path(__file__).parents[1]
 FILE = re.compile(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -66,10 +66,11 @@ def test_another_library_is_judged_by_naming_it(copy):
         assert (copy / "failures" / f"repro_{case.stem}.py").exists()
 
 
-def test_cases_that_pages_name_are_there_and_can_be_read():
-    folder = ROOT / "docs" / "other-libraries"
-    named = set(re.findall(r"`(\w+-[0-9a-f]{10})`", (ROOT / "docs" / "other-libraries.md").read_text()))
+@pytest.mark.parametrize("page", ["other-libraries", "versus"])
+def test_cases_that_pages_name_are_there_and_can_be_read(page):
+    folder = ROOT / "docs" / page
+    named = set(re.findall(r"`(\w+-[0-9a-f]{10})`", (ROOT / "docs" / f"{page}.md").read_text()))
     kept = {path.stem: path for path in folder.rglob("*.json")}
     assert named == kept.keys()
     for name, path in kept.items():
-        assert cases.case_id(cases.read(path)) == name
+        assert cases.case_id(case_files.read(path)) == name

@@ -10,8 +10,8 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck
 
-from conformance.child import CASE_TIMEOUT, DEATH, GRACE, START
 from conformance.session import PROFILES
+from conformance.worker import CASE_TIMEOUT, DEATH, GRACE, START
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("tests", "conformance", "strategies", "reports")

@@ -35,7 +35,9 @@ def shipped(name: str) -> bool:
 
 
 def test_one_wheel_holds_the_sources_and_the_saved_cases_of_all_packages(wheel):
-    files = [path for package in PACKAGES for kind in ("py", "json") for path in (ROOT / package).rglob(f"*.{kind}")]
+    files = [
+        path for package in PACKAGES for kind in ("py", "json", "jsonl") for path in (ROOT / package).rglob(f"*.{kind}")
+    ]
     expected = {name for path in files if shipped(name := path.relative_to(ROOT).as_posix())}
     assert {name.split("/")[0] for name in expected} >= {"ntops", "strategies", "conformance"}
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
@@ -52,7 +54,9 @@ def test_wheel_metadata(wheel):
     assert fields["Requires-Python"] == ">=3.11"
     needed = {Requirement(line).name for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {"ninetoothed", "numpy", "torch", "triton"}
-    assert set(fields.get_all("Provides-Extra", [])) == {"conformance", "dev", "flag-gems", "liger", "redis"}
+    assert set(fields.get_all("Provides-Extra", [])) == {
+        *("conformance", "dev", "flag-gems", "jax", "liger", "onnxruntime", "redis", "shadow")
+    }
 
 
 def test_everything_that_ci_installs_is_pinned():

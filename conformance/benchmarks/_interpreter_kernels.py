@@ -1,4 +1,4 @@
-"""NineToothed kernels for the interpreter's benchmark: of every shape that the operators have, and no more.
+"""NineToothed kernels for the interpreter's benchmark, one of each form that the operators have.
 
 They stand for kinds of work (one block, a row per program, two passes over a row, a loop of products), so that the
 figures can be followed while the operators change.
@@ -10,7 +10,7 @@ from ninetoothed import Tensor
 
 
 def absolute(block_size):
-    """``abs`` of a matrix."""
+    """Make the kernel of ``abs`` of a matrix."""
 
     def arrangement(input, output):
         return input.flatten().tile((block_size,)), output.flatten().tile((block_size,))
@@ -22,7 +22,7 @@ def absolute(block_size):
 
 
 def add(block_size):
-    """The sum of two matrices."""
+    """Make the kernel that adds two matrices."""
 
     def arrangement(input, other, output):
         return tuple(tensor.flatten().tile((block_size,)) for tensor in (input, other, output))
@@ -38,7 +38,7 @@ def _rows(*tensors, block_size):
 
 
 def softmax(block_size):
-    """Softmax over rows that fit one block."""
+    """Make the kernel of softmax over rows that fit one block."""
 
     def arrangement(input, output):
         return _rows(input, output, block_size=block_size)
@@ -53,7 +53,7 @@ def softmax(block_size):
 
 
 def layer_norm(block_size):
-    """Layer norm over rows that fit one block, with weight and bias."""
+    """Make the kernel of layer norm over rows that fit one block, with weight and bias."""
 
     def arrangement(input, weight, bias, size, output):
         rows = _rows(input, output, block_size=block_size)
@@ -73,7 +73,7 @@ def layer_norm(block_size):
 
 
 def rms_norm(block_size):
-    """RMS norm over rows that fit one block, with weight."""
+    """Make the kernel of RMS norm over rows that fit one block, with weight."""
 
     def arrangement(input, weight, size, output):
         rows = _rows(input, output, block_size=block_size)
@@ -89,7 +89,7 @@ def rms_norm(block_size):
 
 
 def mm(block_size):
-    """The product of two matrices."""
+    """Make the kernel of the product of two matrices."""
 
     def arrangement(input, other, output):
         output_tiled = output.tile((block_size, block_size))
@@ -114,7 +114,8 @@ def mm(block_size):
 
 
 def attention(block_size):
-    """Attention of (B, H, L, E) with equal head counts: blocks of queries, each looping over blocks of keys."""
+    """Make the kernel of attention of (B, H, L, E) with equal head counts: each block of queries loops over blocks of
+    keys."""
 
     def arrangement(query, key, value, scale, output):
         def queries(tensor):

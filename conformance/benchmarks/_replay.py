@@ -1,4 +1,4 @@
-"""Figures of another clock for pytest-benchmark to keep."""
+"""A timer that gives pytest-benchmark times that another clock measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 
 class Replay:
-    """A clock that goes forward by what was measured; it is a benchmark's ``timer``."""
+    """A clock that advances by the measured times; it is a benchmark's ``timer``."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -21,7 +21,7 @@ class Replay:
         self.now += next(self._pending)
 
     def keep(self, benchmark: BenchmarkFixture, seconds: Iterable[float]) -> None:
-        """Make these the rounds of a benchmark whose timer this is."""
+        """Make these seconds the rounds of a benchmark whose timer this clock is."""
         found = list(seconds)
         self._pending = iter(found)
         benchmark.pedantic(self.step, rounds=len(found))

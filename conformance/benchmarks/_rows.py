@@ -1,4 +1,4 @@
-"""Benchmark rows: the arguments of an OpSpec's benchmarks made on the device, refreshed, and results looked at."""
+"""Benchmark rows: make and refresh the arguments of an OpSpec's benchmarks on the device, and check results."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from strategies import layouts
 from strategies.specs import TensorSpec
 
 SMALL = 1 << 20
-"""Bytes up to which a call is a small one: what counts is the time that the host needs for it."""
+"""Bytes up to which a call is small, so that its row shows the time that the host needs."""
 SETS = 8
-"""Sets of inputs at most; as many are made as it takes to pass the L2 cache."""
+"""The most sets of inputs; as many are made as exceed the L2 cache."""
 INTERPRETED = 1 << 14
 """Elements and multiplications up to which a benchmark runs under the interpreter."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-"""Largest distance of a result from torch's, as norms and relative: whether the work was done, not how exactly."""
+"""The largest distance of a result from torch's, relative and of norms: it shows that the work was done, not how
+exactly."""
 
 
 class WrongResult(AssertionError):
-    """A timed call whose result is not that of its inputs."""
+    """The error of a timed call whose result is not that of its inputs."""
 
 
 def label(case: Case) -> str:
-    """The operands of a benchmark in short: sizes, layouts that are not contiguous, other dtypes, and keywords."""
+    """Return the operands of a benchmark in short: sizes, layouts that are not contiguous, other dtypes, and
+    keywords."""
     tensors = [(name, a) for name, a in _arguments(case) if isinstance(a, TensorSpec)]
     words, seen = [], set()
     for _, tensor in tensors:
@@ -54,12 +56,12 @@ def _arguments(case: Case) -> list[tuple[str, Any]]:
 
 
 def identity(row: Benchmark) -> str:
-    """By what a row is found again in another run."""
+    """Return the name by which a row is found again in another run."""
     return f"{row.case.op}[{cases.dtype_of(row.case)} {label(row.case)}]"
 
 
 def selected(ops: Sequence[str], dtypes: Sequence[str]) -> dict[str, tuple[OpSpec, Benchmark]]:
-    """The rows of these ops and dtypes by :func:`identity`, those of one op together; none named is all."""
+    """Return the rows of these ops and dtypes by :func:`identity`, those of one op together; no names select all."""
     known = specs.registry()
     return {
         identity(row): (known[op], row)
@@ -70,20 +72,20 @@ def selected(ops: Sequence[str], dtypes: Sequence[str]) -> dict[str, tuple[OpSpe
 
 
 def is_small(row: Benchmark) -> bool:
-    """Whether the time that the host needs is what counts."""
+    """Tell whether the row shows the time that the host needs."""
     return row.bytes <= SMALL
 
 
 def fits_interpreter(row: Benchmark) -> bool:
-    """Whether the row runs under the interpreter within seconds."""
+    """Tell whether the row runs under the interpreter within seconds."""
     return row.bytes <= 8 * INTERPRETED and row.flops <= 64 * INTERPRETED
 
 
 def make(row: Benchmark, device: torch.device) -> tuple[list[Inputs], Callable[..., None]]:
-    """Sets of arguments for the row, made on the device; and what writes new contents into one of them.
+    """Make sets of arguments for the row on the device; return them and a function that writes new contents into one.
 
-    An operand of another recipe than "normal" has the elements that the recipe says, and keeps them: those are sizes,
-    positions or masks of which not any value is legal.
+    Operands of other recipes than "normal" keep the elements of their recipe: sizes, positions or masks, for which only
+    some values are legal.
     """
     count = 2
     if device.type == "cuda":
@@ -115,7 +117,7 @@ def make(row: Benchmark, device: torch.device) -> tuple[list[Inputs], Callable[.
 
 
 def _fill(tensor: torch.Tensor, generator: torch.Generator) -> None:
-    """New elements, drawn on the device: floats normal, integers over their whole range."""
+    """Write new elements, drawn on the device: floats normal, integers over their whole range."""
     if not tensor.is_contiguous():
         tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     if tensor.dtype == torch.bool:
@@ -129,7 +131,7 @@ def _fill(tensor: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def check(spec: OpSpec, name: str, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises WrongResult unless ``result`` is about what torch gives for these inputs as they are now."""
+    """Raise WrongResult unless ``result`` is about what torch gives for these inputs as they are now."""
     expected = spec.reference(*args, **kwargs)
     pairs = zip(_tuple(result), _tuple(expected), strict=True)
     for ours, theirs in pairs:
@@ -164,7 +166,8 @@ def _check_close(op: str, name: str, ours: torch.Tensor, theirs: torch.Tensor) -
 
 
 def _check_random(op: str, name: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Two masks of the same probability: as many zeros, and the same value where both kept an element."""
+    """Raise WrongResult unless two masks of the same probability have as many zeros, and the same value where both kept
+    an element."""
     both = (ours != 0) & (theirs != 0)
     zeros, expected = ((x == 0).double().mean().item() for x in (ours, theirs))
     if abs(zeros - expected) > 0.01 + 3 / math.sqrt(ours.numel()):

@@ -1,4 +1,4 @@
-"""Options of the benchmarks of operators, the timer bound before any implementation is imported, and the table."""
+"""Options and table of the operator benchmarks; binds the timer before any implementation is imported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from conformance import runner
+from conformance.benchmarks import _sampled
 
 PACKAGES = ("triton", "ninetoothed")
 COMPILED = "torch.compile"
@@ -21,6 +22,8 @@ _ROWS = pytest.StashKey[list[dict[str, Any]]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     add = parser.getgroup("benchmarks", "Benchmarks of operators").addoption
     peers = "time this beside the implementation; repeatable (default: torch, on a GPU torch.compile too)"
+    add("--sampled", type=_count, metavar="N", help="time N calls drawn as models make them, not the rows of each op")
+    add("--seed", type=int, default=0, metavar="S", help="of the calls that are drawn (default: %(default)s)")
     add("--peer", action="append", metavar="MODULE", help=peers)
     add(
         "--seconds",
@@ -29,6 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="S",
         help="device time of each function and row (default: %(default)g)",
     )
+
+
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(text)
+    return int(text)
 
 
 def _positive(text: str) -> float:
@@ -51,13 +60,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def rows(pytestconfig: pytest.Config) -> list[dict[str, Any]]:
-    """The rows of this run, for the table at its end."""
+    """Return the rows of this run, for the table at its end."""
     return pytestconfig.stash[_ROWS]
 
 
 @pytest.fixture(scope="session")
 def about(pytestconfig: pytest.Config) -> dict[str, Any]:
-    """What every row says of the machine and of what ran on it."""
+    """Return the facts about the machine and its software that every row holds."""
     import ntops
 
     device = runner.resolve_device(pytestconfig.getoption("--device"))
@@ -86,7 +95,7 @@ def _driver() -> str | None:
 
 
 def _commit(root: Path) -> str | None:
-    """The commit that is measured: what the file COMMIT names, for sources that came without git, else git's word."""
+    """Return the measured commit: the text of the file COMMIT, for sources without git, else what git describes."""
     noted = root / "COMMIT"
     if noted.is_file():
         return noted.read_text().strip()
@@ -104,12 +113,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section(f"{rows[0]['implementation']} on {rows[0]['gpu'] or 'the CPU, host time only'}")
     for line in table(rows):
         terminalreporter.line(line)
+    if found := _sampled.distribution(rows):
+        for line in _sampled.table(found):
+            terminalreporter.line(line)
     for name, value in (rows[0].get("ceilings") or {}).items():
         terminalreporter.line(f"measured in this run: {name} {value / 1e12:.2f} T/s")
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows as text: times in us, how many times as fast as each peer (over 1 is faster), share of the roofline."""
+    """Return the rows as text: times in us, the speed relative to each peer (over 1 is faster), the share of the
+    roofline."""
     peers = list(dict.fromkeys(peer for row in rows for peer in row["peers"]))
     head = ["op", "dtype", "operands", "clock", "us", *peers, *(f"vs {peer}" for peer in peers), "roofline"]
     lines = [head]
@@ -132,10 +145,14 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
-    """Five digits are more than any clock here has, and the machine's own name is nobody's business."""
+    """Round times to five digits, more than any clock here has; drop the machine's name; add commit and
+    distribution."""
     output_json["machine_info"].pop("node", None)
     if output_json["benchmarks"] and (commit := output_json["benchmarks"][0]["extra_info"].get("commit")):
         output_json["commit_info"] = {"id": commit, "project": "ntops"}
     for row in output_json["benchmarks"]:
         if "data" in row["stats"]:
             row["stats"]["data"] = [float(f"{seconds:.5g}") for seconds in row["stats"]["data"]]
+    rows = [row["extra_info"] for row in output_json["benchmarks"]]
+    if found := _sampled.distribution([row for row in rows if "family" in row]):
+        output_json["distribution"] = found

@@ -1,7 +1,7 @@
 """The first call of an op in this process: ``python -m conformance.benchmarks.first_call ROW IMPLEMENTATION DEVICE``.
 
-ROW is that of a benchmark, as "add[bfloat16 1024]". Prints seconds: from when the implementation is imported, the
-device in use and idle, and the arguments there, to when the device is idle again.
+ROW is the name of a benchmark row, such as "add[bfloat16 1024]". Prints the seconds of the call: it starts with the
+implementation imported, the device in use and idle and the arguments there, and ends when the device is idle again.
 """
 
 from __future__ import annotations

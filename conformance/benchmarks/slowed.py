@@ -1,4 +1,4 @@
-"""ntops.torch with every call made slower by a known share (``SLOWED_BY``, 0.05): does the regression gate see it?
+"""ntops.torch with every call slowed by a known share (``SLOWED_BY``, 0.05), to test the regression gate.
 
 A wait on the device follows each call, as long as it takes for the whole to last that share longer; small calls wait on
 the host instead. Used as ``--peer conformance.benchmarks.slowed``.
@@ -58,7 +58,8 @@ def _on_host(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[
 
 def _on_device(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[], None]:
     def seconds(cycles: int) -> float:
-        """Of one call, each followed by such a wait; the median of some groups of calls back to back."""
+        """Return the seconds of one call, each followed by such a wait: the median of some groups of calls back to
+        back."""
         found = []
         for _ in range(7):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -75,6 +76,7 @@ def _on_device(function: Callable[..., Any], args: Any, kwargs: Any) -> Callable
 
     seconds(0)
     plain, some, more = seconds(0), seconds(5_000), seconds(25_000)
-    # A wait costs its launch and its cycles: where a line through two of them has the time that is wanted.
+    # A wait costs its launch and its cycles: these are the cycles at which a line through two waits has the wanted
+    # time.
     cycles = 5_000 + (plain * (1 + SHARE) - some) / (more - some) * 20_000
     return functools.partial(torch.cuda._sleep, max(1, int(cycles)))

@@ -1,7 +1,7 @@
-"""How long the first call of an op takes in a new process: ``nox -s bench -- first_call``.
+"""Time the first call of an op in a new process: ``nox -s bench -- first_call``.
 
-The smallest row of each op, in processes of their own, one at a time: once with nothing on disk, which is in the row's
-note, and then, which is its figure, ``PROCESSES`` times with what the first one left. ``first_call.py`` is the process.
+The smallest row of each op runs in one new process after another: once with nothing on disk, for the row's note, then
+``PROCESSES`` times with what the first process left there, for its figure. ``first_call.py`` is the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROCESSES = 5
 LONGEST = 600
 """Seconds that a process may take."""
 ELSEWHERE = ("CACHE_DIR", "CACHE_HOME", "TRITON_HOME", "CUDA_CACHE_PATH")
-"""The ends of the names of variables that say where things are kept."""
+"""The ends of the names of variables that say where caches are."""
 CLOCK = Replay()
 
 
@@ -40,15 +40,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def apart(folder: Path) -> dict[str, str]:
-    """The environment of a process that keeps and finds below ``folder`` what compilers and libraries leave on disk."""
+    """Return the environment of a process that keeps and finds below ``folder`` what compilers and libraries write to
+    disk."""
     kept = {name: value for name, value in os.environ.items() if not name.endswith(ELSEWHERE)}
-    # Packages that were installed for this user only are found by the home, too.
+    # HOME also leads to the packages that were installed for this user only.
     user = {"PYTHONUSERBASE": site.getuserbase()}
     return user | kept | {"HOME": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
 def in_new_process(row: Benchmark, about: dict[str, Any], folder: Path) -> float:
-    """Seconds of the first call."""
+    """Return the seconds of the first call in a new process."""
     name = _rows.identity(row)
     command = [sys.executable, "-m", first_call.__name__, name, about["implementation"], about["device"]]
     try:
@@ -68,7 +69,7 @@ def in_new_process(row: Benchmark, about: dict[str, Any], folder: Path) -> float
 def test_first_call(
     row: Benchmark, about: dict[str, Any], rows: list[dict[str, Any]], benchmark: BenchmarkFixture, tmp_path: Path
 ) -> None:
-    """Wall-clock time until the device is idle again, of the implementation; no peers beside it."""
+    """Measure the wall-clock time of the implementation's first call, until the device is idle again; no peers."""
     if about["device"] == "cpu" and not _rows.fits_interpreter(row):
         pytest.skip("takes too long under the interpreter")
     first = in_new_process(row, about, tmp_path)

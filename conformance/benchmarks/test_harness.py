@@ -1,4 +1,4 @@
-"""How fast the harness judges: cases per second, by op. ``pytest conformance/benchmarks/test_harness.py``.
+"""Measure how fast the harness judges: cases per second, by op. ``pytest conformance/benchmarks/test_harness.py``.
 
 The same cases every time, all dtypes mixed. The options of conftest.py apply, so
 ``--implementation torch`` shows what the harness itself costs.
@@ -18,7 +18,8 @@ CASES = 20
 
 @pytest.mark.parametrize("op", sorted(specs.registry()))
 def test_cases_judged(op: str, run: Run, benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time of judging one case, reference, oracle and all checks included; ``cases_per_second`` in the extra info."""
+    """Measure the time of judging one case, reference, oracle and all checks included; ``cases_per_second`` in the
+    extra info."""
     if run.implementation.function(op) is None:
         pytest.skip(f"not provided by {run.implementation.name}: {op}")
     spec = specs.registry()[op]

@@ -1,8 +1,8 @@
-"""How long kernels take under the interpreter, on one core, beside what each may take.
+"""Time kernels under the interpreter, on one core, against the limit of each.
 
 ``pytest conformance/benchmarks/test_interpreter.py --benchmark-only`` prints the table; a kernel that takes more than
-its limit fails, and so does one that takes more than ``WATCHING`` times as long when its memory is watched. What it
-takes is the ``times_plain`` of the extra info of its watched row.
+its limit fails, and so does one that takes more than ``WATCHING`` times as long when its memory is watched. That factor
+is ``times_plain`` in the extra info of its watched row.
 """
 
 import time
@@ -149,7 +149,7 @@ def mm_in_triton():
     return lambda: raw_mm[(1, 2)](a, b, out, 64, 80, 48, BLOCK=64), out, a @ b
 
 
-# What a prototype of the vectorised interpreter took on one core, in milliseconds; 1.3 times that is the limit.
+# Milliseconds that a prototype of the vectorised interpreter took on one core; the limit is 1.3 times as much.
 PROTOTYPE = {
     absolute: 2.2,
     add: 3.3,
@@ -171,7 +171,7 @@ WATCHING = 1.2
 
 @pytest.fixture(params=PROTOTYPE, ids=lambda make: make.__name__)
 def row(request, benchmark):
-    """What to run, its output, and what it may take in milliseconds; afterwards the output is checked."""
+    """Yield a function to time, its output and its limit in milliseconds; check the output afterwards."""
     torch.manual_seed(0)
     run, out, expected = request.param()
     limit = round(1.3 * PROTOTYPE[request.param], 3)
@@ -207,9 +207,9 @@ def test_watched(benchmark, row):
 
 
 def _times_plain(run, out, rounds=200):
-    """How many times as long a run takes when it is watched, and its output known to be empty before and full after.
+    """Return how many times as long a run takes when it is watched, its output declared empty before and checked after.
 
-    The fastest of either, taken in turn so that both meet the same machine, in the time of this thread alone.
+    Both are timed in turn, so that they meet the same machine, by this thread's clock; the fastest of each counts.
     """
     plain, watched = [], []
 

@@ -1,4 +1,4 @@
-"""How fast operators are, beside torch and torch.compile: one row for each benchmark of each OpSpec.
+"""Time operators beside torch and torch.compile: one row for each benchmark of each OpSpec.
 
 ``pytest conformance/benchmarks/test_ops.py --benchmark-only --benchmark-json FILE`` (``nox -s bench -- ops``). On CUDA
 the figure is device time by events, for small calls the host's time; without a GPU host time of the small rows only,
@@ -21,7 +21,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import conformance.implementations
 from conformance import cases, runner
-from conformance.benchmarks import _rows
+from conformance.benchmarks import _rows, _sampled
 from conformance.benchmarks._replay import Replay
 from conformance.benchmarks.conftest import COMPILED
 from conformance.implementations import TORCH, TORCH_SPACES, Implementation, ImplementationError, load
@@ -33,7 +33,12 @@ CLOCK = Replay()
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    found = _rows.selected(option("--op") or (), option("--dtype") or ())
+    ops, dtypes = option("--op") or (), option("--dtype") or ()
+    try:
+        count = option("--sampled")
+        found = _sampled.drawn(count, option("--seed"), ops, dtypes) if count else _rows.selected(ops, dtypes)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     metafunc.parametrize(("spec", "row"), found.values(), ids=found)
 
 
@@ -44,8 +49,9 @@ def device(pytestconfig: pytest.Config) -> torch.device:
 
 @pytest.fixture(scope="session")
 def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[str, Implementation | None]:
-    """What is timed, ours first; None stands for torch.compile of the reference."""
-    peers = pytestconfig.getoption("--peer") or ([TORCH, COMPILED] if device.type == "cuda" else [TORCH])
+    """Return the implementations to time, ours first; None stands for torch.compile of the reference."""
+    compiled = device.type == "cuda" and not pytestconfig.getoption("--sampled")
+    peers = pytestconfig.getoption("--peer") or ([TORCH, COMPILED] if compiled else [TORCH])
     names = {pytestconfig.getoption("--implementation"): pytestconfig.getoption("--implementation")}
     for peer in peers:
         names.setdefault(peer.removeprefix(f"{conformance.implementations.__name__}."), peer)
@@ -57,7 +63,7 @@ def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[s
 
 @pytest.fixture(scope="session")
 def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, float]:
-    """What this chip reaches, measured here and now: bytes/s of a copy of 1 GiB moved, FLOP/s of products of 8192, of
+    """Measure the rates that this chip reaches: bytes/s of a copy that moves 1 GiB, FLOP/s of products of 8192, of
     float8_e4m3fn with sums in float32."""
     if device.type != "cuda" or pytestconfig.getoption("--benchmark-disable"):
         return {}
@@ -95,7 +101,7 @@ def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, flo
 
 
 class _tf32:
-    """Float32 products take TF32, as large models have them; torch's default is IEEE."""
+    """Let float32 products take TF32, as large models do; torch's default is IEEE."""
 
     def __enter__(self) -> None:
         self.before = torch.get_float32_matmul_precision()
@@ -107,7 +113,7 @@ class _tf32:
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
-    """What one row allocated is given back before the next."""
+    """Give back the memory of one row before the next."""
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
@@ -116,7 +122,7 @@ def memory() -> Iterator[None]:
 
 
 def of_torch(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """torch's own function for this call, which a reference that is composed of others is not."""
+    """Return torch's own function for this call, else the OpSpec's peer or reference."""
     for space in reversed(TORCH_SPACES):
         function = getattr(space, spec.name, None)
         if function is not None:
@@ -129,7 +135,7 @@ def of_torch(spec: OpSpec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cal
 def functions(
     spec: OpSpec, named: dict[str, Implementation | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Callable[..., Any]]:
-    """The op of each of these; what lacks it is left out."""
+    """Return the op's function in each implementation, without those that lack it."""
     found: dict[str, Callable[..., Any]] = {}
     theirs = of_torch(spec, args, kwargs)
     for name, implementation in named.items():
@@ -145,7 +151,8 @@ def functions(
 def answering(
     found: dict[str, Callable[..., Any]], ours: str, inputs: _rows.Inputs, check: Callable[..., None]
 ) -> tuple[dict[str, Callable[..., Any]], str]:
-    """Ours and the peers that answer the call rightly; and what the others did, which are not to end our row."""
+    """Return ours and the peers that answer the call rightly, and notes about the others, whose errors must not end our
+    row."""
     args, kwargs = inputs
     kept, notes = {}, []
     for name, function in found.items():
@@ -160,7 +167,7 @@ def answering(
 
 
 def floor(row: Benchmark, ceilings: dict[str, float]) -> float | None:
-    """Seconds that the row takes at least at this chip's measured rates: the slower of moving and computing."""
+    """Return the least seconds of the row at this chip's measured rates: the slower of moving and computing."""
     if not ceilings:
         return None
     rate = ceilings.get(cases.dtype_of(row.case))
@@ -179,7 +186,7 @@ def test_ops(
     benchmark: BenchmarkFixture,
     pytestconfig: pytest.Config,
 ) -> None:
-    """Time of one call; in the extra info that of the peers, the ratios with their intervals, and the roofline."""
+    """Time one call; the extra info holds the times of the peers, the ratios with their intervals, and the roofline."""
     ours = about["implementation"]
     if device.type == "cpu" and not _rows.fits_interpreter(row):
         pytest.skip("takes too long under the interpreter")
@@ -209,6 +216,8 @@ def test_ops(
         "op": spec.name,
         "dtype": cases.dtype_of(row.case),
         "label": _rows.label(row.case),
+        "family": spec.sampled.family if spec.sampled and pytestconfig.getoption("--sampled") else None,
+        "seed": pytestconfig.getoption("--seed"),
         "bytes": row.bytes,
         "flops": row.flops,
         "clock": "host" if times is not device_times or device.type == "cpu" else times[ours].clock,
@@ -227,7 +236,7 @@ def test_ops(
 
 
 def _peer(ours: timing.Times, other: timing.Times, on_device: timing.Times) -> dict[str, Any]:
-    """Its median, how many times as fast ours is by the medians (and the interval of that), and its rounds."""
+    """Return a peer's median, the ratio of the medians (over 1: ours is faster) with its interval, and its rounds."""
     return {
         "median": other.median,
         "device_median": on_device.median,

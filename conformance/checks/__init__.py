@@ -1,27 +1,13 @@
-"""The checks: each looks at one trial, which is one call made, and gives one finding with one message."""
+"""The checks. Each looks at one trial, which is one call made, and returns one finding with one message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from conformance import cases
-from conformance.checks import forms, turns
-from conformance.checks.again import deterministic, distribution, fully_written, guard_bands, has_names, keywords
+from conformance.checks import forms, least_tried
 from conformance.checks.bare import bare, state
-from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
-from conformance.checks.forms import aliasing, inplace, out_argument, special_values
-from conformance.checks.invariance import (
-    batch_invariant,
-    config_invariant,
-    has_configurations,
-    has_settings,
-    in_batches,
-    laid_out,
-    layout_invariant,
-    settings,
-)
-from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
-from conformance.checks.trial import (
+from conformance.checks.call_record import (
     DEVIATION,
     FAILED,
     PASSED,
@@ -33,6 +19,21 @@ from conformance.checks.trial import (
     malformed,
     refuses_as,
 )
+from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
+from conformance.checks.forms import aliasing, inplace, out_argument, special_values
+from conformance.checks.gradients import differentiable, gradients
+from conformance.checks.invariance import (
+    batch_invariant,
+    config_invariant,
+    has_configurations,
+    has_settings,
+    in_batches,
+    laid_out,
+    layout_invariant,
+    settings,
+)
+from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
+from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
 
 __all__ = [
     "CHECKS",
@@ -54,11 +55,12 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
+        gradients,
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
 }
-"""By name, in the order in which they are made: the first that fails is what a failure is called."""
+"""The checks by name, in the order in which they are made: a failure is named after the first that fails."""
 
 SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "layout_invariant": laid_out,
@@ -72,27 +74,27 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "call_forms": has_forms,
     "layouts": has_layouts,
 }
-"""Those that take calls of their own, and where each says something. A drawn case makes one of them, in turn;
-a saved case makes all, and one on the way to a smaller failing one those that have failed."""
+"""The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
+them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-SELDOM = {"keywords": 16, "bare": 4}
+SELDOM = {"keywords": 16, "bare": 4, "gradients": 2}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
 ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)
-"""Those that no OpSpec has to name."""
+"""The checks that no OpSpec has to name."""
 
 LAST_WORD = ("memory", "guard_bands", "fully_written")
 """After one of these failed nothing else is judged: calls that write anywhere are not repeated, and what nobody wrote
 has no value."""
 
 REFUSED_CHECKS = ("guard_bands", "errors", "inputs_unchanged", "state")
-"""Those that apply to a call that torch refuses."""
+"""The checks that apply to a call that torch refuses."""
 
 
 def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True) -> list[str]:
-    """Which of the checks that are named, or (None) of those of the op, can be made.
+    """Return the checks that can be made, of those named, or (None) of the op's.
 
-    ``thorough``: unless they are named, all that are ``SAMPLED`` and not one.
+    ``thorough``: make all ``SAMPLED`` checks and not one, unless checks are named.
     """
     named = (*ALWAYS, *trial.spec.checks) if checks is None else checks
     if trial.ours.fault:
@@ -105,9 +107,10 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
         return ["metadata"]
     sampled = [check for check, applies in SAMPLED.items() if check in named and applies(trial)]
     if checks is None and not thorough and sampled:
-        sampled = [turns.choose(trial.case, "checks", sampled)]
+        sampled = [least_tried.choose(trial.case, "checks", sampled)]
     drawn = checks is None and not thorough
     left = {name for name, share in SELDOM.items() if drawn and cases.seed(trial.case) % share}
     left |= set() if has_names(trial) else {"keywords"}
+    left |= set() if differentiable(trial) else {"gradients"}
     made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in (*SAMPLED, *left)), *sampled)
     return [check for check in CHECKS if check in named and check in made]

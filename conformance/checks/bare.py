@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from conformance import cases
-from conformance.checks import turns
-from conformance.checks.again import differing
+from conformance.checks import least_tried
+from conformance.checks.call_record import FAILED, PASSED, Finding, Trial, difference
+from conformance.checks.repeated import differing
 from conformance.checks.result import failing
-from conformance.checks.trial import FAILED, PASSED, Finding, Trial, difference
-from conformance.surroundings import GENERATORS
+from conformance.process_state import GENERATORS
 
 OTHER = 8
-"""One drawn case in so many is called where other things are set, too."""
+"""One drawn case in so many is also called under other settings."""
 
 
 _WHERE = {
@@ -21,9 +21,9 @@ _WHERE = {
 
 
 def bare(trial: Trial) -> Finding:
-    """Without margins, and without a mode or a watch, a call is right too, at addresses where a call before had other
-    contents; for who claims to be deterministic, with the same bits."""
-    ways = tuple(_WHERE) if trial.thorough else (turns.choose(trial.case, "bare", tuple(_WHERE)),)
+    """Check that a call without margins, mode or watch is right too, at addresses where an earlier call had other
+    contents; where the implementation claims to be deterministic, with the same bits."""
+    ways = tuple(_WHERE) if trial.thorough else (least_tried.choose(trial.case, "bare", tuple(_WHERE)),)
     findings = [_bare(trial, how) for how in ways]
     return max(findings, key=lambda one: (one.status == FAILED, one.status != PASSED))
 
@@ -42,8 +42,8 @@ def _bare(trial: Trial, how: str) -> Finding:
 
 
 def state(trial: Trial) -> Finding:
-    """A call leaves its surroundings as they were: generators, modes and flags, the environment; torch's generators
-    move where the operator is random. Also where others are set, whatever the call gives there."""
+    """Check that a call leaves its surroundings as they were: generators, modes and flags, the environment; torch's
+    generators move where the operator is random. Under other settings too, whatever the call returns there."""
     if changed := _changed(trial, trial.ours.state):
         return Finding("state", FAILED, f"the call changed {changed}")
     if not trial.thorough and cases.seed(trial.case) // 13 % OTHER:

@@ -1,4 +1,4 @@
-"""A check of other ways to write a call: what they mean is the same, and so is what is right."""
+"""Check that other ways to write a call give the same result."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from conformance import cases, dress, forms
+from conformance import call_contexts, cases, forms
 from conformance.cases import Case, Same
+from conformance.checks.call_record import FAILED, PASSED, Finding, Trial
 from conformance.checks.forms import Variants, first, with_operands
 from conformance.checks.invariance import entangled
-from conformance.checks.trial import FAILED, PASSED, Finding, Trial
 from strategies.specs import Layout, TensorSpec
 
 Change = Callable[[TensorSpec], TensorSpec]
 
 
 def call_forms(trial: Trial) -> Finding:
-    """The call in another form that torch takes gives what is right: optional arguments by position or by name, or
-    given as their defaults, NumPy scalars, parameters and lazily negated tensors as operands, another default dtype."""
+    """Check that the call in another form that torch takes gives the right result: optional arguments by position or by
+    name, or given as their defaults, NumPy scalars, parameters and lazily negated tensors as operands, another default
+    dtype."""
     variants = _variants(trial)
-    # Of a trial that is not thorough one of each is tried: another way to write it, other operands, other surroundings.
+    # A trial that is not thorough tries one of each: another way to write it, other operands, other surroundings.
     kinds: tuple[Variants, ...] = ({}, {}, {})
     for form, case in variants.items():
-        kinds[1 if form in dress.OPERANDS else 2 if form in dress.SURROUNDINGS else 0][form] = case
+        kinds[1 if form in call_contexts.OPERANDS else 2 if form in call_contexts.SURROUNDINGS else 0][form] = case
     found = [first(trial, "call_forms", some) for some in kinds]
     return max(found, key=lambda one: (one.status == FAILED, one.status != PASSED))
 
 
 def layouts(trial: Trial) -> Finding:
-    """Operands in other layouts give the right result: one element beside where vectors begin, column-major with a
-    longer leading dim, without a unit stride, one batch for all, windows that overlap, six to nine dims, rows far
-    apart, dims of one element with a stride of 1, strides beyond 8 and 16 bits, offsets beyond 20."""
+    """Check that operands in other layouts give the right result: one element off the start of vectors, column-major
+    with a longer leading dim, without a unit stride, one batch for all, windows that overlap, six to thirteen dims,
+    rows far apart, dims of one element with a stride of 1, strides of elements beyond 8 and 16 bits, of rows beyond 16,
+    offsets beyond 20."""
     return first(trial, "layouts", _laid_out(trial.case))
 
 
@@ -47,7 +49,7 @@ def _laid_out(case: Case) -> Variants:
     found = {}
     for what, change in _LAYOUTS.items():
         changed = with_operands(case, change)
-        # Where some operands have many dims and matrices beside them have two, it is another call.
+        # An operand of many dims beside a matrix of two makes another call.
         ranks = {len(spec.shape) for spec in cases.operands(changed) if len(spec.shape) > 1}
         shapes = zip(cases.operands(case), cases.operands(changed), strict=True)
         if changed != case and (len(ranks) == 1 or all(one.shape == other.shape for one, other in shapes)):
@@ -70,7 +72,7 @@ def _column_major(rank: int) -> Layout | None:
 
 
 def _wide_stride(step: int, most: int) -> Change:
-    """So many elements from one to the next of the last dim, of a tensor of few."""
+    """Return a change of the last dim's stride to ``step`` elements, for tensors of at most ``most``."""
 
     def change(spec: TensorSpec) -> TensorSpec:
         if not spec.shape or not 1 < math.prod(spec.shape) <= most:
@@ -81,7 +83,7 @@ def _wide_stride(step: int, most: int) -> Change:
 
 
 def _windows(spec: TensorSpec) -> TensorSpec:
-    """Rows of which each begins in the one before: in its middle, after a quarter, or one element after its begin or
+    """Let each row begin within the one before: in its middle, after a quarter, or one element after its start or
     before its end."""
     if len(spec.shape) < 2 or math.prod(spec.shape[:-1]) < 2 or spec.shape[-1] < 2:
         return spec
@@ -105,7 +107,8 @@ def _many_dims(rank: int) -> Change:
 
 
 def _far_apart(spec: TensorSpec) -> TensorSpec:
-    """Rows of a tensor that is many times as wide, or a column of a matrix: its stride is a multiple of 16."""
+    """Lay out the rows of a tensor as part of a far wider one, a vector as a column of a matrix: the stride is a
+    multiple of 16."""
     rank = len(spec.shape)
     if not rank or not 1 < math.prod(spec.shape) <= FAR:
         return spec
@@ -116,16 +119,23 @@ def _far_apart(spec: TensorSpec) -> TensorSpec:
     return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[1:]), padding)))
 
 
+def _rows_far_apart(spec: TensorSpec) -> TensorSpec:
+    """Lay out a few rows as the first columns of a very wide matrix."""
+    if len(spec.shape) < 2 or not 1 < math.prod(spec.shape[:-1]) <= 8 or not spec.shape[-1]:
+        return spec
+    return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[1:]), max(65552 - spec.shape[-1], 0))))
+
+
 def _ones(spec: TensorSpec) -> TensorSpec:
-    """Turn the order of dims around, where one has a single element: its stride need not be that of the last any more.
-    A row has strides of 1 alone then."""
+    """Reverse the order of dims where one has a single element: its stride is then not that of the last dim. A row has
+    strides of 1 alone then."""
     if 1 not in spec.shape or math.prod(spec.shape) < 2:
         return spec
     return replace(spec, layout=Layout(order=tuple(reversed(range(len(spec.shape))))))
 
 
 FEW, FAR = 16, 1 << 14
-RANKS = (6, 7, 9)
+RANKS = (6, 7, 9, 13)
 _LAYOUTS: dict[str, Change] = {
     "misaligned by one element": _with_layout(lambda rank: Layout(offset=1)),
     "column-major with a longer leading dim": _with_layout(_column_major),
@@ -137,6 +147,7 @@ _LAYOUTS: dict[str, Change] = {
     "dims of one turned": _ones,
     "a stride beyond 8 bits": _wide_stride(300, 1 << 11),
     "a stride beyond 16 bits": _wide_stride(65537, 8),
+    "rows beyond 16 bits apart": _rows_far_apart,
     "an offset beyond 20 bits": _with_layout(lambda rank: Layout(offset=(1 << 20) + 8)),
 }
 

@@ -1,7 +1,7 @@
 """Checks that change how a call is made, but not what it means: layouts and batch size, the kernel's configuration, and
-what a user has set.
+a user's settings.
 
-The first two are claims of the implementation: claimed and broken is a failure, unclaimed they are measured.
+The first two are claims of the implementation: a broken claim is a failure, an unclaimed property is only measured.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ import torch
 
 from conformance import cases
 from conformance.cases import Case, Same, View
-from conformance.checks.again import differing
+from conformance.checks.call_record import FAILED, PASSED, Finding, Trial, describe, difference
+from conformance.checks.repeated import differing
 from conformance.checks.result import Part, failing, inputs_unchanged, wrong
-from conformance.checks.trial import FAILED, PASSED, Finding, Trial, describe, difference
 from conformance.implementations import FIXED
 from strategies import shapes
 
 SHARE = 3
-"""One case in so many is tried in another configuration: that makes a kernel that no other call needs."""
+"""One case in so many is tried in another configuration, which compiles a kernel that no other call needs."""
 SHARE_SET = 6
-"""One in so many is tried under a setting."""
+"""One case in so many is tried under a setting."""
 
 
 def layout_invariant(trial: Trial) -> Finding:
-    """Contiguous copies of all operands give the same bits."""
+    """Check that contiguous copies of all operands give the same bits."""
     inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in trial.inputs]
     return _invariant(trial, "layout_invariant", inputs, "the call and that of contiguous copies")
 
 
 def laid_out(trial: Trial) -> bool:
-    """Whether contiguous copies say something: an operand is not contiguous, and none is a view of another."""
+    """Tell whether contiguous copies say something: an operand is not contiguous, and none is a view of another."""
     odd = any(not tensor.is_contiguous() or tensor.storage_offset() for tensor in trial.inputs)
     return odd and not entangled(trial.case)
 
 
 def batch_invariant(trial: Trial) -> Finding:
-    """A slice of the batch that is computed alone has the same bits as within the batch."""
+    """Check that a slice of the batch that is computed alone has the same bits as within the batch."""
     batch = trial.spec.batch(trial.case)
     assert batch is not None
     start, length = _slice(cases.seed(trial.case), batch.size)
@@ -51,13 +51,13 @@ def batch_invariant(trial: Trial) -> Finding:
 
 
 def in_batches(trial: Trial) -> bool:
-    """Whether the case has a batch dim of which a part can be computed alone."""
+    """Tell whether the case has a batch dim of which a part can be computed alone."""
     batch = trial.spec.batch(trial.case)
     return batch is not None and batch.size > 1 and not entangled(trial.case)
 
 
 def config_invariant(trial: Trial) -> Finding:
-    """The kernel's other configurations give results within the bound."""
+    """Check that the kernel's other configurations give results within the bound."""
     number = _configuration(trial)
     (again,) = trial.configured(number, {})
     message, where = wrong(trial, again), f"in the configuration {trial.configurations[number]}: "
@@ -65,8 +65,8 @@ def config_invariant(trial: Trial) -> Finding:
 
 
 def has_configurations(trial: Trial) -> bool:
-    """Tell whether this case is one to try another configuration of the kernel. Interpreted, a long dim is
-    none: in tiles that are made for another shape, 32,769 rows of one column take 20 s."""
+    """Tell whether this case is one to try another configuration of the kernel. Under the interpreter a case with a
+    long dim is not: in tiles made for another shape, 32,769 rows of one column take 20 s."""
     if len(trial.configurations) < 2 or cases.seed(trial.case) // 17 % SHARE:
         return False
     longest = max((size for spec in cases.operands(trial.case) for size in spec.shape), default=0)
@@ -74,8 +74,8 @@ def has_configurations(trial: Trial) -> bool:
 
 
 def settings(trial: Trial) -> Finding:
-    """Under a setting results are within the bound; or the call is refused: an error names the setting, and operands
-    are as they were."""
+    """Check that under a setting results are within the bound; or that the call is refused: an error names the setting,
+    and operands are as they were."""
     names = trial.implementation.settings(trial.case.op)
     number = cases.seed(trial.case) // 29 % len(names)
     name = names[number].partition("=")[0]
@@ -85,7 +85,7 @@ def settings(trial: Trial) -> Finding:
     elif name not in str(again.error):
         message = f"raised {describe(again.error)}, which does not say that it is for {name}"
     elif not (message := again.trespass) and again.operands:
-        # What is refused writes nothing.
+        # A refused call writes nothing.
         spec = dataclasses.replace(trial.spec, writes=lambda case: ())
         finding = inputs_unchanged(dataclasses.replace(trial, ours=again, spec=spec))
         message = f"refused, but {finding.message}" if finding.status == FAILED else ""
@@ -98,7 +98,7 @@ def has_settings(trial: Trial) -> bool:
 
 
 def _configuration(trial: Trial) -> int:
-    """The number of one of the call's configurations."""
+    """Return the number of one of the call's configurations."""
     return cases.seed(trial.case) // 19 % len(trial.configurations)
 
 
@@ -109,8 +109,8 @@ def _invariant(
     what: str,
     part: Part | None = None,
 ) -> Finding:
-    """Whether a part of the call has the same bits as the call with other operands. Where the claim is of a fixed
-    configuration, both are made in one."""
+    """Compare a part of the call, or all of it, bit for bit with the call with other operands. A claim for a fixed
+    configuration is judged with both calls in one."""
     whole = trial.ours
     if claim + FIXED in trial.implementation.claims(trial.case.op) and trial.configurations:
         number = _configuration(trial)
@@ -126,12 +126,12 @@ def _invariant(
 
 
 def _slice(seed: int, size: int) -> tuple[int, int]:
-    """Where a slice begins and how long it is: one element, all but one, or half."""
+    """Return where a slice begins and how long it is: one element, all but one, or half."""
     length = (1, size - 1, size // 2)[seed % 3]
     return seed // 3 % (size - length + 1), length
 
 
 def entangled(case: Case) -> bool:
-    """Whether an argument is a part of another operand's memory."""
+    """Tell whether an argument is a part of another operand's memory."""
     arguments = (*case.args, *case.kwargs.values())
     return any(isinstance(x, View) or (isinstance(x, Same) and x.is_view) for x in arguments)

@@ -1,4 +1,4 @@
-"""Checks of what one call did: its result, or its refusal, and what it left of its operands."""
+"""Checks of one call: its result or its refusal, and its operands afterwards."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ import msgspec
 import numpy as np
 import torch
 
-from conformance import dress, samples
+from conformance import call_contexts, result_samples
 from conformance.cases import Same
-from conformance.checks.trial import FAILED, PASSED, Finding, Outcome, Trial, describe, malformed, refuses_as
+from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, malformed, refuses_as
 from conformance.compare import Comparison, compare
 from conformance.guards import bits, memory_of, same
 from conformance.implementations import NotProvided
-from conformance.samples import Sample
+from conformance.result_samples import Sample
 from conformance.spec import Expected
 
 Part = tuple[int, int, int]
-"""A dim of a result, where a part of it begins and how long it is."""
+"""A dim of a result, and the start and length of a part of it."""
 Answers = tuple[tuple[Expected, ...], Sample | None]
-"""The oracle's, and the sample of a large result to which they are."""
+"""The oracle's answers, and the sample of a large result that they are for."""
 
 
 def memory(trial: Trial) -> Finding:
-    """No access outside an argument, no element unwritten, read before it is written or written twice, no store to an
-    input: what the interpreter saw while it ran the call. On a GPU, and without Triton, it sees nothing."""
+    """Check what the interpreter saw while it ran the call: no access outside an argument, no element unwritten, read
+    before it is written or written twice, no store to an input. On a GPU, and without Triton, it sees nothing."""
     return Finding("memory", FAILED if trial.ours.fault else PASSED, trial.ours.fault)
 
 
 def errors(trial: Trial) -> Finding:
-    """What torch refuses is refused with the same built-in exception class, and what it takes is taken."""
+    """Check that a call that torch refuses is refused with the same built-in exception class, and one that torch takes
+    is taken."""
     error, refusal = trial.ours.error, trial.refusal
     if error is None and refusal is None:
         return Finding("errors", PASSED)
@@ -45,14 +46,14 @@ def errors(trial: Trial) -> Finding:
     theirs = describe(theirs) if theirs is not None else f"{refusal.__name__} (on CUDA; the CPU takes the call)"
     if error is None:
         return Finding("errors", FAILED, f"took a call that torch refuses with {theirs}")
-    if not refuses_as(error, refusal):
+    if not refuses_as(error, refusal) and (trial.spec.refusals or not isinstance(error, Exception)):
         return Finding("errors", FAILED, f"raised {describe(error)}\n  torch raises {theirs}")
     return Finding("errors", PASSED)
 
 
 def metadata(trial: Trial) -> Finding:
-    """Shape, dtype, device and strides of the results are torch's; so is whether a result is one of the operands, an
-    inference tensor or negated lazily, and whether an operand keeps its storage."""
+    """Check that shape, dtype, device and strides of the results are torch's; so is whether a result is one of the
+    operands, an inference tensor or negated lazily, and whether an operand keeps its storage."""
     wrong = malformed(trial.ours.value, trial.reference.value)
     if wrong:
         return Finding("metadata", FAILED, wrong)
@@ -64,8 +65,16 @@ def metadata(trial: Trial) -> Finding:
                 problems.append(f"{which}{name} {get(ours)}, torch's is {get(theirs)}")
         problems += [f"{which}{problem}" for problem in _identity(trial, ours, theirs)]
         traits, torchs = (outcome.traits()[place] for outcome in (trial.ours, trial.reference))
+        if any(ours is operand for operand in trial.ours.operands):
+            # The result is an operand, whose traits were given.
+            continue
+        if _shares(ours, trial.ours.operands) is not None:
+            traits = tuple(trait for trait in traits if trait != call_contexts.LARGER)
         problems += [f"{which}is {trait}; torch's is not" for trait in traits if trait not in torchs]
-        problems += [f"{which}is not {trait}; torch's is" for trait in torchs if trait not in traits]
+        problems += [
+            f"{which}is not {trait}; torch's is" for trait in torchs if trait not in (*traits, call_contexts.LARGER)
+        ]
+    problems += _shared(trial)
     for number, (ours, theirs) in enumerate(zip(trial.ours.replaced, trial.reference.replaced, strict=True)):
         if ours and not theirs:
             problems.append(
@@ -75,7 +84,7 @@ def metadata(trial: Trial) -> Finding:
 
 
 def values(trial: Trial) -> Finding:
-    """Every element is within the bound of the oracle."""
+    """Check that every element is within the bound of the oracle."""
     if wrong := malformed(trial.ours.value, trial.reference.value):
         return Finding("values", FAILED, wrong)
     finding = judged(trial, trial.ours)
@@ -128,13 +137,13 @@ def wrong(
 
 
 def judged(trial: Trial, outcome: Outcome, answers: Answers | None = None) -> Finding:
-    """The results of a call that is well formed, against the oracle, the trial's answers or others: of a large result a
-    sample, and where that is right the elements that differ most from torch's."""
+    """Compare the results of a well-formed call with the trial's answers or others: of a large result a sample, and if
+    that is right, the elements that differ most from torch's."""
     expected, sample = answers or (trial.expected, trial.sample)
     finding = _judged(trial, outcome, expected, sample)
     if finding.status == FAILED or sample is None or trial.parts is None or expected[0].instead is not None:
         return finding
-    spots = samples.spots(trial.parts, trial.call, outcome.value, trial.reference.value)
+    spots = result_samples.spots(trial.parts, trial.call, outcome.value, trial.reference.value)
     if spots is None:
         return finding
     answer = trial.spec.expected(spots.call)
@@ -164,7 +173,8 @@ def _judged(trial: Trial, outcome: Outcome, answers: Sequence[Expected], sample:
 
 
 def inputs_unchanged(trial: Trial) -> Finding:
-    """Bit for bit, nothing changed but what the call is given to write: in no operand, nor beside it in its storage."""
+    """Check that the call changed only what it is given to write, bit for bit: in no operand, nor beside it in its
+    storage."""
     given = trial.spec.writes(trial.case)
     if trial.refusal is not None and "written" in trial.spec.checks:
         given = ()
@@ -196,7 +206,8 @@ def inputs_unchanged(trial: Trial) -> Finding:
 
 
 def written(trial: Trial) -> Finding:
-    """What the call copies into operands, a KV cache, is there bit for bit, and the rest of them is as it was."""
+    """Check that rows that the call copies into operands, a KV cache, are there bit for bit, and the rest of the
+    operands is as it was."""
     for number in sorted(trial.spec.writes(trial.case)):
         ours, theirs = trial.ours.operands[number], trial.reference.operands[number]
         differs = (bits(ours) != bits(theirs)).any(1).nonzero()
@@ -211,10 +222,10 @@ def written(trial: Trial) -> Finding:
 
 
 def versions(trial: Trial) -> Finding:
-    """The version counter of an operand, by which autograd knows that what it saved was overwritten, moved where
-    torch's function moves it. That of an operand without elements is not judged, nor any in inference mode: a
+    """Check that the version counter of an operand, which tells autograd that a saved tensor was overwritten, moved
+    where torch's function moves it. Counters of operands without elements are not judged, nor any in inference mode: a
     composite function that writes in place moves none there while a dispatch mode watches it."""
-    if trial.case.form == dress.INFERENCE:
+    if trial.case.form == call_contexts.INFERENCE:
         return Finding("versions", PASSED)
     for number, (ours, theirs) in enumerate(zip(trial.ours.moved, trial.reference.moved, strict=True)):
         if ours != theirs and trial.ours.operands[number].numel():
@@ -225,7 +236,8 @@ def versions(trial: Trial) -> Finding:
 
 
 def _identity(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> list[str]:
-    """``out`` and in-place calls return the very operand; others return memory of their own."""
+    """Return messages where ``out`` or an in-place call does not return the very operand, or another call returns its
+    memory."""
     expected = [i for i, operand in enumerate(trial.reference.operands) if theirs is operand]
     if expected:
         same = any(ours is trial.ours.operands[i] for i in expected)
@@ -233,6 +245,17 @@ def _identity(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> list[st
     if _shares(theirs, trial.reference.operands) is None and (shared := _shares(ours, trial.ours.operands)) is not None:
         return [f"shares memory with operand {shared}; torch's does not"]
     return []
+
+
+def _shared(trial: Trial) -> list[str]:
+    """Return a message where results lie in one storage and torch's do not."""
+    ours, theirs = (
+        [place for place, one in zip(outcome.memory(), outcome.tensors(), strict=True) if one.numel()]
+        for outcome in (trial.ours, trial.reference)
+    )
+    return (
+        ["results share memory; torch's do not"] if len({*ours}) < len(ours) and len({*theirs}) == len(theirs) else []
+    )
 
 
 def _shares(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> int | None:
@@ -243,7 +266,8 @@ def _shares(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> int | Non
 
 
 def _significant_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
-    """Strides, but None where they mean nothing: in dims of one element, and in a tensor without elements."""
+    """Return the strides, with None where they mean nothing: in dims of one element, and in a tensor without
+    elements."""
     return tuple(
         stride if size > 1 and tensor.numel() else None
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -259,18 +283,19 @@ _METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def _storage(tensor: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """The storage of an operand after a call, on the CPU; the margins that it may have are left out."""
+    """Return the storage of an operand after a call, on the CPU, without the margins that it may have."""
     whole, margin = memory_of(tensor).cpu(), (tensor.storage_offset() - given.storage_offset()) * given.itemsize
     return whole[margin : len(whole) - margin]
 
 
 def _elements(storage: torch.Tensor, like: torch.Tensor, shift: int = 0) -> torch.Tensor:
-    """The view of ``storage`` (bytes) with the shape and strides of ``like``, ``shift`` elements beyond its place."""
+    """Return the view of ``storage`` (bytes) with the shape and strides of ``like``, ``shift`` elements beyond its
+    place."""
     return storage.view(like.dtype).as_strided(like.shape, like.stride(), like.storage_offset() + shift)
 
 
 def worst(comparison: Comparison, theirs: torch.Tensor) -> str:
-    """The worst element of a result, beside torch's and the oracle's."""
+    """Describe the worst element of a result, beside torch's and the oracle's."""
     if comparison.reason or comparison.index is None:
         return comparison.reason
     times = f"{comparison.share:.4g} times the bound" if math.isfinite(comparison.share) else "nothing is allowed here"

@@ -14,7 +14,7 @@ from strategies.tensors import materialize
 
 
 def _scored(case: Case) -> list[torch.Tensor]:
-    """The query and all keys."""
+    """Return the query and all keys."""
     named = (case.kwargs.get("present_key"), case.kwargs.get("present_key_slot"))
     given = (*case.args[:2], *named)
     return [materialize(x) for x in given if isinstance(x, TensorSpec) and dtype_names.is_floating(x.dtype)]
@@ -39,8 +39,8 @@ def _infinite_values(case: Case) -> bool:
 
 
 def _query_like_channels_last(case: Case) -> bool:
-    """Of 960 layouts of small queries, with and without an expanded dim, torch 2.13 went wrong in these 32 and in no
-    other."""
+    """Tell whether the query has such strides. Of 960 layouts of small queries, with and without an expanded dim, torch
+    2.13 was wrong in these 32 and in no other."""
     query = materialize(specs(case)[0])
     return query.ndim == 4 and query.stride(-1) == 1 != torch.empty_like(query).stride(-1)
 
@@ -77,7 +77,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "torch's CPU takes the largest score of a row without looking at NaN, and a row of which it finds none for one "
         "without keys, which is 0",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cpu",),
         applies=_nan_scores,
         case=Case(
@@ -94,7 +94,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "for half types torch's CPU has an exponential that makes 0 of the NaN of inf - inf, where it has a vector to "
         "fill, and a row in which all are 0",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cpu",),
         applies=_infinite_half_scores,
         case=Case(
@@ -108,7 +108,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "torch's CPU gives wrong numbers, and not the same ones twice, where the last dim of the query is dense and "
         "that of its empty_like is not: heads are then taken for the channels of an image",
         ops=("scaled_dot_product_attention",),
-        checks=("values", "deterministic", "guard_bands", "fully_written"),
+        checks=("values", "deterministic", "guard_bands", "fully_written", "gradients"),
         devices=("cpu",),
         applies=_query_like_channels_last,
         case=Case(
@@ -123,7 +123,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "a scale that is not positive in flash attention",
         "torch multiplies the -inf of keys that a query does not see, on CUDA also that it begins with, by the scale",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cpu", "cuda"),
         applies=_scale_not_positive,
         case=Case(
@@ -136,7 +136,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "infinities in float32 attention",
         "torch's CUDA makes a float32 product of three in TF32, in which the rest of an infinity is NaN",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cuda",),
         applies=_infinite_values,
         case=Case(
@@ -151,7 +151,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "masks of the largest numbers in float32 attention",
         "torch's CUDA multiplies a mask by log2(e), which takes them out of range",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cuda",),
         applies=_largest_mask,
         case=Case(
@@ -164,7 +164,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "float32 masks in attention of half types",
         "cuDNN, which torch chooses for some of them, reads the words of the mask as numbers of the query's dtype",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cuda",),
         applies=_float32_mask_of_half,
         case=Case(
@@ -177,7 +177,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "rows without keys in attention of groups of heads",
         "where heads share keys, torch's CUDA gives rows that see no key other numbers than 0",
         ops=("scaled_dot_product_attention",),
-        checks=("values",),
+        checks=("values", "gradients"),
         devices=("cuda",),
         applies=_masked_rows_of_groups,
         case=Case(

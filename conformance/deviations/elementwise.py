@@ -16,7 +16,8 @@ from strategies.tensors import materialize
 
 
 def _half_scalars(case: Case) -> bool:
-    """A result of a half type from a Python scalar or alpha: any alpha but 1, a scalar that the type cannot hold."""
+    """Tell whether a result of a half type comes from a Python scalar that the type cannot hold, or from any alpha but
+    1."""
     if len(case.args) != 2 or not specs(case):
         return False
     first, second = case.args
@@ -54,7 +55,7 @@ def _clamp_by_nan_alone(case: Case) -> bool:
 
 
 def _nan_is_no_bound() -> bool:
-    """Of torch 2.11's CPU; 2.13 gives NaN."""
+    """Tell whether clamp ignores a NaN bound, as torch 2.11's CPU does; 2.13 gives NaN."""
     zeros = torch.zeros(40, device="cpu")
     return not (zeros.clamp(min=math.nan).isnan() & zeros.clamp(max=math.nan).isnan()).all()
 
@@ -67,7 +68,7 @@ def _gelu_of_large(case: Case) -> bool:
 
 
 def _bfloat16_small(case: Case) -> bool:
-    """A bfloat16 input half of which may be subnormal."""
+    """Tell whether an element of a bfloat16 input may be subnormal once it is halved."""
     first = specs(case)[0]
     if first.dtype != "bfloat16":
         return False
@@ -76,7 +77,7 @@ def _bfloat16_small(case: Case) -> bool:
 
 
 def _gelu_of_zero(case: Case) -> bool:
-    """A float32 -0, or a negative number of which gelu is zero."""
+    """Tell whether a float32 input has a -0, or a negative number of which gelu is zero."""
     if case.kwargs.get("approximate", "none") != "none" or specs(case)[0].dtype != "float32":
         return False
     input = materialize(specs(case)[0])
@@ -84,7 +85,8 @@ def _gelu_of_zero(case: Case) -> bool:
 
 
 def _gelu_drops_signs() -> bool:
-    """Of oneDNN where the CPU has no AVX-512 (``ONEDNN_MAX_CPU_ISA=AVX2`` elsewhere)."""
+    """Tell whether gelu drops the sign of zeros, as oneDNN does where the CPU has no AVX-512
+    (``ONEDNN_MAX_CPU_ISA=AVX2`` elsewhere)."""
     return not torch.nn.functional.gelu(torch.full((40,), -0.0, device="cpu")).signbit().all()
 
 
@@ -118,7 +120,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "the scale of half dropout on the CPU",
         "torch's CPU rounds 1 / (1 - p) to the half type and then its product with an element",
         ops=("dropout",),
-        checks=("values", "distribution"),
+        checks=("values", "distribution", "gradients"),
         devices=("cpu",),
         applies=_half_input,
         case=Case(op="dropout", args=(tensor("float16", 999), 0.1875)),

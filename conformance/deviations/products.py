@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case
 from conformance.deviations.table import Deviation, number, specs, tensor
 from strategies import dtypes as dtype_names
@@ -15,7 +15,7 @@ from strategies.tensors import materialize
 
 
 def _bfloat16_subnormals(case: Case) -> bool:
-    """A subnormal bfloat16 operand, or product of elements of two of them."""
+    """Tell whether a bfloat16 operand, or a product of elements of two of them, may be subnormal."""
     tensors = [materialize(spec, operand) for operand, spec in enumerate(specs(case)) if spec.dtype == "bfloat16"]
     least = sorted(float(x[x != 0].abs().nan_to_num(math.inf).min()) for x in tensors if (x != 0).any())
     return bool(least) and min(least[0], math.prod(least[:2])) < torch.finfo(torch.bfloat16).smallest_normal
@@ -27,7 +27,8 @@ def _bfloat16_tail(case: Case) -> bool:
 
 
 def _sums_in_parts(case: Case) -> bool:
-    """A product of a half type with a K that cuBLAS takes in parts, which torch's settings let it add in that type."""
+    """Tell whether a product of a half type has a K that cuBLAS takes in parts, which torch's settings let it add in
+    that type."""
     first = specs(case)[case.op == "addmm"]
     matmul = torch.backends.cuda.matmul
     allowed = {
@@ -39,14 +40,14 @@ def _sums_in_parts(case: Case) -> bool:
 
 
 def _rounded_beta(case: Case) -> bool:
-    """Nothing to multiply, and a beta that the half type cannot hold."""
+    """Tell whether there is nothing to multiply, and a beta that the half type cannot hold."""
     product, beta = specs(case)[1], number(case.kwargs.get("beta", 1))
     half = product.dtype in dtype_names.HALF and product.shape[-1] == 0
     return half and not oracle.exact_scalar(beta or 0.0, dtype_names.to_torch(product.dtype))
 
 
 def _outweighed(case: Case) -> bool:
-    """A sum of two terms or more that are all smaller than an element of the input."""
+    """Tell whether two terms or more are summed that are all smaller than an element of the input."""
     input, left, right = (materialize(spec, operand).double().abs() for operand, spec in enumerate(specs(case)[:3]))
     beta, alpha = (abs(number(case.kwargs.get(name, 1)) or 0.0) for name in ("beta", "alpha"))
     if left.shape[-1] < 2 or not (input.numel() and right.numel()):
@@ -71,8 +72,8 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "bfloat16 subnormals in CPU products",
         "the bfloat16 dot product instructions of CPUs take subnormal operands and sums as zero",
-        ops=(*refusals.PRODUCTS, "scaled_dot_product_attention"),
-        checks=("values",),
+        ops=(*cuda_refusals.PRODUCTS, "scaled_dot_product_attention"),
+        checks=("values", "gradients"),
         devices=("cpu",),
         applies=_bfloat16_subnormals,
         case=Case(
@@ -87,7 +88,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         "bfloat16 products with a tail of K on the CPU",
         "where the CPU has AMX and K is no multiple of 32, torch reads beyond each row of the first operand and "
         "multiplies what is there with 0, so that a NaN or infinity shows",
-        ops=refusals.PRODUCTS,
+        ops=cuda_refusals.PRODUCTS,
         checks=("values", "deterministic", "guard_bands"),
         devices=("cpu",),
         applies=_bfloat16_tail,

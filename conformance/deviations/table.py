@@ -1,4 +1,4 @@
-"""One row of the tables of where torch disagrees with the oracle, and what their conditions ask of cases."""
+"""The rows of the tables of torch's deviations from the oracle, and helpers of their conditions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strategies.specs import TensorSpec
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """One way in which torch on some devices differs from what is judged."""
+    """One way in which torch on some devices differs from the oracle."""
 
     name: str
     why: str

@@ -1,5 +1,5 @@
-"""What can be judged: any importable module, or object in a module, whose attributes are functions with torch's
-signatures; and torch itself."""
+"""Implementations that can be judged: any importable module, or object in a module, whose attributes are functions with
+torch's signatures; and torch itself."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from conformance.calls import NotProvided as NotProvided
 DEFAULT = "ntops.torch"
 TORCH = "torch"
 TORCH_SPACES = (torch.nn.functional, torch)
-CLAIMS = ("deterministic", "layout_invariant", "batch_invariant")
-"""Checks that are failures only for who claims them; for others they are measured."""
+CLAIMS = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
+"""Checks that fail only implementations that claim them; for others they are measured. For ``gradients`` that holds
+where there are none; wrong ones fail."""
 FIXED = ":fixed"
-"""After the name of one of ``CLAIMS``: it holds where the kernels' configuration is fixed."""
+"""The suffix of a name of ``CLAIMS``: the claim holds where the kernels' configuration is fixed."""
 
 TORCH_ITSELF = "conformance.implementations.torch_itself"
 """The module that has torch's functions under the names of the ops."""
@@ -39,36 +40,36 @@ class Implementation:
 
     name: str
     provider: Any
-    """What has the functions; in another process, stand-ins for them."""
+    """The object that has the functions; in another process, stand-ins for them."""
     claimed: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
     left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """By op, why most of its calls are left out."""
+    """For each op, why most of its calls are left out."""
     judged: Judged | None = None
     """The process where it was imported; None: this one."""
     kernels: str = ""
     """How Triton's kernels run: "vectorised" or "interpreted", without a GPU; else empty."""
 
     changed: Sequence[str] = ()
-    """What its import changed that the results of others depend on; it was put in order again."""
+    """The state that its import changed, and that others' results depend on; it was restored."""
 
     def function(self, op: str) -> Callable[..., Any] | None:
-        """The function with the op's torch signature, or None: not provided."""
+        """Return the function with the op's torch signature; None: not provided."""
         function = getattr(self.provider, op, None)
         return function if callable(function) else None
 
     def maker(self, op: str) -> Local | Remote:
-        """Who makes calls of an op that is provided."""
+        """Return the object that makes calls of an op that is provided."""
         function = self.function(op)
         assert function is not None
         return function if isinstance(function, Remote) else Local(function, self.provider)
 
     def claims(self, op: str) -> frozenset[str]:
-        """Which of ``CLAIMS`` hold for the op, some of them ``FIXED``, by the implementation's own word."""
+        """Return the ``CLAIMS`` that the implementation makes for the op, some of them ``FIXED``."""
         return frozenset(self.claimed.get(op, self.claimed.get("*", ())))
 
     def configurations(self, op: str, number: int | None = None) -> AbstractContextManager[Sequence[str]]:
-        """A context of calls of the op in this process, in the configuration of a number; None: in the one that each
-        gets.
+        """Return a context of calls of the op in this process, in the configuration of a number; None: in the one that
+        each gets.
 
         It gives a list that holds, after a call, the names of the configurations that the call could have: none where
         the implementation does not say.
@@ -77,7 +78,7 @@ class Implementation:
         return contextlib.nullcontext(()) if offered is None else offered(op, number)
 
     def settings(self, op: str) -> Sequence[str]:
-        """The names of the settings, "name=value" and more, that a user of the implementation may have."""
+        """Return the names of the settings, "name=value" and more, that a user of the implementation may have."""
         if self.judged is not None:
             return self.judged.settings(op)
         offered = getattr(self.provider, "conformance_settings", None)
@@ -86,7 +87,7 @@ class Implementation:
 
 
 def load(name: str) -> Implementation:
-    """The implementation called ``name``: ``torch``, a module, or ``module:object``; imported in this process.
+    """Load the implementation called ``name``: ``torch``, a module, or ``module:object``; imported in this process.
 
     Its attribute ``conformance_claims``, if it has one, maps op names (or "*") to names among ``CLAIMS``, some of them
     ``FIXED``; ``conformance_left_out`` maps op names (or "*") to why most calls raise ``NotProvided``.
@@ -102,16 +103,24 @@ def load(name: str) -> Implementation:
 
 
 def module_of(name: str) -> str:
-    """What is imported for an implementation called so."""
+    """Return the name of the module that is imported for an implementation."""
     return TORCH_ITSELF if name == TORCH else name
 
 
-def load_judged(name: str, judged: Judged, device: torch.device) -> Implementation:
-    """``load`` in the judged process. Raises ImplementationError and ``calls.Lost``."""
-    about = judged.load(module_of(name), device, list(specs.registry()))
+def load_judged(
+    name: str, judged: Judged, device: torch.device, functions: Mapping[str, str] | None = None
+) -> Implementation:
+    """Load an implementation in the judged process. ``functions``: for each op the name of its function, where that is
+    another one.
+
+    Raises ImplementationError and ``calls.Lost``."""
+    functions = functions or {op: op for op in specs.registry()}
+    about = judged.load(module_of(name), device, list(functions.values()))
     if about.problem:
         raise _unusable(about.problem)
-    provider = SimpleNamespace(**{op: Remote(judged, op) for op in about.provides if op in specs.registry()})
+    provider = SimpleNamespace(
+        **{op: Remote(judged, function) for op, function in functions.items() if function in about.provides}
+    )
     return Implementation(name, provider, *_declared(name, about.declared), judged, about.kernels, about.changed)
 
 
@@ -120,8 +129,8 @@ def _unusable(problem: str) -> ImplementationError:
 
 
 def torch_function(op: str) -> Callable[..., Any] | None:
-    """torch's function for the op, or None where neither of its namespaces has one of this name. The one that the
-    OpSpec refers to: torch.relu and torch.nn.functional.relu, for one, differ in their arguments."""
+    """Return torch's function for the op, or None where neither of its namespaces has one of this name. It is the one
+    that the OpSpec refers to: torch.relu and torch.nn.functional.relu, for one, differ in their arguments."""
     spec = specs.registry().get(op)
     return spec.reference if spec and any(hasattr(space, op) for space in TORCH_SPACES) else None
 

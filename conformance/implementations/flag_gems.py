@@ -1,7 +1,7 @@
 """FlagGems 5.0.2, with torch's signatures: ``--implementation conformance.implementations.flag_gems``.
 
-Each function calls what the library registers for torch's own of that name, with the arguments that torch's dispatcher
-would give it, and not by way of the dispatcher, so that nothing but the library answers. It needs a GPU.
+Each function calls the one that the library registers for torch's function of that name, with the arguments that
+torch's dispatcher would give it, but not through the dispatcher, so that only the library answers. It needs a GPU.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _binary(tensors: Callable[..., Any], number: Callable[..., Any]) -> Callable
 
 
 def _bitwise(tensors: Callable[..., Any], second: Callable[..., Any], first: Callable[..., Any]) -> Callable[..., Any]:
-    """Of two tensors, or with a number for the second or the first."""
+    """Make a function of two tensors, or of a number in place of the second or the first."""
     with_tensor = _binary(tensors, second)
 
     def call(input: Any, other: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -141,7 +141,7 @@ def gelu(input: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 
 def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """As torch does, the cast from float16 to float32 is left to the kernel, and any other comes before it."""
+    """Leave the cast from float16 to float32 to the kernel, as torch does; any other comes before it."""
     if (input.dtype, dtype) == (torch.float16, torch.float32):
         return gems.softmax(input, dim, True)
     return gems.softmax(input if dtype is None else input.to(dtype), dim, False)
@@ -186,7 +186,7 @@ def rms_norm(
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """torch asks the library where elements may be dropped, and not in place."""
+    """Call the library only where torch asks it: where elements may be dropped, and not in place."""
     if inplace or not training or not 0 < p < 1:
         raise NotProvided("FlagGems registers dropout with a probability between 0 and 1, not in place")
     return gems.dropout(input, p, training)[0]
@@ -215,7 +215,7 @@ def rotary_position_embedding(
     interleaved: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """The library's takes queries and keys together, and in place returns views of them."""
+    """Rotate by the library's function, which takes queries and keys together, and in place returns views of them."""
     key = input.new_zeros(*input.shape[:2], 1, input.shape[3])
     result = gems.apply_rotary_pos_emb(input, key, cos_table, sin_table, None, interleaved, inplace)[0]
     return input if inplace else result

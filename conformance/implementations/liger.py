@@ -1,7 +1,7 @@
 """Liger-Kernel 0.8.5, with torch's signatures: ``--implementation conformance.implementations.liger``.
 
-Each function gives the library's own what it takes: the dim that it works on last, and what torch lets a caller leave
-out. On the CPU its Triton kernels are interpreted.
+Each function calls the library's with what that takes: the dim that it works on last, and the arguments that torch lets
+a caller leave out. On the CPU its Triton kernels are interpreted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 from conformance.implementations import NotProvided
 
 if os.environ.get("TRITON_INTERPRET"):
-    # The library takes functions of libdevice, which Triton's own interpreter leaves out; before Triton is imported.
+    # The library takes functions of libdevice, which Triton's own interpreter lacks; installed before Triton is
+    # imported.
     from ntops import interpreter
 
     interpreter.install()
@@ -36,7 +37,7 @@ conformance_left_out = {"rotary_position_embedding": "the library rotates halves
 
 
 def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The library's is over the last dim."""
+    """Call the library's softmax, which is over the last dim."""
     if dtype is not None:
         input = input.to(dtype)
     return LigerSoftmaxFunction.apply(input.movedim(dim, -1)).movedim(-1, dim).contiguous()
@@ -49,7 +50,7 @@ def layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """The library's has both parameters."""
+    """Call the library's layer norm, which has both parameters."""
     rows = _rows(input, normalized_shape)
     weight = rows.new_ones(rows.shape[-1]) if weight is None else weight.flatten()
     bias = rows.new_zeros(rows.shape[-1]) if bias is None else bias.flatten()
@@ -59,8 +60,8 @@ def layer_norm(
 def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> torch.Tensor:
-    """The library's in that of its casting modes that is torch's definition: the product with the weight is rounded
-    once, from float32 ("gemma"); or nothing is cast, where that is the dtype anyway ("none")."""
+    """Call the library's RMS norm in the casting mode that is torch's definition: the product with the weight is
+    rounded once, from float32 ("gemma"); or nothing is cast, where that is the dtype anyway ("none")."""
     rows = _rows(input, normalized_shape)
     half = input.dtype in (torch.float16, torch.bfloat16)
     if eps is None:
@@ -76,7 +77,8 @@ def rotary_position_embedding(
     interleaved: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """The library's has pairs of halves, takes queries and keys, and writes them where they are, if contiguous."""
+    """Rotate by the library's function, which has pairs of halves, takes queries and keys, and writes them where they
+    are, if contiguous."""
     if interleaved:
         raise NotProvided("Liger-Kernel rotates halves of the head dim, not neighbours")
     batch, length, _, dim = input.shape
@@ -87,7 +89,7 @@ def rotary_position_embedding(
 
 
 def _rows(input: torch.Tensor, normalized_shape: Sequence[int]) -> torch.Tensor:
-    """The dims that are normalized as one; it is checked here that they are the last."""
+    """Return the input with the normalized dims as one. Raises RuntimeError unless they are the last."""
     shape = tuple(normalized_shape)
     if not shape or tuple(input.shape[-len(shape) :]) != shape:
         raise RuntimeError(f"normalized_shape {shape} are not the last dims of {tuple(input.shape)}")

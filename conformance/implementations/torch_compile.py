@@ -1,7 +1,7 @@
 """torch's own functions as torch.compile makes them: ``--implementation conformance.implementations.torch_compile``.
 
-A call that it leaves to torch, in whole or in part, is not provided: what is judged was compiled. On the CPU that takes
-a C++ compiler.
+A call that it leaves to torch, in whole or in part, is not provided: every judged call was compiled. On the CPU that
+takes a C++ compiler.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from conformance.ops import _attention as attention
 
 conformance_claims = {"*": ("deterministic",)}
 
-# Of one function and in all; 8 is reached after as many cases, and thousands take long to look through.
+# For one function, and for all; the default of 8 is reached after as many cases, and thousands take long to search.
 torch._dynamo.config.recompile_limit = 512  # ty: ignore[invalid-assignment]
 torch._dynamo.config.accumulated_recompile_limit = 512  # ty: ignore[invalid-assignment]
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` by torch.compile, raising what it raises itself where it refuses a call.
+    """Compile ``function``; the result raises what that raises where it refuses a call.
 
     :raises NotProvided: torch takes the call, and cannot compile it as a whole.
     """
 
     def inside(*args: Any, **kwargs: Any) -> Any:
-        # Without a word it runs code as it is, under modes of some kinds for one.
+        # torch.compile may silently run code as it is, under modes of some kinds for one.
         if not torch.compiler.is_compiling():
             raise RuntimeError("torch.compile did not compile the call")
         return function(*args, **kwargs)
@@ -40,10 +40,10 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             try:
-                return fast(*args, **kwargs)
+                return _unmarked(fast(*args, **kwargs))
             except exc.FailOnRecompileLimitHit:
                 torch.compiler.reset()
-                return fast(*args, **kwargs)
+                return _unmarked(fast(*args, **kwargs))
         # All that goes wrong while it compiles: torch's refusals come as this too.
         except exc.TorchDynamoException as error:
             function(*args, **kwargs)
@@ -54,8 +54,16 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _unmarked(result: Any) -> Any:
+    """The result without what torch 2.13 notes on it for later graphs: which of its sizes were dynamic."""
+    for tensor in result if isinstance(result, tuple) else (result,):
+        for name in [name for name in vars(tensor) if name.startswith("_dynamo_")]:
+            delattr(tensor, name)
+    return result
+
+
 def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """The cache and causal variants, which torch has not, are composed around it."""
+    """Compose the cache and causal variants, which torch has not, around the compiled attention."""
     return attention.by(_attention, attention.Arguments(*args, **kwargs))
 
 

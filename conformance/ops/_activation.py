@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large, _unary
+from conformance.ops import _large, _models, _unary
+from conformance.ops._gradients import Formula
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 
@@ -36,6 +37,7 @@ def spec(
     legal: Callable[[Sequence[str]], st.SearchStrategy[Case]],
     refused: Callable[[Sequence[str]], st.SearchStrategy[Case]],
     flops: int,
+    slope: Formula,
 ) -> OpSpec:
     """The OpSpec of an activation; what it refuses whatever its keywords are is added to ``refused``."""
 
@@ -55,5 +57,7 @@ def spec(
         parts=elementwise.parts,
         mixes=False,
         expected=expected,
+        gradients=slope,
         benchmarks=elementwise.benchmarks(name, 1, element_flops=flops),
+        sampled=_models.unary(name, 1.5, flops),
     )

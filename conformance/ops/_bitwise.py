@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import features, refusals
+from conformance import cuda_refusals, features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _large
@@ -60,7 +60,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         refused=refused(name),
         dtypes=DTYPES,
         outs=OUTS,
-        cuda_refuses=partial(refusals.cuda_refuses, name),
+        cuda_refuses=partial(cuda_refusals.cuda_refuses, name),
         batch=elementwise.batch,
         parts=elementwise.parts,
         features=features.elementwise,

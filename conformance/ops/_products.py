@@ -131,14 +131,19 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
 
 @st.composite
 def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
-    """(M, K, N) of a large product: a square, a long K, many rows or columns, many tiles of few or many terms, or a few
-    tokens and a layer's weights; each matrix within ``elements``, weights within about twice that."""
+    """(M, K, N) of a large product: a square, a long K, many rows or columns, many tiles of few or many terms, a layer
+    whose sizes are all multiples of 64, or a few tokens and a layer's weights; each matrix within ``elements``, weights
+    within about twice that."""
     few = st.integers(1, 8)
-    match draw(st.sampled_from(("rows", "columns", "terms", "tiles", "deep", "square", *("weights",) * 3))):
+    match draw(st.sampled_from(("rows", "columns", "terms", "tiles", "deep", "square", "layer", *("weights",) * 3))):
         case "deep":
             # Several blocks of rows, of columns and of K, none of which need be full.
             side = st.integers(129, 160)
             return draw(side), draw(st.integers(513, 640)), draw(side)
+        case "layer":
+            side = st.sampled_from((256, 320, 512) if elements >= 1 << 24 else (256,))
+            terms = draw(st.sampled_from((2048, 2112, 4096) if elements >= 1 << 24 else (2048, 2112)))
+            return draw(side), terms, draw(side)
         case "weights":
             tokens = draw(st.sampled_from((1, 2, 7, 16, 17, 33, 48, 64, 100, 128)))
             # Many tokens times the largest weights take torch's CPU a minute, of float16.

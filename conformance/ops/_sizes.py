@@ -28,7 +28,7 @@ PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20
 """M, K and N of a matrix product, and M * N * K."""
 PRODUCT_MODEST = 70
 """M, K and N of ops that share the kernel of ``mm``."""
-PRODUCT_BATCH, PRODUCT_BATCH_WORK = 17, 1 << 18
+PRODUCT_BATCH, PRODUCT_BATCH_WORK = 40, 1 << 18
 """Products of a batch, and all their M * N * K but for a batch of two."""
 PRODUCT_WIDE = (128, 129, 200, 257, 300)
 """One dim of a product that is otherwise small."""

@@ -11,10 +11,11 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, features, oracle, refusals
+from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _gradients as gradients
+from conformance.ops import _large, _models
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
@@ -153,7 +154,9 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         parts=elementwise.parts,
         features=features.elementwise,
         expected=partial(expected, function, sign),
-        cuda_refuses=partial(refusals.cuda_refuses, name),
-        left_out=refusals.numbers_alone,
+        gradients=gradients.of(partial(gradients.added, sign=sign), "input", "other"),
+        cuda_refuses=partial(cuda_refusals.cuda_refuses, name),
+        left_out=cuda_refusals.numbers_alone,
         benchmarks=elementwise.benchmarks(name, 2, strided=True),
+        sampled=_models.binary(name, 1),
     )

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import oracle, stand_ins
+from conformance import cpu_cuda_differences, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _gradients as gradients
+from conformance.ops import _large, _models
+from conformance.running import Running
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -107,8 +109,16 @@ def value_of(
     return x, np.where(underflow, np.finfo(np.float64).smallest_subnormal, value), low
 
 
-def spec(name: str, function: Callable[..., torch.Tensor], formula: Formula, precise: Precise, bound: Bound) -> OpSpec:
-    """The OpSpec of a function whose results are floats, of integers too."""
+def spec(
+    name: str,
+    function: Callable[..., torch.Tensor],
+    formula: Formula,
+    precise: Precise,
+    bound: Bound,
+    slope: Callable[..., dict[str, Running]],
+) -> OpSpec:
+    """The OpSpec of a function whose results are floats, of integers too; ``slope``: its gradient, as of
+    ``_gradients.of``."""
 
     def expected(call: Call) -> Expected:
         dtype = float_of(call.args[0].dtype)
@@ -126,17 +136,24 @@ def spec(name: str, function: Callable[..., torch.Tensor], formula: Formula, pre
         batch=elementwise.batch,
         parts=elementwise.parts,
         expected=expected,
+        gradients=gradients.of(slope, "input"),
         benchmarks=elementwise.benchmarks(name, 1),
+        sampled=_models.unary(name, 0.2, 1),
     )
 
 
 def exact_spec(
-    name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ...], *, benchmark: str = "bfloat16"
+    name: str,
+    function: Callable[..., torch.Tensor],
+    dtypes: tuple[str, ...],
+    *,
+    benchmark: str = "bfloat16",
+    slope: Callable[..., dict[str, Running]] | None = None,
 ) -> OpSpec:
-    """The OpSpec of a function that rounds nothing, with results of the operand's dtype."""
+    """The OpSpec of a function that rounds nothing, with results of the operand's dtype; ``slope`` as of ``spec``."""
 
     def expected(call: Call) -> Expected:
-        answer = stand_ins.answer(name, function, call)
+        answer = cpu_cuda_differences.answer(name, function, call)
         return elementwise.exactly(call, answer(*call.args), signed_zero=True)
 
     return OpSpec(
@@ -150,6 +167,7 @@ def exact_spec(
         batch=elementwise.batch,
         parts=elementwise.parts,
         expected=expected,
+        gradients=None if slope is None else gradients.of(slope, "input"),
         benchmarks=elementwise.benchmarks(name, 1, dtype=benchmark),
     )
 

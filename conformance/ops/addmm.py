@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, refusals, stand_ins
+from conformance import bounds, cpu_cuda_differences, cuda_refusals, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_products as gradients
+from conformance.ops import _models
 from conformance.ops import _products as products
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -84,7 +86,9 @@ def expected(call: Call) -> Expected:
     if not dtype.is_floating_point:
         # Nothing is multiplied.
         scale = {name: call.kwargs[name] for name in ("beta", "alpha") if name in call.kwargs}
-        return elementwise.exactly(call, stand_ins.answer("addmm", torch.addmm, call)(input, mat1, mat2, **scale))
+        return elementwise.exactly(
+            call, cpu_cuda_differences.answer("addmm", torch.addmm, call)(input, mat1, mat2, **scale)
+        )
     beta, alpha = (oracle.operand(call.kwargs.get(name, 1), dtype) for name in ("beta", "alpha"))
     found = products.product(oracle.operand(mat1, dtype), oracle.operand(mat2, dtype), dtype)
     # With beta = 0 the input is not read, NaN and all.
@@ -129,7 +133,9 @@ SPEC = OpSpec(
     batch=products.batch,
     mixes=False,
     expected=expected,
+    gradients=gradients.addmm,
     # Of a prompt of 4096 tokens, of one token of each of 16 sequences, and a call whose time is the host's.
     benchmarks=(linear(4096, 4096, 4096), linear(4096, 4096, 14336), linear(16, 4096, 4096), linear(64, 64, 64)),
-    cuda_refuses=partial(refusals.cuda_refuses, "addmm"),
+    sampled=_models.addmm("addmm", 3),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "addmm"),
 )

@@ -7,14 +7,18 @@ from functools import partial
 
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_products as gradients
+from conformance.ops import _models
 from conformance.ops import _products as products
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
+from strategies.specs import Layout
 
 
 @st.composite
@@ -26,7 +30,14 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         m, k, n = draw(products.sizes(dtype == "float64", modest=True))
         batch = draw(products.batches(m, k, n))
     options = draw(products.large_values(elements))
+    between = not elements and draw(st.integers(0, 15)) == 15
+    if between:
+        # As many matrices as they have rows, which lie between those: strides alone tell one dim from the other.
+        batch = m = draw(st.integers(2, 20))
+        k, n = min(k, 40), min(n, 40)
     first = draw(tensors.tensors((batch, m, k), dtype, **options))
+    if between:
+        first = replace(first, layout=Layout(order=(1, 0, 2)))
     square = m == k == n
     second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((batch, k, n), dtype, **options))
     return elementwise.case("bmm", (first, second), out=draw(products.outs((batch, m, n), dtype)))
@@ -69,7 +80,9 @@ SPEC = OpSpec(
     batch=products.batch,
     mixes=False,
     expected=expected,
+    gradients=gradients.product,
     # Square ones; the scores of attention: 4 sequences of 2048 tokens, 32 heads of 128; and a call of the host's time.
     benchmarks=(benchmark(16, 1024, 1024, 1024), benchmark(128, 2048, 128, 2048), benchmark(4, 32, 32, 32)),
-    cuda_refuses=partial(refusals.cuda_refuses, "bmm"),
+    sampled=_models.bmm("bmm", 2),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "bmm"),
 )

@@ -15,6 +15,7 @@ from conformance import features
 from conformance.cases import Argument, Case, Same
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -183,5 +184,6 @@ SPEC = OpSpec(
     parts=elementwise.parts,
     features=features_of,
     expected=expected,
+    gradients=gradients.of(gradients.clamped, "input", "min", "max"),
     benchmarks=elementwise.benchmarks("clamp", 1, element_flops=2, more=(-1.0, 1.0)),
 )

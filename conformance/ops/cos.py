@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from conformance import bounds
+from conformance.ops import _gradients as gradients
 from conformance.ops import _unary
 
-SPEC = _unary.spec("cos", torch.cos, np.cos, mpmath.cos, partial(bounds.ulps, "cos"))
+SPEC = _unary.spec("cos", torch.cos, np.cos, mpmath.cos, partial(bounds.ulps, "cos"), gradients.cosine)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, features, oracle, refusals
+from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large, _sizes
+from conformance.ops import _gradients as gradients
+from conformance.ops import _large, _models, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -220,8 +221,10 @@ SPEC = OpSpec(
     batch=elementwise.batch,
     parts=elementwise.parts,
     features=features.elementwise,
-    cuda_refuses=partial(refusals.cuda_refuses, "div"),
-    left_out=refusals.numbers_alone,
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "div"),
+    left_out=cuda_refusals.numbers_alone,
     expected=expected,
+    gradients=gradients.of(gradients.divided, "input", "other"),
     benchmarks=elementwise.benchmarks("div", 2, strided=True),
+    sampled=_models.binary("div", 0.3),
 )

@@ -13,9 +13,10 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Argument, Case, NonFinite
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _large, _sizes
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -100,9 +101,10 @@ SPEC = OpSpec(
     inplace=True,
     mixes=False,
     expected=expected,
+    gradients=gradients.dropout,
     checks=("values", "metadata", "inputs_unchanged", "deterministic", "errors", "distribution"),
     # A comparison and a product; the generator is not counted.
     benchmarks=elementwise.benchmarks("dropout", 1, element_flops=2),
     # No batch: what is dropped of a part that is computed alone is drawn anew.
-    cuda_refuses=partial(refusals.cuda_refuses, "dropout"),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "dropout"),
 )

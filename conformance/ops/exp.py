@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from conformance import bounds
+from conformance.ops import _gradients as gradients
 from conformance.ops import _unary
 
-SPEC = _unary.spec("exp", torch.exp, np.exp, mpmath.exp, partial(bounds.ulps, "exp"))
+SPEC = _unary.spec("exp", torch.exp, np.exp, mpmath.exp, partial(bounds.ulps, "exp"), gradients.exponential)

@@ -28,7 +28,7 @@ from strategies import shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = (*fp8.FP8, *fp8.INPUTS)
-LONG = (1024, 2049, 4096, 4200, 4200, 4500, 4500)
+LONG = (1024, 2049, 4096, 4200, 4200, 4500, 4500, 8448, 16640)
 """Terms of which a sum in 14 bits shows."""
 LARGE = ((519, 130, 5), (1030, 17, 3), (3, 140, 700), (2, 519, 519), (16, 515, 260))
 """M, K and N of many rows, many columns, and a few tokens and a layer's weights; each element is evaluated."""

@@ -20,6 +20,7 @@ from torch.nn import functional
 from conformance import bounds, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_products as gradients
 from conformance.ops import _products as products
 from conformance.ops import _sizes, gelu
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
@@ -247,6 +248,7 @@ SPEC = OpSpec(
     batch=batch,
     mixes=False,
     expected=expected,
+    gradients=partial(gradients.gated_mlp, FORMULAS),
     # A prompt, and a token of each of 1 and of 16 sequences, in models of 7, 8 and 70 billion parameters; and a small
     # call, whose time is the host's.
     benchmarks=(

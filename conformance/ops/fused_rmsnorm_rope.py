@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Argument, Case, operands
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _norms as norms
 from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
@@ -323,6 +324,7 @@ SPEC = OpSpec(
     dtypes=DTYPES,
     batch=batch,
     expected=expected,
+    gradients=gradients.norm_and_rotation,
     # One and four prompts of 4096 tokens in models of 7 and of 70 billion parameters; a token of each of 16 sequences.
     benchmarks=(
         *(benchmark(count, 4096, hidden) for hidden in (4096, 8192) for count in (1, 4)),

@@ -18,6 +18,7 @@ from conformance import bounds
 from conformance.cases import Case
 from conformance.ops import _activation, _unary
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients as gradients
 from conformance.spec import Call, Expected
 from strategies import tensors
 
@@ -73,4 +74,5 @@ SPEC = _activation.spec(
     refused,
     # Two products, a distribution function and an addition.
     flops=4,
+    slope=gradients.of(gradients.gelu, "input", "approximate"),
 )

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _gradients_rows as gradients
+from conformance.ops import _large, _models
 from conformance.ops import _norms as norms
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -105,7 +106,9 @@ SPEC = OpSpec(
     features=norms.features_of,
     widened=norms.widened,
     expected=expected,
+    gradients=gradients.layer_norm,
     # Per element: the mean, a difference, its square and their sum, the scale, weight and bias.
     benchmarks=norms.benchmarks("layer_norm", ("weight", "bias"), 7),
-    cuda_refuses=partial(refusals.cuda_refuses, "layer_norm"),
+    sampled=_models.norm("layer_norm", 2.5, ("weight", "bias"), 7),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "layer_norm"),
 )

@@ -10,11 +10,12 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_products as gradients
+from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
-from conformance.ops import _sizes
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -69,7 +70,10 @@ def _large(draw: st.DrawFn, dtype: str, elements: int) -> Case:
     second = first
     if kind == "broadcast":
         m, k, n = (min(one, 8) for one in (m, k, n))
-        first, second = draw(st.sampled_from((((7, 1), (9,)), ((33, 1), (1, 5)), ((5, 1, 3), (1, 11, 1)))))
+        batches = (((7, 1), (9,)), ((33, 1), (1, 5)), ((5, 1, 3), (1, 11, 1)))
+        # More products than 16 bits count.
+        many = ((260, 1), (1, 257)), ((257, 1), (260,))
+        first, second = draw(st.sampled_from((*batches, *many) if elements >= 1 << 24 else batches))
     operands = (draw(tensors.tensors(shape, dtype, **options)) for shape in ((*first, m, k), (*second, k, n)))
     return Case(op="matmul", args=tuple(operands))
 
@@ -143,6 +147,7 @@ SPEC = OpSpec(
     batch=products.batch,
     mixes=False,
     expected=expected,
+    gradients=gradients.product,
     # A linear layer of an 8B model on a prompt and on one token of each of 16 sequences; a call whose time is the
     # host's; and the second product of attention.
     benchmarks=(
@@ -153,5 +158,6 @@ SPEC = OpSpec(
             "matmul", (4, 32, 1024, 128), 1024, (4, 32, 1024, 1024), (4, 32, 1024, 128), dtype="bfloat16"
         ),
     ),
-    cuda_refuses=partial(refusals.cuda_refuses, "matmul"),
+    sampled=_models.matmul("matmul", 3),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "matmul"),
 )

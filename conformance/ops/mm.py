@@ -8,11 +8,12 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, refusals
+from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_products as gradients
+from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
-from conformance.ops import _sizes
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -65,9 +66,11 @@ SPEC = OpSpec(
     batch=products.batch,
     mixes=False,
     expected=expected,
+    gradients=gradients.product,
     benchmarks=(
         *(benchmark(size, size, size, dtype) for size, dtype in _sizes.BENCHMARK_SQUARES),
         *(benchmark(tokens, *weight) for weight in _sizes.BENCHMARK_WEIGHTS for tokens in _sizes.BENCHMARK_TOKENS),
     ),
-    cuda_refuses=partial(refusals.cuda_refuses, "mm"),
+    sampled=_models.mm("mm", 6),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "mm"),
 )

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, features, oracle, refusals
+from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients as gradients
 from conformance.ops import _large
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -22,6 +23,8 @@ from strategies.specs import Special, TensorSpec
 
 EXPONENTS = (2, 3, 0.5, -0.5, -1, -2.0, 0, 1.0, 2.75, math.inf, -1.5, math.inf, -math.inf, math.nan)
 """Of floats; libraries have shortcuts for most of them."""
+ODD = (2**31 + 1, -(2**33) - 1, 2.0**53 - 1)
+"""Odd exponents beyond 32 bits, which float64 holds."""
 WHOLE = (4, 6, 5, 7, 8, -3, -4, 33, 40)
 """Exponents for which libraries multiply."""
 FRACTIONS = (1 / 3, 0.2, 1 / 3, 2 / 3, 1 / 3, 2.5, -1 / 3)
@@ -79,6 +82,13 @@ def _exponents(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
         most = torch.iinfo(dtype_names.to_torch(base.dtype)).max
         exponents = (st.integers(0, 9), st.integers(0, most), st.sampled_from((True, False, 0.5, 2.0, -1.0, most)))
     number = draw(draw(st.sampled_from(exponents)))
+    if base.dtype == "float64" and draw(st.integers(0, 7)) == 7:
+        # Of ones of either sign there are such powers.
+        return msgspec.structs.replace(base, values="integers"), draw(st.sampled_from(ODD))
+    if number in (*EXPONENTS, *FRACTIONS) and elementwise.is_float(base) and draw(st.integers(0, 2)) == 2:
+        # What roots and shortcuts give of them is another thing.
+        specials = (Special(0, "-inf"), Special(1, "-0"), Special(-1, "inf"))
+        return msgspec.structs.replace(base, values="normal", specials=specials), number
     if number in (*FRACTIONS, *WHOLE):
         base = msgspec.structs.replace(base, values=draw(st.sampled_from(("normal", "normal", base.values))))
     return base, number
@@ -189,10 +199,11 @@ SPEC = OpSpec(
     parts=elementwise.parts,
     features=features.elementwise,
     expected=expected,
+    gradients=gradients.of(gradients.power, "input", "exponent"),
     # A logarithm, a product and an exponential; and the square that models take.
     benchmarks=(
         *elementwise.benchmarks("pow", 1, element_flops=3, more=(2.5,)),
         *elementwise.benchmarks("pow", 1, more=(2,)),
     ),
-    cuda_refuses=partial(refusals.cuda_refuses, "pow"),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, "pow"),
 )

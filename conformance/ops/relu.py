@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _gradients as gradients
+from conformance.ops import _large, _models
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -60,5 +61,7 @@ SPEC = OpSpec(
     parts=elementwise.parts,
     mixes=False,
     expected=expected,
+    gradients=gradients.of(gradients.relu, "input", "inplace"),
     benchmarks=elementwise.benchmarks("relu", 1),
+    sampled=_models.unary("relu", 0.5, 1),
 )

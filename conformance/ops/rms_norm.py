@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from conformance import bounds
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _gradients_rows as gradients
+from conformance.ops import _large, _models
 from conformance.ops import _norms as norms
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -87,6 +88,8 @@ SPEC = OpSpec(
     features=norms.features_of,
     widened=norms.widened,
     expected=expected,
+    gradients=gradients.rms_norm,
     # Per element: its square and their sum, the scale and the weight.
     benchmarks=norms.benchmarks("rms_norm", ("weight",), 4),
+    sampled=_models.norm("rms_norm", 3, ("weight",), 4),
 )

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _sizes
+from conformance.ops import _gradients_positions as gradients
+from conformance.ops import _models, _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -205,6 +206,8 @@ SPEC = OpSpec(
     inplace=True,
     batch=batch,
     expected=expected,
+    gradients=gradients.rotation,
     # Queries of a prompt, of one token of each of 16 sequences, and of one token, in a model with 32 heads of 128.
     benchmarks=(benchmark(4, 2048, 32, 128), benchmark(16, 1, 32, 128), benchmark(1, 1, 32, 128)),
+    sampled=_models.rotary("rotary_position_embedding", 1.5),
 )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from conformance import bounds
+from conformance.ops import _gradients as gradients
 from conformance.ops import _unary
 
 SPEC = _unary.spec(
@@ -17,4 +18,5 @@ SPEC = _unary.spec(
     lambda x: 1 / np.sqrt(x),
     lambda x: 1 / mpmath.sqrt(x),
     partial(bounds.ulps, "rsqrt"),
+    gradients.rsqrt,
 )

@@ -8,12 +8,13 @@ from functools import partial
 import msgspec
 from hypothesis import strategies as st
 
-from conformance import features, refusals
+from conformance import cuda_refusals, features
 from conformance.cases import Argument, Case, Variant, View
 from conformance.features import Features
 from conformance.ops import _attention as attention
-from conformance.ops import _attention_oracle, _sizes
+from conformance.ops import _attention_oracle, _models, _sizes
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients_attention as gradients
 from conformance.spec import Batch, Benchmark, Call, OpSpec
 from strategies import attention as calls
 from strategies import dtypes as dtype_names
@@ -316,6 +317,7 @@ SPEC = OpSpec(
     dtypes=DTYPES,
     batch=batch,
     expected=_attention_oracle.expected,
+    gradients=gradients.attended,
     checks=("memory", "values", "metadata", "inputs_unchanged", "written", "deterministic", "errors"),
     # Prompts of models with 32 heads of 128 and of 64, a long one, and one token of each of some sequences.
     benchmarks=(
@@ -328,7 +330,8 @@ SPEC = OpSpec(
         # A call whose time is the host's.
         benchmark(1, 8, 8, 16, 16, 64),
     ),
-    cuda_refuses=partial(refusals.cuda_refuses, OP),
+    sampled=_models.attention(OP, 10),
+    cuda_refuses=partial(cuda_refusals.cuda_refuses, OP),
     left_out=left_out,
     strides=False,
     writes=writes,

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from conformance import bounds
+from conformance.ops import _gradients as gradients
 from conformance.ops import _unary
 
 SPEC = _unary.spec(
@@ -15,4 +16,5 @@ SPEC = _unary.spec(
     lambda x: 1 / (1 + np.exp(-x)),
     lambda x: 1 / (1 + mpmath.exp(-x)),
     bounds.sigmoid,
+    gradients.sigmoid,
 )

@@ -13,6 +13,7 @@ from conformance import bounds
 from conformance.cases import Case
 from conformance.ops import _activation, _unary
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _gradients as gradients
 from conformance.spec import Call, Expected
 from strategies import tensors
 from strategies.specs import Layout
@@ -42,4 +43,5 @@ SPEC = _activation.spec(
     refused,
     # A negation, an exponential, an addition and a division.
     flops=4,
+    slope=gradients.of(gradients.silu, "input", "inplace"),
 )

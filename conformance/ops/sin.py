@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from conformance import bounds
+from conformance.ops import _gradients as gradients
 from conformance.ops import _unary
 
-SPEC = _unary.spec("sin", torch.sin, np.sin, mpmath.sin, partial(bounds.ulps, "sin"))
+SPEC = _unary.spec("sin", torch.sin, np.sin, mpmath.sin, partial(bounds.ulps, "sin"), gradients.sine)

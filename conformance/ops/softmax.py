@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Case, DType, seed
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large, _sizes
+from conformance.ops import _gradients_rows as gradients
+from conformance.ops import _large, _models, _sizes
 from conformance.ops import _norms as norms
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
@@ -168,5 +169,7 @@ SPEC = OpSpec(
     batch=batch,
     parts=parts,
     expected=expected,
+    gradients=gradients.softmax,
     benchmarks=tuple(benchmark(*shape) for shape in _sizes.BENCHMARK_ROWS),
+    sampled=_models.softmax("softmax", 2.5),
 )

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from conformance import bounds
+from conformance.ops import _gradients as gradients
 from conformance.ops import _unary
 
-SPEC = _unary.spec("tanh", torch.tanh, np.tanh, mpmath.tanh, partial(bounds.ulps, "tanh"))
+SPEC = _unary.spec("tanh", torch.tanh, np.tanh, mpmath.tanh, partial(bounds.ulps, "tanh"), gradients.tanh)

@@ -1,1 +1,1 @@
-"""An implementation's kernels, run on saved cases under compute-sanitizer: ``python -m conformance.sanitize``."""
+"""Run an implementation's kernels on saved cases under compute-sanitizer: ``python -m conformance.sanitize``."""

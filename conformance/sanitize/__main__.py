@@ -17,23 +17,23 @@ import torch
 from conformance import corpus
 from conformance import spec as specs
 from conformance.cases import CaseError
-from conformance.child import seconds
 from conformance.implementations import DEFAULT
 from conformance.names import unknown_name
 from conformance.sanitize import batches, controls, reports, summary
 from conformance.sanitize.batches import Batch, Result, SanitizerError
 from conformance.sanitize.driver import Plan
+from conformance.worker import seconds
 
 CLEAN, FOUND, CANNOT = 0, 1, 2
 ELEMENTS = 2**17
 TIMEOUT = 900.0
 DEVICE = "cuda"
 MOST = 8
-"""Processes at once: compute-sanitizer talks to at most ten."""
+"""The most processes at once: compute-sanitizer talks to at most ten."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 nothing was found, 1 something was, 2 it could not be run, or not to the end."""
+    """Return the exit status: 0 nothing was found, 1 something was, 2 it could not be run, or not to the end."""
     given = [*(sys.argv[1:] if arguments is None else arguments)]
     ours = given.index("--") if "--" in given else len(given)
     options = _parser().parse_args(given[:ours])

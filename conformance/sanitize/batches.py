@@ -1,4 +1,4 @@
-"""Processes under a sanitizer: what is run in each, with which options, and what came of it."""
+"""Run processes under a sanitizer: the task of each, its options and its result."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from typing import IO
 
 import msgspec
 
-from conformance import cases, features
+from conformance import case_files, cases, features
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.sanitize import reports
 from conformance.sanitize.driver import ALLOCATING, CONSAN_ENVIRONMENT, Outcome, Plan
 
 _OPTIONS: Mapping[str, Sequence[str]] = {
-    # What the driver's own calls of CUDA return is no business of memcheck: an implementation that cannot be called
-    # raises. Behind each allocation lies memory that is nobody's, so that what passes the end is not inside the next.
+    # memcheck need not report the driver's own calls of CUDA: an implementation that cannot be called raises. Padding
+    # behind each allocation keeps an access past its end out of the next one.
     "memcheck": ("--report-api-errors", "no", "--padding", "4096"),
 }
 _COMMON = (
@@ -62,7 +62,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a batch."""
+    """The result of a batch."""
 
     batch: Batch
     outcome: Outcome
@@ -76,7 +76,8 @@ class Result:
 
 
 def find(path: Path | None) -> Path:
-    """compute-sanitizer: the one given, of PATH, of the wheel ``nvidia-cuda-sanitizer-api``, or of the CUDA toolkit.
+    """Return compute-sanitizer: the one given, of PATH, of the wheel ``nvidia-cuda-sanitizer-api``, or of the CUDA
+    toolkit.
 
     Raises SanitizerError.
     """
@@ -92,7 +93,7 @@ def find(path: Path | None) -> Path:
 
 
 def version(sanitizer: Path) -> str:
-    """What it calls itself. Raises SanitizerError: it does not start."""
+    """Return the line that names its version. Raises SanitizerError where it does not start."""
     try:
         printed = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -101,15 +102,15 @@ def version(sanitizer: Path) -> str:
 
 
 def chosen(files: Iterable[Path], ops: Sequence[str] | None, number: int, max_elements: int) -> dict[str, list[Path]]:
-    """The files of cases of each op within ``max_elements``, the small ones first.
+    """Return the files of cases of each op within ``max_elements``, the small ones first.
 
-    ``number``: of each op so many at most (0: all), each with as many features that those before it do not have as any.
+    ``number``: at most so many of each op (0: all), each the one with the most features that those before it lack.
     """
     read: list[tuple[Path, Case]] = []
     for file in files:
-        # What the process that calls it would refuse to read.
+        # The process that calls the case would refuse to read it.
         with contextlib.suppress(cases.TooLarge):
-            read.append((file, cases.read(file, max_elements=max_elements)))
+            read.append((file, case_files.read(file, max_elements=max_elements)))
     by_op: dict[str, list[tuple[Path, Case]]] = {op: [] for op in sorted(ops or specs.registry())}
     for file, case in sorted(read, key=lambda one: (elements(one[1]), one[0].name)):
         if case.op in by_op:
@@ -118,7 +119,7 @@ def chosen(files: Iterable[Path], ops: Sequence[str] | None, number: int, max_el
 
 
 def elements(case: Case) -> int:
-    """Of all operands."""
+    """Return the elements of all operands."""
     return sum(math.prod(spec.shape) for spec in cases.operands(case))
 
 
@@ -129,7 +130,7 @@ def _various(ordered: list[tuple[Path, Case]], number: int) -> list[Path]:
     kept: list[Path] = []
     seen: set[str] = set()
     while len(kept) < number:
-        # Of equals max takes the first, which is the smallest.
+        # Of equal ones max takes the first, which is the smallest.
         best = max(left, key=lambda one: len(one[1] - seen))
         left.remove(best)
         kept.append(best[0])
@@ -171,7 +172,7 @@ def run(batch: Batch, sanitizer: Path | None, extra: Sequence[str], timeout: flo
 
 
 def _command(tool: str, sanitizer: Path | None, extra: Sequence[str], plan: Path, written: Path) -> list[str]:
-    # What can be imported here can be imported there.
+    # The process can import what this one can.
     call = "from conformance.sanitize.driver import main; sys.exit(main(sys.argv[1:]))"
     program = [sys.executable, "-u", "-c", f"import sys; sys.path[:] = {sys.path!r}; {call}", str(plan), str(written)]
     if tool == reports.CONSAN:
@@ -184,7 +185,7 @@ def _environment(tool: str) -> dict[str, str]:
 
 
 def _wait(command: Sequence[str], environment: Mapping[str, str], output: IO[bytes], timeout: float) -> int | None:
-    """The exit status; None where the time passed. Nothing that was started stays."""
+    """Wait for the process and return its exit status; None where the time passed. Nothing that was started stays."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -1,4 +1,5 @@
-"""Kernels of which it is known whether a sanitizer should find something, to tell what a tool cannot see.
+"""Controls: kernels in which a sanitizer is known to have something to find, or nothing, to tell what a tool cannot
+see.
 
 The right ones use what racecheck is known to report falsely, mbarriers and bulk copies by the Tensor Memory Accelerator
 (TMA): a report about one of these is one about the tool. For each tool there is a planted defect, so that "nothing
@@ -34,13 +35,5 @@ class WrongResult(AssertionError):
 
 
 def names(tool: str) -> tuple[str, ...]:
-    """The controls that are run under the tool."""
+    """Return the controls that are run under the tool."""
     return (*RIGHT, PLANTED[tool])
-
-
-def run(name: str) -> None:
-    """Launch the control on the GPU. Raises WrongResult."""
-    # Imported here: it imports Triton, and implementations may want to be the first to do so.
-    from conformance.sanitize import kernels
-
-    kernels.RUNS[name]()

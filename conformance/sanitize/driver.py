@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from conformance import cases, corpus
+from conformance import case_files, cases, corpus
 from conformance.cases import Case
 from conformance.implementations import Implementation, ImplementationError, NotProvided, load
 from conformance.sanitize import controls
@@ -24,21 +24,21 @@ CONSAN_ENVIRONMENT = {"TRITON_INSTRUMENTATION_MODE": "consan"}
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What to run: the cases of files, or a control by its name."""
+    """A task: the cases of files, or a control by its name."""
 
     implementation: str
     device: str
     files: Sequence[str] = ()
     max_elements: int = cases.MAX_ELEMENTS
     configurations: int = 0
-    """Of the kernel's other configurations so many with each case, until each has run."""
+    """The most of the kernel's other configurations with each case, until each has run."""
     tf32: bool = False
     """Whether products of float32 may use TF32."""
     control: str = ""
 
 
 class Outcome(msgspec.Struct):
-    """How far it came; written after each case, so that it is known of a process that dies, too."""
+    """The progress of a task; written after each case, so that it is known of a process that dies, too."""
 
     called: int = 0
     configurations: int = 0
@@ -51,7 +51,7 @@ class Outcome(msgspec.Struct):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the first file says, and write an Outcome to the second one."""
+    """Do the task in the first file, and write an Outcome to the second one."""
     plan_path, outcome_path = map(Path, arguments)
     plan = msgspec.json.decode(plan_path.read_bytes(), type=Plan)
     torch.set_float32_matmul_precision("high" if plan.tf32 else "highest")
@@ -74,7 +74,7 @@ def _cases(plan: Plan, outcome: Outcome, path: Path) -> None:
     seen: dict[tuple[str, ...], int] = {}
     for file in plan.files:
         corpus.write(path, msgspec.json.encode(outcome))
-        case = cases.read(file, max_elements=plan.max_elements)
+        case = case_files.read(file, max_elements=plan.max_elements)
         names = _call(case, implementation, plan.device, None, outcome)
         first = seen.setdefault(names, 0)
         seen[names] = min(first + plan.configurations, len(names))
@@ -83,14 +83,14 @@ def _cases(plan: Plan, outcome: Outcome, path: Path) -> None:
         try:
             _synchronize(plan.device)
         except RuntimeError as error:
-            outcome.failed = f"{Path(file).stem}: {str(error).partition(chr(10))[0]}"
+            outcome.failed = f"{corpus.name(Path(file))}: {str(error).partition(chr(10))[0]}"
             return
 
 
 def _call(
     case: Case, implementation: Implementation, device: str, number: int | None, outcome: Outcome
 ) -> tuple[str, ...]:
-    """One call, in the kernel's configuration of a number; the names of those that there are."""
+    """Make one call, in the kernel's configuration of a number; return the names of all configurations."""
     function = implementation.function(case.op)
     if function is None:
         outcome.not_provided += 1
@@ -102,7 +102,7 @@ def _call(
             function(*args, **kwargs)
     except NotProvided:
         outcome.not_provided += 1
-    # Whatever somebody else's code raises: whether it is right to do so is judged elsewhere.
+    # Any exception: whether it is right is judged elsewhere.
     except Exception:  # noqa: BLE001
         outcome.refused += 1
     else:
@@ -115,9 +115,12 @@ def _call(
 
 
 def _control(plan: Plan, outcome: Outcome) -> None:
+    # Imported here: it imports Triton, and implementations may want to be the first to do so.
+    from conformance.sanitize import kernels
+
     _provide_scratch(plan.device)
     try:
-        controls.run(plan.control)
+        kernels.run(plan.control)
         outcome.called += 1
         _synchronize(plan.device)
     except (controls.WrongResult, RuntimeError) as error:
@@ -130,7 +133,7 @@ def _synchronize(device: str) -> None:
 
 
 def _provide_scratch(device: str) -> None:
-    """Kernels with instrumentation keep their notes in memory that Triton asks for."""
+    """Give instrumented kernels the memory for their notes, for which Triton asks an allocator."""
     if "TRITON_INSTRUMENTATION_MODE" not in os.environ:
         return
     # Imported here: implementations may want to be the first to do so.

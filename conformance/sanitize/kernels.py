@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from conformance.sanitize import controls
 
 ROWS, COLUMNS = 64, 64
-"""Of a tile."""
+"""The sizes of a tile."""
 DEVICE = "cuda"
 
 
@@ -114,7 +114,7 @@ def _barrier() -> None:
 
 
 def _matrix(rows: int, columns: int) -> torch.Tensor:
-    """Integers of which every sum of products is exact."""
+    """Return integers all of whose sums of products are exact."""
     return (torch.arange(rows * columns).view(rows, columns) % 7 - 3).to(torch.bfloat16)
 
 
@@ -132,4 +132,9 @@ RUNS: Mapping[str, Callable[[], None]] = {
     controls.EMPTY: lambda: _double(100, empty=True),
     controls.NO_BARRIER: _barrier,
 }
-"""What launches each control."""
+"""The launcher of each control."""
+
+
+def run(name: str) -> None:
+    """Launch the control on the GPU. Raises WrongResult."""
+    RUNS[name]()

@@ -1,4 +1,4 @@
-"""What a sanitizer printed, read: how much it found, and where."""
+"""Read what sanitizers printed: how much they found, and where."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 CONSAN = "consan"
 """Triton's own sanitizer of concurrency, compiled into the kernel. It knows mbarriers, TMA and wgmma."""
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-"""Those of compute-sanitizer."""
+"""The tools of compute-sanitizer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What one process under one tool came to."""
+    """The report of one process under one tool."""
 
     count: int
-    """Of errors or hazards."""
+    """The number of errors or hazards."""
     findings: tuple[Finding, ...]
-    """Those that were printed, of which there is a limit."""
+    """The errors or hazards that were printed, of which there is a limit."""
     notes: tuple[str, ...]
-    """What makes the result less certain: what the tool could not track."""
+    """Notes that make the result less certain: what the tool could not track."""
     unusable: str
     """Why the tool could not do its work; empty where it could."""
 
@@ -62,12 +62,12 @@ _ASSERTED = re.compile(
 
 
 def read(tool: str, text: str) -> Report:
-    """The report in what a process printed under the tool: one of ``TOOLS``, or ``CONSAN``."""
+    """Read the report from the output of a process under the tool: one of ``TOOLS``, or ``CONSAN``."""
     return _asserted(text) if tool == CONSAN else _sanitized(text)
 
 
 def _asserted(text: str) -> Report:
-    """ConSan's: an assertion that fails ends the CUDA context, and many threads say so."""
+    """Read ConSan's report: an assertion that fails ends the CUDA context, and many threads print it."""
     seen = {Finding(one["what"], one["name"], _file(one["place"])): None for one in _ASSERTED.finditer(text)}
     return Report(len(seen), tuple(seen), (), "")
 
@@ -92,11 +92,11 @@ def _sanitized(text: str) -> Report:
 
 
 def _blocks(text: str) -> Iterator[list[str]]:
-    """A line that is not indented, and those below it that are."""
+    """Yield each line that is not indented, with the indented ones below it."""
     block: list[str] = []
     for line in text.splitlines():
         if not (prefix := _PREFIX.match(line)):
-            # What the program itself printed.
+            # The program itself printed the line.
             continue
         line = line[prefix.end() :]
         if line.startswith(" ") and block:
@@ -110,7 +110,8 @@ def _blocks(text: str) -> Iterator[list[str]]:
 
 
 def _finding(first: str, others: Iterable[str]) -> Finding:
-    """The first line names the function that the access was inlined from, and the outermost frame the kernel."""
+    """Return a finding: the first line names the function that the access was inlined from, the outermost frame the
+    kernel."""
     kernel = place = ""
     for line in (first, *others):
         if "Host Frame" in line or not (at := _AT.search(line) or _AT_OFFSET.search(line)):

@@ -1,4 +1,4 @@
-"""What sanitizers found, as lines of text."""
+"""Show the findings of sanitizers as lines of text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 110
 
 
 def progress(result: Result) -> str:
-    """One line about one process."""
+    """Return one line about one process."""
     outcome = result.outcome
     others = [
         f"{number} {what}"
@@ -28,7 +28,7 @@ def progress(result: Result) -> str:
 
 
 def lines(results: Sequence[Result]) -> Iterator[str]:
-    """A table of all, and below it what was found first in each."""
+    """Yield a table of all results, and below it the first finding of each."""
     tools = list(dict.fromkeys(result.batch.tool for result in results))
     names = list(dict.fromkeys(result.batch.name for result in results))
     cells = {(result.batch.tool, result.batch.name): result for result in results}
@@ -77,7 +77,7 @@ def _cell(result: Result | None) -> str:
 
 
 def _first(result: Result) -> str:
-    """How much was found, and the first of it."""
+    """Say how much was found, and what was first."""
     if not result.found:
         return ""
     first = str(result.report.findings[0]) if result.report.findings else "not printed"

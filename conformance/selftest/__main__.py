@@ -18,8 +18,8 @@ runner.resolve_device("cpu")
 
 from conformance import environment  # noqa: E402
 from conformance.names import unknown_name  # noqa: E402
-from conformance.selftest import bank, report, search, workers  # noqa: E402
-from conformance.selftest.bank import Defect  # noqa: E402
+from conformance.selftest import defect_registry, report, search, workers  # noqa: E402
+from conformance.selftest.defect_registry import Defect  # noqa: E402
 from conformance.selftest.search import Control, Result  # noqa: E402
 
 CONTROLLED = 300
@@ -64,13 +64,13 @@ def run(
             results.extend(found[0])
             tallies.extend(found[1])
             progress.advance(task)
-    order = {name: number for number, name in enumerate(bank.bank())}
+    order = {name: number for number, name in enumerate(defect_registry.bank())}
     return sorted(results, key=lambda r: order[r.name]), sorted(tallies, key=lambda t: (t.name, t.op))
 
 
 def _chosen(ops: Sequence[str] | None, names: Sequence[str] | None) -> dict[str, list[Defect]]:
     """The defects asked for, by op. Raises ValueError, naming what is near."""
-    found = bank.bank()
+    found = defect_registry.bank()
     valid = sorted({defect.op for defect in found.values()})
     if unknown := [op for op in ops or () if op not in valid]:
         raise ValueError(unknown_name("op", unknown[0], valid))

@@ -1,4 +1,4 @@
-"""What add, sub, mul, div and pow get wrong."""
+"""Planted defects of add, sub, mul, div and pow."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 
 def _tensors(*values: Any) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Attention gone wrong: one attention in blocks of keys, as kernels compute it, with a switch for each mistake."""
+"""Planted defects of attention: attention in blocks of keys, as kernels compute it, with a switch for each mistake."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import torch
 from conformance.ops import _attention
 from conformance.ops._attention import HALF, Arguments, Part
 from conformance.ops.scaled_dot_product_attention import OP
-from conformance.selftest.bank import Function, plant
+from conformance.selftest import correct
+from conformance.selftest.defect_registry import Function, plant
 
 BLOCK = 16
 
@@ -152,6 +153,11 @@ def attention(wrong: str, right: Function, *args: Any, **kwargs: Any) -> torch.T
     if wrong == "dim_of_queries":
         return torch.nn.functional.pad(result, (0, call.query.shape[-1] - result.shape[-1]))
     return result
+
+
+def right() -> Function:
+    """Attention in blocks without a mistake; calls that others may leave out are torch's."""
+    return partial(attention, "", correct.right(OP))
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""What goes wrong in other forms of a call: by position, by name, with defaults that are said, with NumPy scalars,
-parameters, lazily negated operands or another default dtype."""
+"""Planted defects of other forms of a call: by position, by name, with defaults given, with NumPy scalars, parameters,
+lazily negated operands or another default dtype."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 Right = Callable[..., Any]
 

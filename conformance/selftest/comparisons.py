@@ -1,10 +1,10 @@
-"""What bit operations, comparisons and clamp get wrong."""
+"""Planted defects of bit operations, comparisons and clamp."""
 
 from __future__ import annotations
 
 import torch
 
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 
 @defect("bitwise_not", "bool")

@@ -1,4 +1,4 @@
-"""Right implementations that compute otherwise: none of them may raise an alarm.
+"""Controls: right implementations that compute in another way. None of them may raise an alarm.
 
 Where one has nothing of its own to say (a dtype, a form of the call) it does what ``sound.right`` does.
 """
@@ -18,9 +18,10 @@ from conformance import spec as specs
 from conformance.implementations import TORCH, Implementation, load
 from conformance.ops import _fp8 as fp8
 from conformance.ops.rotary_position_embedding import pairs
+from conformance.selftest import correct
 from conformance.selftest import families as of
 from conformance.selftest import fp8 as eight_bit
-from conformance.selftest import sound
+from conformance.selftest.differentiable import differentiable, with_gradients
 
 Value = Callable[..., torch.Tensor | None]
 SINGLE = (torch.float32, *of.HALF)
@@ -33,7 +34,7 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
 
     def enter(make: Callable[[str], Value]) -> Callable[[str], Value]:
         for op in ops:
-            _CONTROLS.setdefault(name, {})[op] = partial(of.instead(make(op)), sound.right(op))
+            _CONTROLS.setdefault(name, {})[op] = partial(of.instead(make(op)), correct.right(op))
         return make
 
     return enter
@@ -47,15 +48,19 @@ def controls(op: str) -> tuple[Implementation, ...]:
 
     if op == attention.OP:
         # What ``sound`` has of it is torch's own, with what is wrong with that.
-        _CONTROLS["blocks of 16 keys"] = {op: partial(attention.attention, "", sound.right(op))}
+        _CONTROLS["blocks of 16 keys"] = {op: attention.right()}
     else:
-        _CONTROLS["float64, rounded once"].setdefault(op, sound.right(op))
+        _CONTROLS["float64, rounded once"].setdefault(op, correct.right(op))
     _CONTROLS.setdefault("Triton kernels", RIGHT)
     found = [
-        Implementation(name, SimpleNamespace(**{op: sound.with_names(op, functions[op])}), {op: ("deterministic",)})
+        Implementation(name, SimpleNamespace(**{op: correct.with_names(op, functions[op])}), {op: ("deterministic",)})
         for name, functions in _CONTROLS.items()
         if op in functions
     ]
+    if op in with_gradients():
+        # It takes calls in other forms by itself, and follows gradients.
+        provider, claims = SimpleNamespace(**{op: differentiable(op)}), {op: ("deterministic", "gradients")}
+        found.append(Implementation("float64 autograd", provider, claims))
     torchs = load(TORCH)
     return (torchs, *found) if torchs.function(op) else tuple(found)
 
@@ -109,7 +114,7 @@ def _(op: str) -> Value:
             return None
         flat = [x.reshape(-1) if isinstance(x, torch.Tensor) else x for x in args]
         blocks = [
-            sound.right(op)(*(x[i : i + 37] if isinstance(x, torch.Tensor) else x for x in flat), **kwargs)
+            correct.right(op)(*(x[i : i + 37] if isinstance(x, torch.Tensor) else x for x in flat), **kwargs)
             for i in range(0, shape.numel(), 37)
         ]
         return torch.cat(blocks).view(shape)
@@ -155,7 +160,7 @@ def _(op: str) -> Value:
         arrays = [x.detach().numpy() for x in tensors]
         arrays = [x.astype(np.float64) if op in _INEXACT else x for x in arrays]
         with np.errstate(all="ignore"):
-            return torch.from_numpy(np.asarray(_NUMPY[op](*arrays))).to(sound.right(op)(*args).dtype)
+            return torch.from_numpy(np.asarray(_NUMPY[op](*arrays))).to(correct.right(op)(*args).dtype)
 
     return value
 
@@ -287,7 +292,7 @@ def _(op: str) -> Value:
     def value(input: torch.Tensor, p: float = 0.5, training: bool = True) -> torch.Tensor | None:
         if not training or p in (0, 1):
             return None
-        return sound.dropped(input, torch.empty(input.shape, dtype=torch.float64).bernoulli_(1 - p) > 0, p)
+        return correct.dropped(input, torch.empty(input.shape, dtype=torch.float64).bernoulli_(1 - p) > 0, p)
 
     return value
 
@@ -298,7 +303,7 @@ def _(op: str) -> Value:
         if not training or p in (0, 1):
             return None
         numbers = np.random.Generator(np.random.Philox(int(torch.randint(2**62, ())))).random(input.numel())
-        return sound.dropped(input, torch.from_numpy(numbers >= p).view(input.shape), p)
+        return correct.dropped(input, torch.from_numpy(numbers >= p).view(input.shape), p)
 
     return value
 
@@ -315,7 +320,7 @@ def _(op: str) -> Value:
         turned = torch.complex(*parts) * turn
         # A product of complex numbers has NaN of infinities; what is beside them is computed as ever.
         finite = torch.isfinite(torch.complex(*parts).abs() * turn.abs())
-        result = sound.right(op)(input, sin_table, cos_table, interleaved)
+        result = correct.right(op)(input, sin_table, cos_table, interleaved)
         for part, found in zip(pairs(result, interleaved), (turned.real, turned.imag), strict=True):
             part.copy_(torch.where(finite, found, part))
         return result
@@ -355,6 +360,6 @@ def _promoted(
     return (eight_bit.cut_off(x, y, fp8.BLOCK) * scales).to(out_dtype)
 
 
-_CONTROLS["by the reciprocal of the scale"] = {"quantize_fp8": partial(_by_reciprocal, sound.right("quantize_fp8"))}
-_CONTROLS["torch._scaled_mm"] = {"fp8_gemm": partial(_by_scaled_mm, sound.right("fp8_gemm"))}
-_CONTROLS["14 bits for 128 terms"] = {"fp8_gemm": partial(_promoted, sound.right("fp8_gemm"))}
+_CONTROLS["by the reciprocal of the scale"] = {"quantize_fp8": partial(_by_reciprocal, correct.right("quantize_fp8"))}
+_CONTROLS["torch._scaled_mm"] = {"fp8_gemm": partial(_by_scaled_mm, correct.right("fp8_gemm"))}
+_CONTROLS["14 bits for 128 terms"] = {"fp8_gemm": partial(_promoted, correct.right("fp8_gemm"))}

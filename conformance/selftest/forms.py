@@ -1,4 +1,4 @@
-"""What goes wrong in other forms of a call: in place, into an operand, of operands that share memory, beside a NaN."""
+"""Planted defects of other calls: in place, into an operand, of operands that share memory, beside a NaN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from conformance.selftest import families as of
 from conformance.selftest.attention import attention
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 Right = Callable[..., Any]
 

@@ -1,4 +1,5 @@
-"""What the FP8 operators get wrong: rounding and saturation, which scale is whose, and how long sums are added up."""
+"""Planted defects of the FP8 operators: rounding and saturation, which scale is whose, and how long sums are
+accumulated."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 import torch
 
 from conformance.ops import _fp8 as fp8
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 E4M3, E5M2 = fp8.FORMATS
 ORIGIN = {E4M3: (-6, 3), E5M2: (-14, 2)}

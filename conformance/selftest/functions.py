@@ -1,4 +1,4 @@
-"""What functions of one operand get wrong."""
+"""Planted defects of functions of one operand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 INF = math.inf
 

@@ -1,4 +1,4 @@
-"""What the fused operators get wrong: what each part of them does, and where one ends and the next begins."""
+"""Planted defects of the fused operators: of each part, and of where one ends and the next begins."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from conformance.ops import fused_gated_mlp as mlp
 from conformance.ops import fused_rmsnorm_rope as norm
+from conformance.selftest import correct
 from conformance.selftest import families as of
-from conformance.selftest import sound
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 NORM, MLP = "fused_rmsnorm_rope", "fused_gated_mlp"
 BOTH = (NORM, MLP)
@@ -60,7 +60,7 @@ def _norm(name: str, kind: str, change: Callable[[dict[str, Any]], torch.Tensor 
 
     def value(*args: Any, **kwargs: Any) -> torch.Tensor | None:
         given = _arguments(*args, **kwargs)
-        return change(given) if given["x"].numel() and given["dtype"] in sound.NARROW else None
+        return change(given) if given["x"].numel() and given["dtype"] in correct.NARROW else None
 
     plant(NORM, name, kind, "values", of.instead(value), about)
 
@@ -191,7 +191,7 @@ def _mlp(name: str, kind: str, change: Callable[..., torch.Tensor | None], about
     None where it is right."""
 
     def value(x: Any, gate: Any, up: Any, activation: str = "silu") -> torch.Tensor | None:
-        if x.dtype not in sound.NARROW or not x.numel() or not gate.numel():
+        if x.dtype not in correct.NARROW or not x.numel() or not gate.numel():
             return None
         wide = (x.double(), gate.double().mT, up.double().mT)
         return change(*wide, mlp.ACTIVATIONS[activation], activation, x.dtype)

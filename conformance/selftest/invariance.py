@@ -1,4 +1,5 @@
-"""What ought not to matter and does: strides, what else is in the batch, which blocks a kernel has, what is set."""
+"""Planted defects where a result depends on what must not matter: strides, the rest of the batch, block sizes,
+settings."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 
 def _an_ulp_off(result: torch.Tensor) -> torch.Tensor:

@@ -13,9 +13,9 @@ import ntops.torch  # noqa: F401  isort: skip
 import triton
 import triton.language as tl
 
+from conformance.selftest import correct
 from conformance.selftest import families as of
-from conformance.selftest import sound
-from conformance.selftest.bank import plant
+from conformance.selftest.defect_registry import plant
 
 BLOCK = 64
 
@@ -144,9 +144,9 @@ def _mm(**flags: Any) -> Callable[..., Any]:
 
 
 RIGHT: dict[str, Callable[..., Any]] = {
-    **{op: partial(_elementwise(op), sound.right(op)) for op in ("relu", "add", "abs", "exp")},
-    "softmax": partial(_softmax(), sound.right("softmax")),
-    "mm": partial(_mm(), sound.right("mm")),
+    **{op: partial(_elementwise(op), correct.right(op)) for op in ("relu", "add", "abs", "exp")},
+    "softmax": partial(_softmax(), correct.right("softmax")),
+    "mm": partial(_mm(), correct.right("mm")),
 }
 """The kernels with every flag right, by op."""
 

@@ -1,4 +1,4 @@
-"""Limits that only large calls meet: grids, tiles, integers, and kernels of their own for many elements."""
+"""Planted defects that only large calls meet: limits of grids, tiles and integers, and kernels for many elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import plant
+from conformance.selftest.defect_registry import plant
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 KIND = "large"

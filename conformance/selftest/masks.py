@@ -1,4 +1,4 @@
-"""Masks of dropout that are right one by one, and depend on those of the calls before."""
+"""Planted defects of dropout masks that are right one by one, but depend on those of earlier calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from conformance.selftest import sound
-from conformance.selftest.bank import plant
+from conformance.selftest import correct
+from conformance.selftest.defect_registry import plant
 
 CALLS = 64
 """So many calls after a seed are told apart."""
@@ -33,7 +33,7 @@ def _dropping(moved: Callable[[torch.Tensor, int, int], torch.Tensor]) -> Callab
             return result
         # Each call moves the generator on by one number.
         torch.set_rng_state(state)
-        return result.copy_(sound.dropped(before, _numbers(input.shape, moved) >= p, p))
+        return result.copy_(correct.dropped(before, _numbers(input.shape, moved) >= p, p))
 
     return wrong
 

@@ -1,5 +1,5 @@
-"""What is read and written beside a tensor, and what is not written at all: by address, as compiled kernels do it;
-and what ends the process."""
+"""Planted defects of memory: reads and writes beside a tensor, by address as compiled kernels make them; elements not
+written; and what ends the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from conformance.runner import CRASH
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 Right = Callable[..., Any]
 

@@ -1,5 +1,5 @@
-"""What calls of models have and tests of kernels have not: views far inside of a buffer, columns of packed parameters,
-sizes that are no powers of two, numbers that a dtype hardly holds, modes of torch, and what a call leaves behind."""
+"""Planted defects that calls of models meet and tests of kernels do not: views far inside of a buffer, columns of
+packed parameters, sizes that are no powers of two, numbers that a dtype hardly holds, modes of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 Right = Callable[..., Any]
 

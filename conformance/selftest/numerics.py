@@ -1,4 +1,4 @@
-"""What is computed: NaN and infinities, zeros and subnormals, rounding, precision, integers."""
+"""Planted defects of values: NaN and infinities, zeros and subnormals, rounding, precision, integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 INF = math.inf
 
@@ -94,7 +94,7 @@ for _op in ("exp", "lt", "gt", "div", "clamp", "relu", "abs"):
 
 
 def _as_signed(op: str, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-    from conformance.selftest import sound
+    from conformance.selftest import correct
 
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
     if not tensors or any(x.dtype != torch.uint8 for x in tensors):
@@ -104,7 +104,7 @@ def _as_signed(op: str, *args: Any, **kwargs: Any) -> torch.Tensor | None:
         return x.view(torch.int8) if isinstance(x, torch.Tensor) else x
 
     try:
-        found = sound.right(op)(*map(signed, args), **{k: signed(x) for k, x in kwargs.items()})
+        found = correct.right(op)(*map(signed, args), **{k: signed(x) for k, x in kwargs.items()})
     except RuntimeError:  # a number that int8 does not hold
         return None
     return found.view(torch.uint8) if found.dtype == torch.int8 else found
@@ -121,14 +121,14 @@ def _truncated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _wide(op: str, last: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Callable[..., Any]:
     """Half operands go through the op as float32, and its result through ``last``."""
-    from conformance.selftest import sound
+    from conformance.selftest import correct
 
     def value(*args: Any, **kwargs: Any) -> torch.Tensor | None:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         if not of.is_half(*tensors) or (op == "softmax" and kwargs.get("dtype") is not None):
             return None
         wide = [x.float() if isinstance(x, torch.Tensor) else x for x in args]
-        found = sound.right(op)(
+        found = correct.right(op)(
             *wide, **{k: x.float() if isinstance(x, torch.Tensor) else x for k, x in kwargs.items()}
         )
         return last(found, tensors[0].dtype)

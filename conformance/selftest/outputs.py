@@ -1,4 +1,4 @@
-"""What is handed back, and what is left behind: dtype, strides, ``out``, in place, aliases, operands, exceptions."""
+"""Planted defects of results and side effects: dtype, strides, ``out``, in place, aliases, operands, exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 Right = Callable[..., Any]
 

@@ -6,17 +6,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from conformance.selftest import bank, families, sound
+from conformance.selftest import correct, defect_registry, families
 
 
 def __getattr__(name: str) -> Any:
     if name == "right":
-        return SimpleNamespace(**{op: sound.right(op) for op in families.ALL})
+        return SimpleNamespace(**{op: correct.right(op) for op in families.ALL})
     if name == "kernels":
         from conformance.selftest.kernels import RIGHT
 
         return SimpleNamespace(**RIGHT)
-    found = None if name.startswith("__") else bank.bank().get(name)
+    found = None if name.startswith("__") else defect_registry.bank().get(name)
     if found is None:
         raise AttributeError(name)
     return found.implementation.provider

@@ -1,4 +1,4 @@
-"""What matrix products get wrong."""
+"""Planted defects of matrix products."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 BLOCKS = (16, 32, 64, 128)
 

@@ -1,4 +1,5 @@
-"""Ties that are not rounded to even, results that are rounded twice or too late: all within about half an ulp."""
+"""Planted defects of rounding: ties not rounded to even, results rounded twice or too late, all within about half an
+ulp."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 
 from conformance import bounds, oracle
 from conformance.selftest import families as of
-from conformance.selftest.bank import plant
+from conformance.selftest.defect_registry import plant
 
 Way = Callable[[np.ndarray], np.ndarray]
 """Rounds to whole numbers."""

@@ -1,4 +1,4 @@
-"""What softmax and the norms get wrong."""
+"""Planted defects of softmax and the norms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 INF = math.inf
 BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -1,4 +1,4 @@
-"""The search of the suite, for many implementations of one op at once: each is judged on the very cases, in one order.
+"""Run the suite's search on many implementations of one op at once, each judged on the same cases in the same order.
 
 Which cases the suite draws does not depend on what is judged until something fails, so they are drawn, and prepared,
 once for all.
@@ -19,13 +19,14 @@ import torch
 from conformance import cases, drawing, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED, Outcome, Trial, malformed, turns
+from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED, Outcome, Trial, least_tried, malformed
 from conformance.checks.result import judged
 from conformance.implementations import Implementation
 from conformance.runner import Prepared, Verdict
-from conformance.selftest import bank, sound
-from conformance.selftest.bank import Defect
+from conformance.selftest import defect_registry
 from conformance.selftest.controls import controls
+from conformance.selftest.defect_registry import Defect
+from conformance.selftest.differentiable import differentiable
 
 CPU = torch.device("cpu")
 UNWATCHED = tuple(check for check in CHECKS if check != "memory")
@@ -96,7 +97,7 @@ def prepare(case: Case, device: torch.device = CPU) -> Shared:
 @cache
 def right(op: str) -> Implementation:
     """The right implementation that an op's defects are built on."""
-    return Implementation("conformance.selftest.sound", SimpleNamespace(**{op: sound.right(op)}), {op: ()})
+    return Implementation("conformance.selftest.correct", SimpleNamespace(**{op: differentiable(op)}), {op: ()})
 
 
 def failed(verdict: Verdict, *, strict: bool = False) -> set[str]:
@@ -139,7 +140,7 @@ def study(
     alive, results = {defect.name: defect for defect in defects}, []
     others: dict[str, set[str]] = {name: set() for name in alive}
     tallies = [Control(implementation.name, op) for implementation in implementations]
-    turns.anew()
+    least_tried.anew()
     count = 0
     with warnings.catch_warnings(action="ignore"):
         for case in suite_cases(op, settings, seed):
@@ -185,7 +186,7 @@ def study_op(
 
     ``without``: names of controls that are left out."""
     torch.set_num_threads(1)
-    defects = [bank.bank()[name] for name in names]
+    defects = [defect_registry.bank()[name] for name in names]
     implementations = [control for control in controls(op) if control.name not in without] if controlled else []
     ci, dtypes = session.PROFILES["ci"], len(specs.registry()[op].dtypes)
     if controlled <= ci.max_examples * dtypes:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import plant_state
+from conformance.selftest.defect_registry import plant_state
 
 Function = Callable[..., Any]
 Key = Callable[[tuple[Any, ...], dict[str, Any]], Any]

@@ -1,5 +1,5 @@
-"""What is computed wrongly of numbers that are hard: maxima that rise, first elements that are large, numbers and eps
-that a dtype does not hold, signalling NaNs."""
+"""Planted defects of hard values: maxima that rise, first elements that are large, numbers and eps that a dtype does
+not hold, signalling NaNs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect, plant
+from conformance.selftest.defect_registry import defect, plant
 
 Right = Callable[..., Any]
 

@@ -1,4 +1,5 @@
-"""Results that are wrong where nothing is claimed: of equal calls, calls by name, contiguous copies and small batches.
+"""Planted defects where nothing is claimed: wrong results of equal calls, calls by name, contiguous copies and small
+batches.
 
 Each of these implementations claims no property, so that only the value of another result shows what is wrong with it.
 """
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 Right = Callable[..., Any]
 

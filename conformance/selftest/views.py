@@ -10,7 +10,7 @@ import torch
 
 from conformance.selftest import families as of
 from conformance.selftest.attention import attention
-from conformance.selftest.bank import defect
+from conformance.selftest.defect_registry import defect
 
 Right = Callable[..., Any]
 

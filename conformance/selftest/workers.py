@@ -15,7 +15,7 @@ import msgspec
 
 from conformance.cases import Case
 from conformance.runner import CRASH
-from conformance.selftest import bank, following, search
+from conformance.selftest import defect_registry, search, sequence_runs
 from conformance.selftest.search import Control, Result
 from conformance.sequence_judge import SEQUENCE
 
@@ -75,7 +75,7 @@ def study(chosen: Mapping[str, Sequence[str]], controlled: int, seed: int, proce
                 if running is None:
                     raise RuntimeError(f"the process that studies {op} died before it judged anything") from None
                 if running.name in names:
-                    defect = bank.bank()[running.name]
+                    defect = defect_registry.bank()[running.name]
                     results.append(search.result(defect, running.examples, set(), running.case, CRASH))
                 elif running.name in without or running.name == search.right(op).name:
                     raise RuntimeError(f"the process that studies {op} died while it judged {running.name}") from None
@@ -103,9 +103,12 @@ def study(chosen: Mapping[str, Sequence[str]], controlled: int, seed: int, proce
 def _study(op: str, names: Sequence[str], controlled: int, seed: int, file: Path, without: set[str]) -> Found:
     note = Note(file)
     try:
-        alone = [name for name in names if bank.bank()[name].check != SEQUENCE]
+        alone = [name for name in names if defect_registry.bank()[name].check != SEQUENCE]
         results, tallies = search.study_op(op, alone, controlled, seed, note, without)
-        lasting = [bank.bank()[name] for name in names if name not in alone]
-        return [*results, *following.study(op, lasting, tallies, controlled=controlled, seed=seed, note=note)], tallies
+        lasting = [defect_registry.bank()[name] for name in names if name not in alone]
+        return [
+            *results,
+            *sequence_runs.study(op, lasting, tallies, controlled=controlled, seed=seed, note=note),
+        ], tallies
     finally:
         note.close()

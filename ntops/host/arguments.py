@@ -1,4 +1,4 @@
-"""What a torch function takes: each check names the argument, what was wrong and what to do."""
+"""Check arguments; each error names the argument, says what is wrong with it and what to do."""
 
 import math
 import numbers
@@ -6,7 +6,8 @@ import numbers
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import memory, promotion
+from ntops.host import promotion
+from ntops.launch import boundary, virtual_tensors
 
 DTYPES = {
     torch.float16,
@@ -23,12 +24,12 @@ DTYPES = {
 
 
 def check_tensor(value, name, dtypes=DTYPES):
-    """Refuse what is not a tensor that a kernel can take.
+    """Refuse an argument that is not a tensor that a kernel can take.
 
-    :param dtypes: Those that the operator takes.
-    :raises TypeError: It is no tensor.
-    :raises NotImplementedError: Its layout, dtype or need of a gradient is deliberately left out, or as
-        :func:`check_memory`.
+    :param dtypes: The dtypes that the operator takes.
+    :raises TypeError: It is not a tensor.
+    :raises NotImplementedError: Its layout or dtype is deliberately not supported; it requires grad and the call has no
+        gradient; or :func:`check_memory` refuses it.
     :raises RuntimeError: It is on a device where kernels do not run.
     """
     if not isinstance(value, torch.Tensor):
@@ -39,10 +40,9 @@ def check_tensor(value, name, dtypes=DTYPES):
 
     check_memory(value, name)
 
-    if value.requires_grad and torch.is_grad_enabled():
+    if value.requires_grad and torch.is_grad_enabled() and not boundary.is_inside():
         raise NotImplementedError(
-            f"argument '{name}' requires grad, and there are no backward kernels: detach it, or call under "
-            "torch.no_grad()"
+            f"argument '{name}' requires grad, and this call has no gradient: detach it, or call under torch.no_grad()"
         )
 
 
@@ -50,14 +50,19 @@ _KNOWN = ("cpu", "cuda", "meta")
 
 
 def check_memory(value, name):
-    """Refuse a tensor whose values are not what its memory holds, so that a kernel would not see them.
-    :func:`common_device` refuses tensors of other devices, meta ones among them.
+    """Refuse a tensor whose memory does not hold its values, so that a kernel would not see them. :func:`common_device`
+    refuses tensors of other devices, meta tensors among them.
+
+    Check nothing in an abstract call, which only computes shapes.
 
     :raises NotImplementedError: It is sparse, quantized, nested or negated lazily; fake, functional, batched or tracked
-        by a transform, or of a subclass with a dispatch of its own; dual; without storage. Or a mode or transform is
-        active under which torch makes such tensors, or follows what is called.
+        by a transform, or of a subclass with a dispatch of its own; dual; or without storage. Or a mode or transform is
+        active under which torch makes such tensors or traces calls.
     """
-    if value.device.type in _KNOWN and not memory.is_ordinary(value):
+    if boundary.is_abstract():
+        return
+
+    if value.device.type in _KNOWN and not virtual_tensors.is_ordinary(value):
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
             raise NotImplementedError(
                 f"argument '{name}' must be a dense strided tensor; sparse, quantized and nested ones are left out"
@@ -74,15 +79,15 @@ def check_memory(value, name):
             "own"
         )
 
-    if memory.has_tangent(value):
+    if virtual_tensors.has_tangent(value):
         raise NotImplementedError(
             f"argument '{name}' has a tangent, and there are no kernels of forward-mode differentiation"
         )
 
-    if memory.is_missing(value) and not value.is_meta:
+    if virtual_tensors.is_missing(value) and not value.is_meta:
         raise NotImplementedError(f"argument '{name}' has no memory: its storage was freed")
 
-    if memory.is_hidden():
+    if virtual_tensors.is_hidden():
         raise NotImplementedError(
             f"argument '{name}' is given under a mode or transform that kernels take no part in: fake, functional or "
             "traced tensors, or grad, jvp and functionalize of torch.func"
@@ -93,8 +98,8 @@ def check_operands(**operands):
     """Refuse an operand that is neither a Python number nor a tensor that a kernel can take.
 
     :raises TypeError: It is neither.
-    :raises NotImplementedError: A complex number, and as :func:`check_tensor`.
-    :raises OverflowError: An integer that 64 bits do not hold.
+    :raises NotImplementedError: It is a complex number, or :func:`check_tensor` refuses it.
+    :raises OverflowError: It is an integer that does not fit 64 bits.
     """
     for name, value in operands.items():
         if isinstance(value, torch.Tensor) or not isinstance(value, numbers.Number):
@@ -104,7 +109,7 @@ def check_operands(**operands):
 
 
 def check_number(value, name):
-    """Refuse a complex number and an integer that 64 bits do not hold."""
+    """Refuse a complex number and an integer that does not fit 64 bits."""
     if isinstance(value, complex):
         raise NotImplementedError(f"argument '{name}' is complex, which this operator leaves out")
 
@@ -115,7 +120,7 @@ def check_number(value, name):
 def check_scale(value, dtype, name):
     """Refuse a factor that a result of ``dtype`` cannot take, and return it as a Python number.
 
-    :raises TypeError: It is no number, nor a 0-d tensor.
+    :raises TypeError: It is neither a number nor a 0-d tensor.
     :raises NotImplementedError: As :func:`check_memory`.
     :raises RuntimeError: A bool for a result that is not bool, or a float for an integer result.
     """
@@ -135,7 +140,7 @@ def check_scale(value, dtype, name):
 
 
 def _read(value, name):
-    """The number that a 0-d tensor holds; what is none as it is."""
+    """Return the number that a 0-d tensor holds, and any other value unchanged."""
     if not isinstance(value, torch.Tensor) or value.ndim:
         return value
 
@@ -144,9 +149,9 @@ def _read(value, name):
 
 
 def check_real(value, name):
-    """Refuse what is no real number, and return it as a float.
+    """Refuse a value that is not a real number, and return it as a float.
 
-    :raises TypeError: It is no number, nor a 0-d tensor.
+    :raises TypeError: It is neither a number nor a 0-d tensor.
     """
     value = _read(value, name)
 
@@ -157,9 +162,9 @@ def check_real(value, name):
 
 
 def check_fits(value, dtype, name, accumulated=True):
-    """Refuse a number that a result of ``dtype`` does not hold; as in torch, a negative one wraps if unsigned.
+    """Refuse a number that ``dtype`` does not hold; as in torch, a negative number wraps to an unsigned dtype.
 
-    :param accumulated: Whether it goes into a computation, which half types have done in float32.
+    :param accumulated: Whether the number enters a computation, which is in float32 for half types.
     :raises RuntimeError: It is too large or too small.
     """
     check_number(value, name)
@@ -177,7 +182,7 @@ def check_fits(value, dtype, name, accumulated=True):
 
 
 def common_device(tensors):
-    """The device that all the tensors are on; a 0-d CPU tensor may go with CUDA tensors, as a number would.
+    """Return the device of all the tensors; a 0-d CPU tensor may go with CUDA tensors, as a number would.
 
     :param tensors: The tensors by argument name.
     :raises RuntimeError: They are on different devices, or on one where kernels do not run.
@@ -192,7 +197,7 @@ def common_device(tensors):
         if tensor.device != device and not (tensor.ndim == 0 and tensor.device.type == "cpu"):
             raise RuntimeError(f"argument '{name}' is on {tensor.device}, but another argument is on {device}")
 
-    if device.type != "cuda" and not (INTERPRETED and device.type == "cpu"):
+    if device.type != "cuda" and not (INTERPRETED and device.type == "cpu") and not boundary.is_abstract():
         where = "CPU tensors, as kernels are interpreted" if INTERPRETED else "CUDA tensors"
         name = next(name for name, tensor in tensors.items() if tensor.device == device)
 

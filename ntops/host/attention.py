@@ -6,20 +6,23 @@ import math
 
 import torch
 
-from ntops.host import attention_hopper, choice, repetition
-from ntops.host.configuration import heuristic, settled
-from ntops.host.iteration import ordered_dims
-from ntops.host.launch import next_power_of_2, on_device
+from ntops.host import attention_hopper
+from ntops.host.dim_order import ordered_dims
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels import attention as kernels
-from ntops.torch.utils import get_default_num_stages, get_default_num_warps
+from ntops.launch import config_selection, recorder
+from ntops.launch.configuration import heuristic, settled
+from ntops.launch.devices import next_power_of_2, on_device
+from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
+# The largest number of elements that one load takes.
+_VECTOR = 8
 _LOG2E = 1 / math.log(2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """How attention is run: block sizes, the parts that keys are split into, and the compiler's options."""
+    """The configuration of attention: block sizes, the number of parts of the keys, and the compiler's options."""
 
     block_m: int
     block_n: int
@@ -27,12 +30,13 @@ class Config:
     num_warps: int = 4
     num_stages: int = 1
     warp_groups: int = 1
-    """More than one: the form for Hopper; the rows, the warps and the registers are those of each group."""
+    """More than one selects the Hopper kernel; ``block_m``, ``num_warps`` and the registers are then per group of
+    warps."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem(choice.Problem):
-    """A call of attention; the fields are the parameters of :func:`config`."""
+class Problem(config_selection.Problem):
+    """A call of attention; the fields are parameters of :func:`config`."""
 
     OPTIONS = Config
     SIZES = ("rows", "groups", "keys")
@@ -44,12 +48,13 @@ class Problem(choice.Problem):
     value_dim: int
     dtype: torch.dtype
     ieee: bool
-    """Of float32 alone; of other dtypes it changes nothing, so that they have one entry."""
+    """Whether float32 products are IEEE. False for other dtypes, where it changes nothing, so that they share one
+    entry."""
     causal: bool
     mask_bytes: int
     aligned: bool
     gluon: bool = False
-    """Whether the form for Hopper, in Gluon, takes the call."""
+    """Whether the Hopper kernel, in Gluon, can take the call."""
 
     def rule(self, device):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -57,10 +62,10 @@ class Problem(choice.Problem):
 
     def space(self, device):
         rows = max(next_power_of_2(self.rows), 16)
-        found = list(HOPPER_SPACE[self.head_dim]) if self.gluon else []
+        found = list(hopper_space(self.head_dim, self.mask_bytes)) if self.gluon else []
 
         if not self.aligned or on_plain_cores(self.dtype, self.ieee):
-            # What takes its operands one by one is bound by that.
+            # Loads of single elements bound such a call, whatever the tiles.
             return found
 
         for block_m, block_n, num_warps, num_stages in _SPACE:
@@ -68,7 +73,7 @@ class Problem(choice.Problem):
                 continue
 
             even = _splits(self.rows, self.groups, self.keys, block_m, device.multiprocessors)
-            # Where keys are split, twice the parts may hide more of the latency.
+            # Where keys are split, twice as many parts may hide more of the latency.
             parts = (even, min(2 * even, max(self.keys // 128, 1))) if even > 1 else (1,)
             found += [Config(block_m, block_n, splits, num_warps, num_stages) for splits in parts]
 
@@ -76,7 +81,7 @@ class Problem(choice.Problem):
 
     def allows(self, options):
         if options.warp_groups > 1:
-            return self.gluon and options in HOPPER_SPACE[self.head_dim]
+            return self.gluon and options in hopper_space(self.head_dim, self.mask_bytes)
 
         return options.splits == 1 or options.splits * 16 <= self.keys
 
@@ -85,26 +90,28 @@ class Problem(choice.Problem):
         itemsize = self.dtype.itemsize
 
         if options.warp_groups > 1:
-            # Beside the groups there is a warp that loads, which counts as four.
+            # Beside the groups, one warp loads; it counts as a group of four warps.
             threads = 128 * (options.warp_groups + 1)
-            # There are the queries of two tiles.
-            whole = dataclasses.replace(options, block_m=2 * options.block_m * options.warp_groups)
+            block_e = block_ev = attention_hopper.block_of(self.head_dim)
+            rows = attention_hopper.tiles(self.head_dim) * options.block_m * options.warp_groups
+            whole = dataclasses.replace(options, block_m=rows)
             registers = attention_hopper.REGISTERS[options.warp_groups]
-            return choice.Resources(_shared(whole, block_e, block_ev, itemsize, 0), registers, threads)
+            return config_selection.Resources(_shared(whole, block_e, block_ev, itemsize, 0), registers, threads)
 
-        # Below 64 rows products read registers, and a stage is there that has left shared memory: as those of ``mm``.
+        # Below 64 rows products read their operands from registers, so one stage fewer is in shared memory, as in
+        # ``mm``.
         stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
         staged = dataclasses.replace(options, num_stages=stages)
         shared = _shared(staged, block_e, block_ev, itemsize, self.mask_bytes)
         threads = 32 * options.num_warps
-        # The sums, the scores and once more these, as weights in the dtype of values; and of keys and values that are
-        # loaded, an address of two registers for 16 bytes of each thread. The constant was read off kernels that
-        # Triton 3.7 compiled for sm_90: what exceeds 255 spills more than a few words.
+        # Registers hold the sums, the scores and the scores again as weights in the dtype of the values; and for the
+        # keys and values being loaded, a two-register address for each 16 bytes of a thread. The constant was read off
+        # kernels that Triton 3.7 compiled for sm_90: an estimate above 255 spills more than a few words.
         values = options.block_m * (block_ev + options.block_n) * max(itemsize, 4) // 4
         values += options.block_m * options.block_n * itemsize // 4
         values += options.block_n * (block_e + block_ev) * itemsize // 8
 
-        return choice.Resources(shared, 60 + values // threads, threads)
+        return config_selection.Resources(shared, 60 + values // threads, threads)
 
 
 # Rows, keys, warps and stages, the most promising first.
@@ -130,29 +137,48 @@ _SPACE = (
     (32, 128, 4, 2),
     (32, 32, 4, 3),
 )
-# Those of the form for Hopper, by head dim.
+# The configurations of the Hopper kernel, by the head dims of a tile.
 HOPPER_SPACE = {
     64: (Config(64, 64, 1, 4, 4, 4), Config(64, 128, 1, 4, 3, 2)),
-    128: (Config(64, 128, 1, 4, 2, 2),),
+    128: (Config(64, 128, 1, 4, 2, 2), Config(64, 64, 1, 4, 3, 2)),
+    256: (Config(64, 64, 1, 4, 2, 2),),
 }
 
 
+# The same with a mask, of which a thread holds as many elements as of scores.
+MASKED_SPACE = {
+    64: (Config(64, 64, 1, 4, 4, 2), Config(64, 128, 1, 4, 3, 2)),
+    128: (Config(64, 64, 1, 4, 3, 2), Config(64, 128, 1, 4, 2, 2)),
+    256: (Config(64, 64, 1, 4, 2, 2),),
+}
+
+
+def hopper_space(head_dim, mask_bytes):
+    """Return the configurations of the Hopper kernel for a head dim."""
+    return (MASKED_SPACE if mask_bytes else HOPPER_SPACE)[attention_hopper.block_of(head_dim)]
+
+
 def _shared(options, block_e, block_ev, itemsize, mask_bytes):
-    """Shared memory of a program: the tile of queries; and for each stage those of keys, values and mask."""
+    """Return the bytes of shared memory of a program: the query tile, and for each stage tiles of keys, values and
+    mask."""
     stage = itemsize * options.block_n * (block_e + block_ev) + mask_bytes * options.block_m * options.block_n
     return itemsize * options.block_m * block_e + options.num_stages * stage
 
 
-# A few rows, or many, with keys in eight parts and in one; and what is between them. A few rows of many heads.
+# Few rows and many rows, each with keys in eight parts and in one; sizes between these; and few rows of many heads.
 _POINTS = (
-    (1, 1, 1024),
+    (1, 1, 4096),
     (1, 1, 1),
     (1, 1024, 1),
+    (1, 1024, 64),
+    (1, 1024, 1024),
     (32, 1, 1),
     (64, 1, 1),
     (65, 1, 1),
-    (65, 1, 1024),
-    (2**20, 1024, 1024),
+    (65, 1, 4096),
+    (577, 256, 2048),
+    (2**20, 1024, 4096),
+    (2**20, 1024, 154),
 )
 
 
@@ -173,45 +199,46 @@ def config(
     hopper=True,
     gluon=False,
 ):
-    """The configuration of a call. Figures are TFLOP/s of 4 x 32 x 4096 x 128 (or 64) bf16 on an H200, Triton 3.6.
+    """Choose the configuration of a call. Figures are TFLOP/s of 4 x 32 x 4096 x 128 (or 64) bf16 on an H200, Triton
+    3.6.
 
-    :param rows: Queries of all the heads that read one key/value head.
-    :param groups: Key/value heads of all sequences.
-    :param keys: Keys, or the capacity of the cache if they are fewer than that.
-    :param head_dim: Of queries and keys.
-    :param value_dim: Of values.
-    :param dtype: Of the operands.
-    :param ieee: Whether float32 is multiplied as it is, not as TF32.
-    :param causal: Whether queries see no later keys.
-    :param mask_bytes: The size of an element of the mask, 0 without one.
+    :param rows: The number of queries of all the heads that read one key/value head.
+    :param groups: The number of key/value heads of all sequences.
+    :param keys: The number of keys, or the capacity of the cache if that is larger.
+    :param head_dim: The head dim of queries and keys.
+    :param value_dim: The head dim of values.
+    :param dtype: The dtype of the operands.
+    :param ieee: Whether float32 products are IEEE, not TF32.
+    :param causal: Whether the call has a causal mask.
+    :param mask_bytes: Bytes of an element of the mask, 0 without a mask.
     :param aligned: Whether rows of queries, keys and values are loaded in whole vectors.
-    :param shared_memory: What a program can have on the device, in bytes.
-    :param multiprocessors: How many the device has.
-    :param hopper: Whether it is what the figures are of.
-    :param gluon: Whether the form for it takes the call.
+    :param shared_memory: Bytes of shared memory that a program can have on the device.
+    :param multiprocessors: The device's number of multiprocessors.
+    :param hopper: Whether the device is of the kind that the figures were measured on.
+    :param gluon: Whether the Hopper kernel can take the call.
     """
-    if gluon and groups * (rows // 128) >= multiprocessors and keys >= 256:
-        if head_dim == 128:
-            # 688 full and 651 causal (torch 658 and 591). A third stage gains nothing.
-            return Config(64, 128, num_stages=2, warp_groups=2)
-
-        # 442 causal and 436 full; with four groups 421 and 480 (torch 429 and 483). Four cannot hold 128 keys.
-        return Config(64, 128, num_stages=3, warp_groups=2) if causal else Config(64, 64, num_stages=4, warp_groups=4)
+    if gluon and groups * -(-rows // 128) >= 48 and _is_hoppers(rows, keys, head_dim, causal):
+        return _hopper_config(rows, groups, keys, head_dim, causal, mask_bytes, multiprocessors)
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     largest = max(block_e, block_ev)
 
     if on_plain_cores(dtype, ieee):
-        block_m, block_n, num_warps, num_stages = (32, 32, 4, 1) if block_ev <= 128 else (32, 16, 4, 1)
+        # 1 x 32 x 1000 x 64 takes 497 us, and 814 us in tiles of 32 x 32.
+        block_m, block_n, num_warps, num_stages = (128, 64, 8, 1) if block_ev <= 128 else (32, 16, 4, 1)
+    elif dtype is torch.float32 and largest <= 64 and not causal:
+        # TF32 at this size takes 93 us, and 106 us with 8 warps; 2 x 14 x 1000 x 64 causal takes 101 us with 4 and 81
+        # with 8.
+        block_m, block_n, num_warps, num_stages = 128, 64, 4, 2
     elif dtype is torch.float32:
-        block_m, block_n, num_warps, num_stages = (64, 64, 8, 2) if largest <= 128 else (32, 32, 4, 2)
+        block_m, block_n, num_warps, num_stages = (128, 64, 8, 2) if largest <= 128 else (32, 32, 4, 2)
     elif largest <= 64:
-        # 386 full and 343 causal; with 128 queries 368 and 345.
+        # 386 full and 343 causal; with 128 queries a tile 368 and 345.
         block_m, block_n, num_warps, num_stages = 64, 64, 4, 3
     elif largest > 128:
         block_m, block_n, num_warps, num_stages = 128, 32, 8, 3
     elif mask_bytes:
-        # With a mask 272 to 314; half the queries or the keys leave less than 250.
+        # With a mask 272 to 314; half as many queries or keys a tile reach less than 250.
         block_m, block_n, num_warps, num_stages = 128, 64, 8, 3
     elif causal:
         # 410 causal, 391 full.
@@ -224,17 +251,20 @@ def config(
         block_m = min(block_m, max(next_power_of_2(rows), 16))
         num_warps = 4
 
-        if dtype.itemsize == 2 and rows <= 16 and not mask_bytes:
-            # Decoding: 4.40 TB/s of 16 x 8192 keys, with 64 of them at a time 4.20 (a copy moves 4.12).
-            block_n = 128
+        if dtype.itemsize == 2 and rows <= 16 and not mask_bytes and keys > 256:
+            # Decoding: 4.40 TB/s for 16 x 8192 keys, with 64 keys a tile 4.20 (a copy 4.12). For 16 x 2 heads of 64
+            # keys, 64 keys a tile take 6.4 us, and 128 take 7.8 us. Above 128 dims shared memory holds one stage of 128
+            # keys, so that nothing is prefetched: 16 x 8 heads of 8192 x 160 took 1.74 times as long as torch.
+            block_n = 128 if largest <= 128 else 64
 
-            if groups > multiprocessors and largest > 64:
-                # Programs side by side hide each other's first loads, if there is shared memory for them: 64 x 1024
-                # keys take 71.1 us, with three stages 74.8 (torch 69.9). Of 16 x 8192 three take 127 us, and two 154.
-                num_stages = min(num_stages, 2)
+        if dtype.itemsize == 2 and rows <= 16 and not mask_bytes and groups > multiprocessors and largest > 64:
+            # Programs on one multiprocessor hide each other's first loads if shared memory suffices for several: 64 x
+            # 1024 keys take 71.1 us, with three stages 74.8 (torch 69.9). 16 x 8192 keys take 127 us with three stages
+            # and 154 with two.
+            num_stages = min(num_stages, 2)
 
     if not aligned:
-        # Each element that is loaded has an address in registers.
+        # Each element that is loaded by itself has an address in registers.
         block_m, block_n = min(block_m, 32), min(block_n, 32 if block_ev <= 128 else 16)
         num_warps, num_stages = 4, min(num_stages, 2)
 
@@ -255,36 +285,76 @@ def config(
 
 
 def _splits(rows, groups, keys, block_m, multiprocessors):
-    """The parts of the keys: as many as give every multiprocessor one, but each of 128 keys or more.
+    """Return the number of parts of the keys: enough for one part for each multiprocessor, with 256 keys or more in
+    each.
 
-    Of one sequence of 8192 keys and 8 heads 16 parts were read at 1.93 TB/s and 33 at 1.38 on an H200, before
-    ``combine`` took all parts at once; since then 16 are at 2.67.
+    On an H200, 16 parts of one sequence of 8192 keys and 8 heads were read at 1.93 TB/s and 33 at 1.38, before
+    ``combine`` took all parts at once; since then 16 are read at 2.67. Combining takes 5 us: 8 sequences of 1024 keys
+    and 4 heads take 13.3 us in one part and 14.0 in four.
     """
     programs = groups * -(-rows // block_m)
 
-    return max(min(multiprocessors // programs, keys // 128), 1)
+    return max(min(multiprocessors // programs, keys // 256), 1) if keys >= 2048 else 1
+
+
+def _is_hoppers(rows, keys, head_dim, causal):
+    """Tell whether the Hopper kernel is the faster one for a call that it can take and that has enough tiles of 128
+    rows.
+
+    Up to 64 dims its blocks of 128 keys pay where queries see many keys: 8 x 12 x 512 x 64 causal takes 28.3 us, and
+    24.8 us in Triton's kernel; 4 x 12 x 128 x 64 with a mask takes 9.4 and 8.1 us. Above 64 dims it is never slower: 1
+    x 32 x 1000 x 128 causal takes 26 and 40 us.
+    """
+    return head_dim > 64 or (rows > 128 and keys >= (2048 if causal else 64))
+
+
+def _hopper_config(rows, groups, keys, head_dim, causal, mask_bytes, multiprocessors):
+    """Choose the configuration of the Hopper kernel."""
+    if mask_bytes:
+        # Bool masks: 8 x 12 x 512 x 64 takes 34.4 us (with 64 keys a tile 39.4), 1 x 8 x 1024 x 128 takes 24.6 (29.2).
+        # Masks of half types take registers, so 64 keys a tile: 4 x 64 x 2048 x 128 takes 1730 us (with 128 keys 1963).
+        first, second = (*MASKED_SPACE[attention_hopper.block_of(head_dim)], None)[:2]
+        return second if mask_bytes == 1 and second else first
+
+    if head_dim > 128:
+        return HOPPER_SPACE[256][0]
+
+    if head_dim > 64:
+        # 688 full and 651 causal (torch 658 and 591). A third stage gains nothing. 64 keys a tile where that leaves
+        # fewer lanes idle: 2 x 16 x 1024 x 128 with 154 keys takes 15.1 us so, and 16.5 us with 128.
+        few = -(-keys // 64) * 64 * 1.15 < -(-keys // 128) * 128
+        return HOPPER_SPACE[128][1 if few else 0]
+
+    # 442 causal and 436 full with two groups; 421 and 480 with four (torch 429 and 483), which cannot hold 128 keys.
+    # The rule takes the number that leaves less of the last wave idle: 1 x 24 x 4608 takes 320 us with two and 346 with
+    # four, 1 x 16 x 1500 takes 41 and 38.
+    two, four = (
+        -(-groups * -(-rows // size) // multiprocessors) * size / speed for size, speed in ((128, 436), (256, 480))
+    )
+    return HOPPER_SPACE[64][1 if causal or two < four else 0]
 
 
 def on_plain_cores(dtype, ieee):
-    """Whether products run on the plain cores, out of registers, not on the matrix units."""
+    """Tell whether products run on the CUDA cores, out of registers, not on the tensor cores."""
     return dtype is torch.float64 or (dtype is torch.float32 and ieee)
 
 
 def in_pieces(head_dim, dtype, ieee, aligned):
-    """Whether the head dim is walked in pieces: where products or addresses take too many registers."""
+    """Tell whether a kernel walks the head dim in pieces, because products or addresses would take too many
+    registers."""
     return on_plain_cores(dtype, ieee) or (not aligned and head_dim > 64)
 
 
 def block_dims(head_dim, value_dim, dtype, ieee, aligned):
-    """The head dims as blocks, padded to powers of two; of the first, a piece."""
+    """Return the block sizes of both head dims, padded to powers of two; the first may be a piece of its head dim."""
     block_e, block_ev = (max(next_power_of_2(dim), 16) for dim in (head_dim, value_dim))
 
     if in_pieces(head_dim, dtype, ieee, aligned):
         block_e = min(block_e, 32)
 
     if not on_plain_cores(dtype, ieee):
-        # Triton 3.6 has the matrix units read outside of shared memory where tiles of values are swizzled over fewer
-        # bytes (a row of a tile, 128 at most) than those of keys, unless both are pipelined.
+        # Triton 3.6 lets the tensor cores read outside of shared memory if value tiles are swizzled over fewer bytes (a
+        # row of a tile, at most 128) than key tiles, unless both are pipelined.
         block_e = max(block_e, 64 // dtype.itemsize)
         block_ev = max(block_ev, min(block_e, 128 // dtype.itemsize))
 
@@ -292,44 +362,44 @@ def block_dims(head_dim, value_dim, dtype, ieee, aligned):
 
 
 def new_output(query, value_dim):
-    """An output for the query, with its dims in the same order in memory."""
+    """Allocate an output for the query, with the query's order of dims in memory."""
     shape = (*query.shape[:-1], value_dim)
     strides = [0] * len(shape)
     step = 1
     order = ordered_dims(query.shape, [query.stride()])
 
-    # The head dim stays innermost, so that rows are written whole.
+    # The head dim stays innermost, so that rows are written contiguously.
     for dim in (len(shape) - 1, *(dim for dim in order if dim != len(shape) - 1)):
         strides[dim] = step
         step *= max(shape[dim], 1)
 
-    return repetition.empty(shape, strides, query.dtype, query.device)
+    return recorder.empty(shape, strides, query.dtype, query.device)
 
 
 def _strides(tensor):
-    """Strides; 0 along a dim of one element, which is not walked."""
+    """Return a tensor's strides, with 0 for a dim of one element, along which nothing moves."""
     return [stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
 
 
 def _distinct(tensor):
-    """One element along each dim that repeats it."""
+    """Return a view with one element along each dim of stride 0."""
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0, chosen=None):
     """Run attention.
 
-    :param output: (B, Hq, L, Ev), not empty; where it is written.
+    :param output: (B, Hq, L, Ev), not empty; the result is written to it.
     :param query: (B, Hq, L, E).
     :param key: (B, Hkv, S, E).
     :param value: (B, Hkv, S, Ev).
-    :param mask: (B, Hq, L, S'), bool or floating; or ``None``. Where ``slots`` are given, keys past S' take no part.
+    :param mask: (B, Hq, L, S'), bool or floating; or ``None``. With ``slots``, keys past S' take no part.
     :param lower_right: Whether the last query sees the last key, else the first query the first key; ``None``: each
         query sees every key.
-    :param scale: Of the scores.
-    :param slots: Where the sequences of a cache differ in length, an integer tensor (B,): sequence b has
-        ``slots[b] + new_rows`` keys.
-    :param chosen: The configuration; ``None``: it is chosen here.
+    :param scale: The factor of the scores.
+    :param slots: An integer tensor (B,) if the sequences of a cache differ in length: sequence b has ``slots[b] +
+        new_rows`` keys.
+    :param chosen: The configuration; ``None``: :func:`config` chooses.
     """
     operands = {"query": query, "key": key, "value": value, "mask": mask, "lower_right": lower_right, "scale": scale}
     operands |= {"slots": slots, "new_rows": new_rows}
@@ -344,7 +414,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         keys = min(keys, mask.shape[-1])
 
     is_float_mask = mask is not None and mask.dtype.is_floating_point
-    # The kernel takes a positive scale only, so that the largest product is the largest score.
+    # The kernel takes positive scales only, so that the largest product is the largest score.
     magnitude, sign = (abs(scale), math.copysign(1, scale)) if scale else (1.0, 0.0)
     tensors = (query, key, value, output)
     strides = [_strides(tensor) for tensor in tensors]
@@ -356,15 +426,20 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     aligned = settled(
         "aligned",
         unit_strides
-        and all(stride % 16 == 0 for own in strides for stride in own[:3])
+        and all(stride % _VECTOR == 0 for own in strides for stride in own[:3])
         and all(tensor.data_ptr() % 16 == 0 for tensor in tensors),
     )
     mask_bytes = 0 if mask is None else mask.element_size()
     causal = lower_right is not None
     is_ieee = ieee and dtype is torch.float32
-    # Who sets the compiler's options means those of Triton's form.
-    is_plain = mask is None and slots is None and sign > 0 and not (get_default_num_warps() or get_default_num_stages())
-    gluon = settled("gluon", is_plain and aligned and attention_hopper.takes(tensors, strides))
+    # The user's compiler options are for Triton's kernel.
+    is_plain = slots is None and sign > 0 and not (get_default_num_warps() or get_default_num_stages())
+    mask_strides = [0] * 4 if mask is None else _strides(mask)
+    mask_aligned = mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3])
+    # With few dims, reading a float mask takes as long as all else: 2 x 64 x 512 x 64 takes 51 us in Triton's kernel,
+    # which prefetches it, and 66 us in the other. If the mask is not aligned, Triton's kernel takes 5 times as long.
+    is_plain = is_plain and not (is_float_mask and mask_aligned and head_dim <= 64)
+    gluon = settled("gluon", is_plain and unit_strides and attention_hopper.takes(tensors, strides))
     index = query.device.index or 0
 
     if chosen is None:
@@ -373,11 +448,16 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             *(is_ieee, causal, mask_bytes, aligned, gluon),
         )
         run = functools.partial(launch, **operands)
-        chosen = choice.choose("scaled_dot_product_attention", problem, index, run, output)
+        chosen = config_selection.choose("scaled_dot_product_attention", problem, index, run, output)
+
+    if mask is not None and not is_float_mask:
+        mask = mask.view(torch.uint8)
+
+    factor = magnitude if is_float_mask else magnitude * _LOG2E
 
     if chosen.warp_groups > 1:
-        multiprocessors = choice.device(index).multiprocessors
-        attention_hopper.launch(tensors, strides, lower_right, magnitude * _LOG2E, chosen, multiprocessors)
+        multiprocessors = config_selection.device(index).multiprocessors
+        attention_hopper.launch(tensors, strides, mask, mask_strides, lower_right, factor, chosen, multiprocessors)
         return
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
@@ -388,25 +468,24 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
 
     if is_split:
         parts = chosen.splits * rows
-        memory = repetition.empty((parts * (value_dim + 2),), (1,), compute_dtype, query.device)
+        memory = recorder.empty((parts * (value_dim + 2),), (1,), compute_dtype, query.device)
         partial, maxima, normalizers = memory.split((parts * value_dim, parts, parts))
 
-    kernel = kernels.attend_aligned if aligned else kernels.attend
-
-    if mask is not None and not is_float_mask:
-        # Where Triton (3.6, 3.7) has 8-bit loads feed a float64 product, it fails to compile.
-        mask = _distinct(mask).to(torch.int32).expand(mask.shape) if dtype is torch.float64 else mask.view(torch.uint8)
+    if mask is not None and not is_float_mask and dtype is torch.float64:
+        # Triton 3.6 and 3.7 fail to compile a float64 product whose operands come from 8-bit loads.
+        mask = _distinct(mask).to(torch.int32).expand(mask.shape)
+        mask_strides = _strides(mask)
 
     extents = [chosen.block_n * row + max(block_e, block_ev) * dim for _, _, row, dim in strides[1:3]]
-    mask_strides = [0] * 4 if mask is None else _strides(mask)
-    mask_aligned = mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3])
     mask_unit = 16 if settled("mask_aligned", mask_aligned) else 1
+    unit = _VECTOR if aligned else 1
+    dim_unit = _VECTOR if head_dim % _VECTOR == value_dim % _VECTOR == 0 else 1
     is_wide = max(*extents, chosen.block_n * mask_strides[3]) >= 2**31
     kind = kernels.NO_MASK if mask is None else kernels.FLOAT_MASK if is_float_mask else kernels.BOOL_MASK
 
     with on_device(query.device):
-        repetition.launch(
-            kernel,
+        recorder.launch(
+            kernels.attend,
             (batch * heads * row_tiles, chosen.splits),
             {
                 "num_warps": get_default_num_warps() or chosen.num_warps,
@@ -421,18 +500,18 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             value,
             query if mask is None else mask,
             query if slots is None else slots,
-            *(stride for own in strides for stride in own),
+            *(step for own in strides for step in (*(stride // unit for stride in own[:3]), own[3])),
             *(stride // mask_unit for stride in mask_strides[:3]),
             mask_strides[3],
             heads,
             group,
             queries,
             keys,
-            head_dim,
-            value_dim,
+            head_dim // dim_unit,
+            value_dim // dim_unit,
             new_rows,
             row_tiles,
-            magnitude if is_float_mask else magnitude * _LOG2E,
+            factor,
             sign,
             TRITON_DTYPES[compute_dtype],
             "ieee" if ieee else "tf32",
@@ -446,7 +525,9 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             is_wide,
             unit_strides,
             mask_strides[3] == 1,
+            unit,
             mask_unit,
+            dim_unit,
             head_dim % block_e == 0,
             value_dim == block_ev,
             chosen.block_m,
@@ -456,7 +537,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         )
 
         if is_split:
-            repetition.launch(
+            recorder.launch(
                 kernels.combine,
                 (rows,),
                 {},

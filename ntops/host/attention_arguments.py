@@ -1,19 +1,66 @@
-"""Which arguments attention takes, but for those of a cache."""
+"""Check the arguments of attention and work out what a call means."""
+
+import math
+from typing import NamedTuple
 
 import torch
 
+from ntops.host import kv_cache
 from ntops.host.arguments import check_real, check_tensor, common_device
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 
 LARGEST_HEAD_DIM = 256
 
 
-def check_inputs(query, key, value, enable_gqa):
-    """Refuse queries, keys and values that do not go together.
+class Checked(NamedTuple):
+    """The checked arguments of a call of attention."""
 
-    :raises TypeError: One is no tensor.
+    lower_right: bool | None
+    """The return value of :func:`check_causal`."""
+    scale: float
+    mask: torch.Tensor | None
+    """The mask, expanded to (*batch, L, S)."""
+    form: str | None
+    """The form of the KV cache, named as by :func:`ntops.host.kv_cache.form`."""
+    slot: int | torch.Tensor | None
+    """The positions, for a cache of that form."""
+    length: int
+    """The number of keys of the longest sequence."""
+
+
+def check_call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_variant, presents, slots):
+    """Refuse a call that attention does not take, before anything is written, and return the checked arguments.
+
+    :param presents: ``present_key`` and ``present_value``.
+    :param slots: ``present_key_slot`` and ``present_value_slot``.
+    :raises: The errors of :func:`ntops.torch.scaled_dot_product_attention`.
+    """
+    check_inputs(query, key, value, enable_gqa)
+    lower_right = check_causal(is_causal, causal_variant, attn_mask)
+    check_dropout(dropout_p)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else check_real(scale, "scale")
+    form = kv_cache.form(presents, slots)
+    slot, length = None, key.shape[-2]
+
+    if form == "views":
+        kv_cache.check_views(presents, slots, query)
+    elif form == "positions":
+        capacity = kv_cache.check_caches(presents, (key, value), query)
+        slot, length = kv_cache.check_positions(slots, query, capacity, key.shape[-2], attn_mask)
+
+        if is_causal and causal_variant is None:
+            lower_right = True
+
+    mask = None if attn_mask is None else check_mask(attn_mask, query, (*query.shape[:-1], length))
+    return Checked(lower_right, scale, mask, form, slot, length)
+
+
+def check_inputs(query, key, value, enable_gqa):
+    """Refuse queries, keys and values that do not fit together.
+
+    :raises TypeError: One is not a tensor.
     :raises RuntimeError: Shapes, dtypes or devices do not fit.
-    :raises NotImplementedError: What torch takes, but this operator leaves out.
+    :raises NotImplementedError: torch takes the call, and this operator does not.
     """
     if not isinstance(enable_gqa, bool):
         raise TypeError(f"argument 'enable_gqa' must be a bool, not {type(enable_gqa).__name__}")
@@ -76,7 +123,7 @@ def check_inputs(query, key, value, enable_gqa):
 
 
 def _check_batch(what, query, key, value, broadcasts=False):
-    """Refuse sizes that are not equal: those that torch would broadcast as left out, others as torch does."""
+    """Refuse unequal sizes: as not implemented if torch would broadcast them, else with torch's error."""
     if query == key == value:
         return
 
@@ -90,9 +137,9 @@ def _check_batch(what, query, key, value, broadcasts=False):
 
 
 def check_mask(mask, query, shape):
-    """Refuse a mask that does not broadcast to ``shape``, (*batch, L, S); return it expanded to that.
+    """Refuse a mask that does not broadcast to ``shape``, (*batch, L, S), and return it expanded to that shape.
 
-    :raises TypeError: It is no tensor.
+    :raises TypeError: It is not a tensor.
     :raises RuntimeError: Its shape, dtype or device is wrong.
     """
     check_tensor(mask, "attn_mask")
@@ -114,15 +161,15 @@ def check_mask(mask, query, shape):
 
 
 def check_causal(is_causal, causal_variant, mask):
-    """Which keys queries see: ``None`` for all of them, else whether the variant is LOWER_RIGHT.
+    """Return which keys queries see: ``None`` for all of them, else whether the variant is LOWER_RIGHT.
 
-    :raises TypeError: ``is_causal`` is no bool, or ``causal_variant`` is none.
-    :raises RuntimeError: There is a mask, too.
+    :raises TypeError: ``is_causal`` is not a bool, or ``causal_variant`` is not a variant.
+    :raises RuntimeError: A mask is given too.
     """
     if not isinstance(is_causal, bool):
         raise TypeError(f"argument 'is_causal' must be a bool, not {type(is_causal).__name__}")
 
-    # torch's enumeration is another class with the same members; importing it here would take long.
+    # torch's enumeration is another class with the same members; importing it here would be slow.
     if causal_variant is not None and type(causal_variant).__name__ != "CausalVariant":
         raise TypeError(
             f"argument 'causal_variant' must be CausalVariant.UPPER_LEFT or LOWER_RIGHT, not {causal_variant!r}"
@@ -137,8 +184,8 @@ def check_causal(is_causal, causal_variant, mask):
 def check_dropout(p):
     """Refuse dropout.
 
-    :raises TypeError: It is no number.
-    :raises RuntimeError: It is no probability.
+    :raises TypeError: It is not a number.
+    :raises RuntimeError: It is not a probability.
     :raises NotImplementedError: It is not 0.
     """
     p = check_real(p, "dropout_p")

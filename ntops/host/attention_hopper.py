@@ -1,34 +1,40 @@
-"""Attention in the form for Hopper: which calls it takes, and its launch."""
+"""Attention on Hopper: tell which calls the Gluon kernel takes, and launch it."""
+
+import math
 
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import repetition
-from ntops.host.launch import is_hopper, on_device
+from ntops.launch import recorder
+from ntops.launch.devices import is_hopper, next_power_of_2, on_device
 
 REGISTERS = {2: 168, 3: 128, 4: 96}
-"""What a thread starts with, as many as all can have, by the number of groups of warps. Then these take those of the
-warp that loads."""
+"""The registers of a thread at the start, by the number of groups of warps: as many as all threads can have. The groups
+later take over those of the loading warp."""
 
 
 def takes(tensors, strides):
-    """Whether it takes these tensors: on Hopper, of a half type and 64 or 128 dims, with enough queries to fill a tile.
+    """Tell whether the kernel takes these tensors: on Hopper, of a half type, with strides that tensor descriptors
+    allow.
 
     :param tensors: Query, key, value and output.
-    :param strides: Theirs, aligned and with unit strides of the last dim.
+    :param strides: Their strides; those of the last dim are 1.
     """
     query, key, value, _ = tensors
+    unit = 16 // query.element_size()
 
     return (
         not INTERPRETED
         and is_hopper()
         and query.dtype in (torch.float16, torch.bfloat16)
         and query.shape[3] == value.shape[3]
-        and query.shape[3] in (64, 128)
-        # Tiles are of one head's queries.
-        and query.shape[2] >= 256
+        and query.shape[3] > 32
+        # A tile holds queries of one head only.
+        and query.shape[2] >= 64
         and key.shape[2] > 0
-        # Tensor descriptors walk no dim in place.
+        and all(tensor.data_ptr() % 16 == 0 for tensor in tensors)
+        and all(stride % unit == 0 for own in strides for stride in own[:3])
+        # Tensor descriptors have no dims of stride 0.
         and all(
             stride > 0 or size == 1
             for tensor, own in zip(tensors, strides, strict=True)
@@ -37,15 +43,32 @@ def takes(tensors, strides):
     )
 
 
+def block_of(head_dim):
+    """Return the number of dims of a tile for this head dim; dims beyond the head dim are zeros."""
+    return max(next_power_of_2(head_dim), 64)
+
+
+def tiles(head_dim):
+    """Return the number of row tiles whose queries fit shared memory."""
+    return 2 if block_of(head_dim) <= 128 else 1
+
+
+def taken(head_dim):
+    """Return the number of a tile's dims over which queries and keys are multiplied."""
+    block = block_of(head_dim)
+    return block * 3 // 4 if head_dim * 4 <= block * 3 and block > 64 else block
+
+
 def schedule(heads, row_tiles, causal, multiprocessors):
-    """How many units of work there are, how many of them a head has, and how many programs take them in turn.
+    """Return the number of units of work, the units of a head, and the number of programs that share the units.
 
-    A program for each multiprocessor loads ahead from one unit to the next. Its units have to be alike, so that causal
-    tiles come in pairs, and to fill the multiprocessors; where they do not, there is a program for each tile. Causal,
-    4 x 32 x 4096 x 128 takes 900 us (each tile by itself 925), and 1 x 8 x 16384 x 128 takes 805 (788). Single tiles in
-    turn, not pairs, take 888 and 1316. (All before queries were loaded ahead; all but the pairs are of another run.)
+    With one program for each multiprocessor, a program prefetches from one unit to the next. This pays only if units
+    are alike, so causal tiles come in pairs, and if they fill the multiprocessors; otherwise each tile has a program of
+    its own. Causal 4 x 32 x 4096 x 128 takes 900 us (one program for each tile: 925), and 1 x 8 x 16384 x 128 takes 805
+    (788). Single tiles in turn, without pairs, take 888 and 1316. (All measured before queries were prefetched; all
+    figures but those of pairs come from another run.)
 
-    :param heads: Query heads of all sequences.
+    :param heads: The number of query heads of all sequences.
     """
     units_per_head = -(-row_tiles // 2) if causal else row_tiles
     units = heads * units_per_head
@@ -57,37 +80,45 @@ def schedule(heads, row_tiles, causal, multiprocessors):
     return units, units_per_head, min(units, multiprocessors)
 
 
-def launch(tensors, strides, lower_right, scale, chosen, multiprocessors):
-    """Run it.
+def launch(tensors, strides, mask, mask_strides, lower_right, scale, chosen, multiprocessors):
+    """Launch the kernel.
 
-    :param lower_right: As for ``attention.launch``.
-    :param scale: Of the scores, positive, to units of log2.
+    :param mask: Bytes or floats, (B, Hq, L, S), or ``None``; ``mask_strides`` are its strides.
+    :param lower_right: See ``attention.launch``.
+    :param scale: The positive factor that brings scores to units of log2, or with a float mask to natural units.
     :param chosen: The configuration.
-    :param multiprocessors: How many the device has: each runs one program.
+    :param multiprocessors: The device's number of multiprocessors; each runs one program.
     """
-    # Calls that take the other form need not wait for this import (37 ms).
+    # Import here, so that calls of the other kernel do not pay for it (37 ms).
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from ntops.kernels import attention_hopper as kernels
+    from ntops.kernels.attention import BOOL_MASK, FLOAT_MASK, NO_MASK
 
     query, key, _, _ = tensors
     batch, query_heads, queries, head_dim = query.shape
     heads, keys = key.shape[1:3]
     blocks = (chosen.block_m, chosen.block_n, chosen.block_n, chosen.block_m)
+    block_e = block_of(head_dim)
     descriptors = [
-        # A dim of one element is not walked, but has to have a stride.
-        TensorDescriptor(x, list(x.shape), [stride or 16 for stride in own], [1, 1, block, head_dim], kernels.LAYOUT)
+        # Nothing moves along a dim of one element, but a descriptor needs a stride for it.
+        TensorDescriptor(x, list(x.shape), [stride or 16 for stride in own], [1, 1, block, block_e], kernels.LAYOUT)
         for x, own, block in zip(tensors, strides, blocks, strict=True)
     ]
+    kind = NO_MASK if mask is None else FLOAT_MASK if mask.dtype.is_floating_point else BOOL_MASK
+    mask_unit = math.gcd(2, *mask_strides[:3])
     row_tiles = -(-queries // (chosen.block_m * chosen.warp_groups))
     units, units_per_head, programs = schedule(batch * query_heads, row_tiles, lower_right is not None, multiprocessors)
 
     with on_device(query.device):
-        repetition.launch(
+        recorder.launch(
             kernels.attend,
             (programs,),
             {"num_warps": chosen.num_warps, "maxnreg": REGISTERS[chosen.warp_groups]},
             *descriptors,
+            tensors[3] if mask is None else mask,
+            *(stride // mask_unit for stride in mask_strides[:3]),
+            mask_strides[3],
             heads,
             query_heads // heads,
             queries,
@@ -99,7 +130,13 @@ def launch(tensors, strides, lower_right, scale, chosen, multiprocessors):
             scale,
             lower_right is not None,
             chosen.block_n,
-            head_dim,
+            block_e,
             chosen.num_stages,
             chosen.warp_groups,
+            tiles(head_dim),
+            taken(head_dim),
+            kind.value,
+            mask_unit,
+            mask_strides[3] == 1,
+            mask_strides[2] != 0,
         )

@@ -1,24 +1,27 @@
-"""Elementwise functions: broadcasting, ``out=``, output strides, and the launch."""
+"""Run elementwise functions: broadcasting, ``out=``, output strides, and the launch."""
 
 import dataclasses
 import functools
 
 import torch
 
-from ntops.host import iteration, measuring, output, repetition
+from ntops.host import dim_order, output
 from ntops.host.arguments import check_operands, check_tensor, common_device
-from ntops.host.configuration import heuristic
-from ntops.host.launch import on_device
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, result_dtype, scalar_type
 from ntops.kernels.element_wise import Tile
-from ntops.torch.utils import Config, make
+from ntops.launch import autotuning, boundary, recorder
+from ntops.launch.configuration import heuristic
+from ntops.launch.devices import next_power_of_2, on_device
+from ntops.launch.kernel_sources import Config, make
 
-# Sixteen elements a thread of up to two bytes each: tanh of 64M bfloat16 takes 66.7 us on an H200, with eight 72.1, a
-# copy 63.7. Eight of more: add of 32M float32 takes 94.1 us, with sixteen 95.8. And eight of two bytes where next to
-# nothing is computed of one operand: abs, neg and relu take 64.9 us, with sixteen 66.0.
+# A thread takes sixteen elements of up to two bytes: tanh of 64M bfloat16 takes 66.7 us on an H200, with eight 72.1 (a
+# copy 63.7). It takes eight larger elements: add of 32M float32 takes 94.1 us, with sixteen 95.8. And it takes eight
+# two-byte elements if almost nothing is computed from one operand: abs, neg and relu take 64.9 us, with sixteen 66.0.
 FLAT = 2048
 # The side of a square tile: 64 elements of a half type fill a line of 128 bytes.
 SIDE = 64
+# The shortest rows that get tiles of their own.
+SHORTEST = 32
 
 
 def elementwise(
@@ -38,17 +41,17 @@ def elementwise(
     """Run an elementwise kernel over broadcast operands.
 
     :param premake: The kernel's ``premake``.
-    :param operands: Tensors and Python numbers, already checked, by the name of the argument; one is a tensor.
+    :param operands: Checked tensors and Python numbers by argument name; at least one is a tensor.
     :param dtype: The dtype of the result.
     :param out: The caller's ``out=``, not yet checked, or ``None``.
-    :param inplace: Whether the result is written over the first operand, which has its dtype.
-    :param exact_out: Whether torch wants ``out`` to have the very dtype of the result.
-    :param contiguous: Whether torch makes the result contiguous whatever the strides of the operands.
+    :param inplace: Whether the result overwrites the first operand, which has its dtype.
+    :param exact_out: Whether torch requires ``out`` to have exactly the dtype of the result.
+    :param contiguous: Whether torch makes the result contiguous for any strides of the operands.
     :param promoted: The dtype to which torch promotes the operands, if it is not ``dtype``.
-    :param compute_dtype: The dtype in which the kernel computes, for kernels that are told.
+    :param compute_dtype: The dtype in which the kernel computes, for kernels that take it as an argument.
     :param numbers: Arguments of the kernel that are always Python numbers, by name.
     :param arguments: Further arguments of ``premake``.
-    :return: The result: ``out`` where it is given.
+    :return: The result; ``out`` if it is given.
     """
     check_any_tensor(operands, out)
     tensors = {name: value for name, value in operands.items() if isinstance(value, torch.Tensor)}
@@ -60,15 +63,15 @@ def elementwise(
 
     for name, tensor in list(tensors.items()):
         if tensor.device != device:
-            operands = operands | {name: tensor.item()}
+            operands = operands | {name: 0 if boundary.is_abstract() else tensor.item()}
             del tensors[name]
 
     shape = _broadcast_shape(tensors)
     like = [] if contiguous else list(tensors.values())
-    strides = functools.partial(iteration.result_strides, shape, like, len(tensors) < len(operands))
+    strides = functools.partial(dim_order.result_strides, shape, like, len(tensors) < len(operands))
     result = _result(shape, strides, tensors, dtype, device, out, exact_out)
 
-    if result.numel():
+    if boundary.has_work(result):
         operands = {"output": result} | promote(operands, promoted or dtype, compute_dtype) | (numbers or {})
         launch(premake, shape, operands, compute_dtype, **arguments)
 
@@ -76,10 +79,10 @@ def elementwise(
 
 
 def check_any_tensor(operands, out):
-    """Refuse operands that are all numbers.
+    """Refuse a call whose operands are all numbers.
 
-    :raises RuntimeError: There is an ``out``: of a GPU, into which torch writes nothing that it has of the CPU alone.
-    :raises NotImplementedError: There is none. torch computes on the CPU then; no argument says which device is meant.
+    :raises RuntimeError: ``out`` is given. torch does not write a result of CPU numbers to a GPU tensor either.
+    :raises NotImplementedError: There is no ``out``. torch would compute on the CPU; no argument names a device.
     """
     if any(isinstance(value, torch.Tensor) for value in operands.values()):
         return
@@ -100,17 +103,17 @@ def _broadcast_shape(tensors):
         return shapes[0]
 
     try:
-        # torch.broadcast_shapes imports half a second of torch first.
-        return functools.reduce(torch._C._infer_size, shapes)
+        return dim_order.broadcast_shapes(*shapes)
     except RuntimeError:
         sizes = " and ".join(f"'{name}' {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise RuntimeError(f"the shapes of arguments {sizes} do not broadcast together") from None
 
 
 def _result(shape, strides, tensors, dtype, device, out, exact_out):
-    """The tensor that the kernel writes: ``out`` where it can, else a new one with what ``strides()`` gives."""
+    """Return the tensor that the kernel writes: ``out`` if possible, else a new tensor with the strides of
+    ``strides()``."""
     if out is None:
-        return repetition.empty(shape, strides(), dtype, device)
+        return recorder.empty(shape, strides(), dtype, device)
 
     output.check_out(out, dtype, device, exact_out)
     output.check_written(out, "out")
@@ -119,7 +122,7 @@ def _result(shape, strides, tensors, dtype, device, out, exact_out):
     if out.shape != shape:
         output.resize_out(out, shape, strides())
 
-    # The kernel rounds to the result's dtype; a cast to another one comes after.
+    # The kernel rounds to the result's dtype; a cast to another dtype comes afterwards.
     return out if out.dtype is dtype else torch.empty(shape, dtype=dtype, device=device)
 
 
@@ -130,8 +133,8 @@ def launch(premake, shape, operands, compute_dtype=None, *, chosen=None, **argum
     :param shape: The shape to which all the tensors broadcast; it has no empty dim.
     :param operands: The arguments of the application by name and in its order, the output first: tensors of one
         device, and Python numbers.
-    :param compute_dtype: The dtype in which the kernel computes, for kernels that are told; it comes last.
-    :param chosen: The configuration; ``None``: it is chosen here.
+    :param compute_dtype: The dtype in which the kernel computes, for kernels that take it as their last argument.
+    :param chosen: The configuration; ``None``: :func:`config` chooses.
     :param arguments: Further arguments of ``premake``.
     """
     whole, further = shape, arguments
@@ -140,8 +143,8 @@ def launch(premake, shape, operands, compute_dtype=None, *, chosen=None, **argum
     if all(view.shape == shape and view.is_contiguous() for view in views.values()):
         views = {name: view.view(-1) for name, view in views.items()}
     else:
-        strides = [iteration.broadcast_strides(view, shape) for view in views.values()]
-        shape, strides = iteration.collapse(shape, strides)
+        strides = [dim_order.broadcast_strides(view, shape) for view in views.values()]
+        shape, strides = dim_order.collapse(shape, strides)
         views = {name: view.as_strided(shape, own) for (name, view), own in zip(views.items(), strides, strict=True)}
 
     first = next(iter(views.values()))
@@ -151,22 +154,23 @@ def launch(premake, shape, operands, compute_dtype=None, *, chosen=None, **argum
     if scalars:
         arguments = arguments | {"scalars": scalars}
 
-    specialization = iteration.specialize(views)
+    specialization = dim_order.specialize(views)
     last = first.ndim - 1
-    # An operand that is expanded along the last dim is read once for each row either way.
+    # Either way, an operand that is expanded along the last dim is read once for each row.
     across = [dim for name, dim in specialization.unit_strides if dim != last and views[name].stride(last)]
     other = across[0] if across else None
-    # What is a single element takes no room in a tile.
+    # Single elements take no room in a tile.
     itemsize = max((view.itemsize for view in views.values() if any(view.stride())), default=first.itemsize)
     light = compute_dtype is None and len(views) == 2 and all(view.itemsize == itemsize for view in views.values())
 
     if chosen is None:
-        kind = first.ndim, other, first.shape[last], first.shape[other] if across else 0, itemsize, light
+        sizes = first.shape[last], first.shape[other] if across else 0, first.shape[last - 1]
+        kind = first.ndim, other, *sizes, itemsize, light
 
         def run(scratch, chosen):
             launch(premake, whole, operands | {"output": scratch}, compute_dtype, chosen=chosen, **further)
 
-        chosen = measuring.fastest(
+        chosen = autotuning.fastest(
             (premake, kind), config(*kind), lambda: config.alternatives(*kind), run, operands["output"]
         )
 
@@ -177,20 +181,26 @@ def launch(premake, shape, operands, compute_dtype=None, *, chosen=None, **argum
         kernel(*(_argument(views.get(name, value), number_type) for name, value in operands.items()), *constants)
 
 
-@heuristic(("row", "column"), ((1, 1), (FLAT // 2, 1), (FLAT, 1), (SIDE, SIDE)))
-def config(ndim, across, row, column, itemsize, light=False):
-    """The tiles of an elementwise kernel: flat ones if they can be, else ones that suit the memory.
+_SHORT = tuple((row, 1, rows) for row in (32, 64, 128, 256, 511) for rows in (FLAT, 512 // row or 1))
 
-    Where there are several dims, a flat tile divides to find each element's place, which a tile along a long last dim
-    need not. And where an operand runs along another dim than the output, it takes a line of memory for each element;
-    a square tile reads and writes whole lines.
 
-    :param ndim: How many dims the kernel sees.
-    :param across: The dim that an operand runs along, if that is not the last, as the output's is; or ``None``.
+@heuristic(
+    ("row", "column", "rows"), ((1, 1, 1), (FLAT // 2, 1, 1), (FLAT, 1, 1), (SIDE, SIDE, 1), (32, 1, 1), *_SHORT)
+)
+def config(ndim, across, row, column, rows, itemsize, light=False):
+    """Choose the tiles of an elementwise kernel: flat tiles if possible, else tiles that suit the memory layout.
+
+    With several dims, a flat tile divides to find each element's place, and loads elements one by one; a tile along a
+    long last dim, or over several short dims, does neither. If an operand is contiguous along another dim than the
+    output, a row tile reads a whole line of memory for each element; a square tile reads and writes whole lines.
+
+    :param ndim: The number of dims that the kernel sees.
+    :param across: The dim along which an operand is contiguous, if not the last as for the output; or ``None``.
     :param row: The size of the last dim.
     :param column: The size of ``across``.
-    :param itemsize: Of the largest elements, in bytes.
-    :param light: Whether elements of one operand become ones of the same size with next to nothing computed.
+    :param rows: The size of the dim beside the last one.
+    :param itemsize: Bytes of the largest elements.
+    :param light: Whether almost nothing is computed, from one operand, and elements keep their size.
     """
     last = ndim - 1
     flat = FLAT // 2 if itemsize > 2 or (itemsize == 2 and light) else FLAT
@@ -203,11 +213,28 @@ def config(ndim, across, row, column, itemsize, light=False):
         tile = flat if row >= flat else FLAT // 2
         return Config(blocks=(("block_size", (1,) * last + (tile,)),))
 
+    if last and row >= SHORTEST:
+        width = _width(row)
+        most = flat // width
+        # For few rows a quarter of a tile. For even fewer, more lanes would be idle than a flat tile wastes.
+        taken = most if 2 * rows > most else max(most // 4, 1)
+
+        if 8 * rows > most:
+            return Config(blocks=(("block_size", (1,) * (last - 1) + (taken, width)),))
+
     return Config(blocks=(("block_size", flat),))
 
 
+def _width(row):
+    """Return the width of tiles along a short row: the widest with at most a quarter of lanes idle, else a line of
+    memory."""
+    whole = next_power_of_2(row)
+    widths = (width for width in (whole, whole // 2, whole // 4) if -(-row // width) * width <= 1.34 * row)
+    return next((width for width in widths if width >= SIDE), min(whole, SIDE))
+
+
 def _narrowed(chosen, views):
-    """The configuration, with tiles of one element for operands that are expanded along the last dim."""
+    """Return the configuration with one-element tiles for operands that are expanded along the last dim."""
     ((name, tile),) = chosen.blocks
     constant = tuple(name for name, view in views.items() if not view.stride(-1))
     tile = (tile,) if next(iter(views.values())).ndim == 1 else tile
@@ -226,14 +253,15 @@ def _argument(value, number_type):
 
 
 def unary_float(premake, input, out):
-    """Run a function of one tensor whose result is floating-point: of the default dtype where ``input`` is not."""
+    """Run a function of one tensor with a floating-point result, of the default dtype if ``input`` is not
+    floating-point."""
     check_tensor(input, "input")
     dtype = input.dtype if input.dtype.is_floating_point else torch.get_default_dtype()
     return elementwise(premake, {"input": input}, dtype, out=out, compute_dtype=accumulate_dtype(dtype))
 
 
 def activation(premake, input, name, inplace=False, **arguments):
-    """Run a function of one floating-point tensor, in place where that is asked for.
+    """Run a function of one floating-point tensor, in place on request.
 
     :raises NotImplementedError: ``input`` is not floating-point.
     """
@@ -255,7 +283,7 @@ def activation(premake, input, name, inplace=False, **arguments):
 
 
 def comparison(premake, input, other, out):
-    """Run a comparison, in the dtype to which both are promoted, whose result is bool."""
+    """Run a comparison in the dtype to which both operands are promoted; the result is bool."""
     check_tensor(input, "input")
     check_operands(other=other)
     promoted = result_dtype(input, other)
@@ -264,7 +292,7 @@ def comparison(premake, input, other, out):
 
 
 def bitwise(premake, input, other, out):
-    """Run a bitwise function of integers or bools, one of which is a tensor.
+    """Run a bitwise function of integers or bools, at least one of them a tensor.
 
     :raises NotImplementedError: The promoted dtype or that of ``out`` is floating-point.
     :raises TypeError: Both are numbers, or one is neither number nor tensor.

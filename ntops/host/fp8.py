@@ -1,33 +1,34 @@
-"""FP8: the forms of scales, configurations and the launch of quantization and products."""
+"""FP8: check scales, choose configurations, and launch quantization and products."""
 
 import dataclasses
 import functools
 
 import torch
 
-from ntops.host import fused_products_hopper, measuring, repetition
+from ntops.host import fused_products_hopper
 from ntops.host.arguments import check_tensor, common_device
-from ntops.host.configuration import heuristic, settled
-from ntops.host.iteration import contiguous_strides
-from ntops.host.launch import has_fp8, multiprocessors, next_power_of_2, on_device, shared_memory
+from ntops.host.dim_order import contiguous_strides
 from ntops.kernels import fp8 as kernels
-from ntops.torch.utils import get_default_num_stages, get_default_num_warps
+from ntops.launch import autotuning, boundary, recorder
+from ntops.launch.configuration import heuristic, settled
+from ntops.launch.devices import has_fp8, multiprocessors, next_power_of_2, on_device, shared_memory
+from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 WIDE = (torch.float16, torch.bfloat16, torch.float32)
 GRANULARITIES = ("tensor", "row", "block")
 BLOCK = kernels.BLOCK.value
 
-# A tile of at most so many elements is in registers at once; longer rows take a pass of their own for their maxima.
+# A tile of at most this many elements stays in registers; longer rows take a separate pass for their maxima.
 _LONGEST_TILE = 16384
 _CHUNKS = 1024
 
 
 def check_dtype(dtype, name, valid):
-    """Refuse a dtype that is not one of the ``valid`` ones.
+    """Refuse a dtype that is not among ``valid``.
 
-    :raises TypeError: It is no dtype.
-    :raises NotImplementedError: It is another one.
+    :raises TypeError: It is not a dtype.
+    :raises NotImplementedError: It is another dtype.
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"argument '{name}' must be a torch.dtype, not {type(dtype).__name__}")
@@ -37,7 +38,7 @@ def check_dtype(dtype, name, valid):
 
 
 def scale_shape(shape, granularity):
-    """The shape of the scales of a tensor of ``shape``.
+    """Return the shape of the scales of a tensor of ``shape``.
 
     :raises ValueError: The granularity is unknown.
     :raises RuntimeError: A 0-d tensor has no rows.
@@ -55,12 +56,12 @@ def scale_shape(shape, granularity):
 
 
 def check_scale(scale, name, tensor, transposed=False):
-    """Refuse scales that are not of one of the three forms for ``tensor``.
+    """Refuse scales that do not have one of the three forms for ``tensor``.
 
-    :param transposed: Whether they lie as those of the transposed matrix do, along the first dim.
-    :return: The scales as a matrix on the tensor's device, and its strides along rows and along blocks; 0 where one
-        scale serves all.
-    :raises TypeError: They are no tensor.
+    :param transposed: Whether the scales lie along the first dim, as for the transposed matrix.
+    :return: The scales as a matrix on the tensor's device, and its strides along rows and along blocks; 0 where all
+        share one scale.
+    :raises TypeError: They are not a tensor.
     :raises RuntimeError: Shape, dtype or device do not fit.
     """
     check_tensor(scale, name)
@@ -69,12 +70,14 @@ def check_scale(scale, name, tensor, transposed=False):
         raise RuntimeError(f"argument '{name}' has dtype {scale.dtype}; scales are float32")
 
     shape = tensor.shape
-    forms = ["()"] + [_shown(scale_shape(shape, one), transposed) for one in ("row", "block") if shape]
+    forms = [(), *(scale_shape(shape, one) for one in ("row", "block") if shape)]
+    forms = [tuple(reversed(one)) if transposed else one for one in forms]
 
-    if _shown(scale.shape) not in forms:
-        raise RuntimeError(f"argument '{name}' has shape {tuple(scale.shape)}; valid are {', '.join(forms)}")
+    if tuple(scale.shape) not in forms:
+        valid = ", ".join(map(str, forms))
+        raise RuntimeError(f"argument '{name}' has shape {tuple(scale.shape)}; valid are {valid}")
 
-    # A single number may come from the CPU.
+    # A single scale may be a CPU tensor.
     scale = scale.to(common_device({"tensor": tensor, name: scale}))
 
     if not scale.ndim or not scale.numel():
@@ -83,25 +86,22 @@ def check_scale(scale, name, tensor, transposed=False):
     rows = scale.mT if transposed else scale.reshape(-1, scale.shape[-1])
 
     if any(size > 1 and stride == 0 for size, stride in zip(rows.shape, rows.stride(), strict=True)):
-        # Taken as those of its shape are: one for each 128 terms is another sum than one for all of them.
+        # Expanded scales are treated as their shape says: a sum with a scale for each 128 terms rounds differently from
+        # one with a single scale.
         rows = rows.contiguous()
 
     return rows, rows.stride(0), rows.stride(1) if rows.shape[1] > 1 else 0
 
 
-def _shown(shape, transposed=False):
-    return str(tuple(reversed(shape)) if transposed else tuple(shape))
-
-
 def _matrix(tensor):
-    """The tensor as rows and columns with a unit stride along columns, copied where it has none."""
+    """Return the tensor as a matrix with unit stride along columns, copied if its stride is another."""
     columns = tensor.shape[-1] if tensor.ndim else 1
     matrix = tensor.reshape(-1, columns)
     return matrix if matrix.stride(1) == 1 or columns == 1 else matrix.contiguous()
 
 
 def _bits(tensor):
-    """What the kernel gets of an fp8 tensor: bytes where the GPU has no such type."""
+    """Return what the kernel takes for an fp8 tensor: its bytes if the GPU has no such type."""
     return tensor if has_fp8() else tensor.view(torch.uint8)
 
 
@@ -110,38 +110,38 @@ def _warps(elements):
 
 
 def _tiles(rows, columns, widest):
-    """Rows and columns of a tile of about 4096 elements, or of one row of at most ``widest``."""
+    """Return the rows and columns of a tile of about 4096 elements, or of one row of at most ``widest`` elements."""
     block_c = min(next_power_of_2(columns), widest)
     return min(max(4096 // block_c, 1), next_power_of_2(rows)), block_c
 
 
 def quantize(tensor, scale, dtype, granularity):
-    """``(quantized, scale)`` of a tensor that is checked; ``scale`` is what :func:`check_scale` returned, or ``None``:
-    found here, for each part that ``granularity`` names."""
+    """Return ``(quantized, found)`` for a checked tensor. ``scale`` is what :func:`check_scale` returned; if it is
+    ``None``, ``found`` has a scale for each part that ``granularity`` names, else it is ``None``."""
     device, shape = tensor.device, tensor.shape
-    output = repetition.empty(shape, contiguous_strides(shape), dtype, device)
+    output = recorder.empty(shape, contiguous_strides(shape), dtype, device)
     by_tensor = granularity == "tensor" if scale is None else not (scale[1] or scale[2])
     by_block = granularity == "block" if scale is None else bool(scale[2])
     found = None
 
     if scale is None:
         found_shape = scale_shape(shape, granularity)
-        found = repetition.empty(found_shape, contiguous_strides(found_shape), torch.float32, device)
+        found = recorder.empty(found_shape, contiguous_strides(found_shape), torch.float32, device)
         blocks = found_shape[-1] if found_shape else 0
         scale = (found, blocks, 1 if by_block else 0)
 
-    if not tensor.numel():
-        # The largest magnitude of nothing is 0.
+    if not boundary.has_work(tensor):
+        # The largest magnitude of an empty tensor is 0, which has the scale 1.
         return output, found if found is None else found.fill_(1)
 
-    # With one scale a tensor is one long row.
+    # A tensor with one scale is one long row.
     whole = by_tensor and (found is not None or tensor.is_contiguous())
     matrix = tensor.contiguous().view(1, -1) if whole else _matrix(tensor)
     rows, columns = matrix.shape
     source, partial, chunks = "given" if found is None else "tile", scale[0], 1
 
     if by_block and found is not None and matrix.is_contiguous() and columns % BLOCK == 0:
-        # Each block is a row of its own, and tiles are what lies together.
+        # Each block becomes a row of its own, so that tiles are contiguous.
         matrix, scale, by_block = matrix.view(-1, BLOCK), (found, 1, 0), False
         rows, columns = matrix.shape
 
@@ -151,7 +151,7 @@ def quantize(tensor, scale, dtype, granularity):
         elif source == "tile" and columns <= _LONGEST_TILE:
             block_r, block_c = _tiles(rows, columns, _LONGEST_TILE)
         else:
-            # A tile reads all the maxima of its row, which a larger one makes less of.
+            # A tile reads all the maxima of its row, so larger tiles read them less often.
             block_r, block_c = _tiles(rows, columns, 8192 if source == "tile" else 4096)
 
             if source == "tile":
@@ -183,21 +183,22 @@ def quantize(tensor, scale, dtype, granularity):
 
 
 def _maxima(matrix, block_c=8192):
-    """The largest finite magnitude of each chunk of each row, (rows, chunks), of at most ``_CHUNKS`` chunks."""
+    """Return the largest finite magnitude of each chunk of each row, (rows, chunks), with at most ``_CHUNKS``
+    chunks."""
     rows, columns = matrix.shape
     chunk = block_c * max(2, -(-columns // (block_c * _CHUNKS)))
-    partial = repetition.empty((rows, -(-columns // chunk)), (-(-columns // chunk), 1), torch.float32, matrix.device)
+    partial = recorder.empty((rows, -(-columns // chunk)), (-(-columns // chunk), 1), torch.float32, matrix.device)
     _launch(kernels.maxima, partial.numel(), block_c, partial, matrix, columns, chunk, matrix.stride(0), block_c)
 
     return partial
 
 
 def dequantize(quantized, scale, dtype):
-    """``quantized * scale`` of a tensor that is checked; ``scale`` is what :func:`check_scale` returned."""
+    """Return ``quantized * scale`` for a checked tensor; ``scale`` is what :func:`check_scale` returned."""
     shape = quantized.shape
-    output = repetition.empty(shape, contiguous_strides(shape), dtype, quantized.device)
+    output = recorder.empty(shape, contiguous_strides(shape), dtype, quantized.device)
 
-    if not output.numel():
+    if not boundary.has_work(output):
         return output
 
     by_tensor = not (scale[1] or scale[2])
@@ -227,12 +228,12 @@ def dequantize(quantized, scale, dtype):
 
 
 def _launch(kernel, programs, elements, *args):
-    repetition.launch(kernel, (programs,), {"num_warps": _warps(elements)}, *args)
+    recorder.launch(kernel, (programs,), {"num_warps": _warps(elements)}, *args)
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a product is computed by the kernel that runs everywhere."""
+    """The options of a product by the kernel that runs everywhere."""
 
     block_m: int
     block_n: int
@@ -242,24 +243,24 @@ class Options:
 
 @heuristic(("m", "n"), ((64, 64), (512, 4096), (2048, 2048), (4096, 4096), (8192, 8192)))
 def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hopper=False, output_itemsize=2):
-    """The options of a product: ``Options``, or those of the form for Hopper. Figures are us on an H200, of scales of
-    rows and a bf16 result.
+    """Choose the options of a product: ``Options``, or those of the Hopper kernel. Figures are us on an H200, for
+    scales of rows and a bf16 result.
 
-    :param m: Rows of the result.
-    :param n: Columns of the result.
+    :param m: The rows of the result.
+    :param n: The columns of the result.
     :param aligned: Whether rows of the factors are loaded 16 bytes at a time.
-    :param native: Whether the GPU multiplies fp8, not float16 that is made of it.
+    :param native: Whether the GPU multiplies fp8, and not float16 decoded from it.
     :param blocked: Whether a scale changes along K.
-    :param shared_memory: What a program can have on the device, in bytes.
-    :param multiprocessors: How many the device has.
-    :param hopper: Whether there may be the form for Hopper.
+    :param shared_memory: Bytes of shared memory that a program can have on the device.
+    :param multiprocessors: The device's number of multiprocessors.
+    :param hopper: Whether the Hopper kernel can take the call.
     :param output_itemsize: Bytes of an element of the result.
     """
     tiles = -(-m // 128) * -(-n // 128)
 
     if hopper and m > 64 and 2 * tiles >= multiprocessors:
-        # 4096^3 and 8192^3: 108 and 797 (torch 105 and 772), 113 and 762, 111 and 832. Each scaled block of terms takes
-        # registers that a second block of columns would have.
+        # Tiles of (2, 2), (3, 1) and (2, 1) at 4096^3 and 8192^3: 108 and 797 (torch 105 and 772), 113 and 762, 111 and
+        # 832. Scaled blocks of terms take the registers that a second block of columns would have.
         known = ((2, 1),) if blocked else ((2, 2), (3, 1), (2, 1))
 
         def computed(tile):
@@ -267,20 +268,20 @@ def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hoppe
             turns = -(-(-(-m // rows) * -(-n // columns)) // multiprocessors)
             return turns * rows * columns
 
-        # The tile of which the last ones leave the fewest multiprocessors idle.
+        # The tile whose last wave leaves the fewest multiprocessors idle.
         return fused_products_hopper.options(*min(known, key=computed), output_itemsize, shared_memory)
 
     if not native:
         block_m, block_n, num_warps, num_stages = 64, 64, 8, 2
     elif not aligned:
-        # Each byte has an address. Of these, and of scales of blocks, 4 warps have not the registers.
+        # Each byte has an address in registers. With these, and with scales of blocks, 4 warps have too few registers.
         block_m, block_n, num_warps, num_stages = 64, 64, 8, 4
     elif m <= 64 or n <= 64 or tiles < multiprocessors:
-        # Tensor cores of sm_90 take 64 rows at least. 128 x 4096 x 4096: 12.7, with 4 stages 15 (torch 16.4), and as
+        # The tensor cores of sm_90 take at least 64 rows. 128 x 4096 x 4096: 12.7, with 4 stages 15 (torch 16.4), with
         # tiles of 128 x 128 22.7.
         block_m, block_n, num_warps, num_stages = 64, 64, 4, 6
     else:
-        # Each thread has 64 registers for the sum, and 64 for the 128 terms that are added to it.
+        # Each thread holds 64 registers of the sum, and 64 for the 128 terms that are added to it.
         block_m, block_n, num_warps, num_stages = 128, 128, 8, 4
 
     num_stages = max(min(num_stages, shared_memory // ((block_m + block_n) * BLOCK)), 1)
@@ -288,11 +289,11 @@ def config(m, n, aligned, native, blocked, shared_memory, multiprocessors, hoppe
 
 
 def gemm(a, b, a_scale, b_scale, out_dtype):
-    """``a @ b`` of fp8 matrices that are checked; scales are what :func:`check_scale` returned."""
+    """Return ``a @ b`` for checked fp8 matrices; scales are what :func:`check_scale` returned."""
     shape = (a.shape[0], b.shape[1])
-    output = repetition.empty(shape, contiguous_strides(shape), out_dtype, a.device)
+    output = recorder.empty(shape, contiguous_strides(shape), out_dtype, a.device)
 
-    if not output.numel():
+    if not boundary.has_work(output):
         return output
 
     k = a.shape[1]
@@ -300,7 +301,7 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
     if not k:
         return output.zero_()
 
-    # 8-bit operands of tensor cores lie along K.
+    # The tensor cores take 8-bit operands with K innermost.
     left, right = _matrix(a), _matrix(b.mT)
 
     if k % 16 == 0:
@@ -311,8 +312,7 @@ def gemm(a, b, a_scale, b_scale, out_dtype):
 
 
 def _multiply(output, left, right, a_scale, b_scale, chosen=None):
-    """Launch the product of (M, K) and (N, K) matrices; where ``chosen`` is ``None``, the configuration is chosen
-    here."""
+    """Launch the product of (M, K) and (N, K) matrices; where ``chosen`` is ``None``, :func:`config` chooses."""
     (m, n), k, index = output.shape, left.shape[1], output.device.index or 0
     native, blocked = has_fp8(), bool(a_scale[2] or b_scale[2])
     hopper = settled("hopper", fused_products_hopper.takes(k, n, 1, output.itemsize))
@@ -322,7 +322,7 @@ def _multiply(output, left, right, a_scale, b_scale, chosen=None):
         kind = m, n, k % 16 == 0, native, blocked, *limits, hopper, output.itemsize
         run = functools.partial(_multiply, left=left, right=right, a_scale=a_scale, b_scale=b_scale)
         key = kernels.gemm, kind, k
-        chosen = measuring.fastest(key, config(*kind), lambda: config.alternatives(*kind), run, output)
+        chosen = autotuning.fastest(key, config(*kind), lambda: config.alternatives(*kind), run, output)
 
     if isinstance(chosen, fused_products_hopper.Options):
         fused_products_hopper.fp8_gemm(chosen, output, left, right, a_scale, b_scale)
@@ -334,7 +334,7 @@ def _multiply(output, left, right, a_scale, b_scale, chosen=None):
     }
 
     with on_device(output.device):
-        repetition.launch(
+        recorder.launch(
             kernels.gemm,
             (-(-m // chosen.block_m) * -(-n // chosen.block_n),),
             options,

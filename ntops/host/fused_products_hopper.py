@@ -1,41 +1,42 @@
-"""Products in the form for Hopper: which calls it takes, and its launch."""
+"""Fused products on Hopper: tell which calls the Gluon kernels take, and launch them."""
 
 import dataclasses
 
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import choice, repetition
 from ntops.host.attention_hopper import REGISTERS
-from ntops.host.launch import is_hopper, on_device
-from ntops.torch.utils import get_default_num_stages, get_default_num_warps
+from ntops.launch import config_selection, recorder
+from ntops.launch.devices import is_hopper, on_device
+from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A tile of the result is ``groups`` * 64 rows by ``blocks`` * 128 columns."""
+    """The options of a product; a tile of the result is ``groups`` * 64 rows by ``blocks`` * 128 columns."""
 
     groups: int
-    """Of four warps each: two or three."""
+    """The number of groups of four warps: two or three."""
     blocks: int
-    """Of right factors: one or two. A gated MLP has one of each weight, and half the columns."""
+    """The number of blocks of right factors: one or two. A gated MLP has one block of each weight, and half the
+    columns."""
     num_stages: int
-    """Steps along K, of 128 bytes, that there is shared memory for."""
+    """The number of steps along K, of 128 bytes each, that shared memory holds."""
 
 
 def options(groups, blocks, output_itemsize, shared_memory):
-    """With as many stages as there is room for beside what is stored, a block of each group."""
+    """Return options with as many stages as fit shared memory beside the result blocks, one for each group."""
     step = (groups * 64 + blocks * 128) * 128
     room = shared_memory - 1024 - groups * 64 * 128 * output_itemsize
     return Options(groups, blocks, min(room // step, 6))
 
 
 def takes(k, n, itemsize, output_itemsize):
-    """Whether tensor descriptors could be of copies of all operands, so that the form of a product does not depend on
-    their layout: rows of 16 bytes or a multiple, of a (M, K) and a (N, K) factor and of a (M, N) result."""
+    """Tell whether tensor descriptors fit copies of all operands: rows of the (M, K) and (N, K) factors and of the (M,
+    N) result must be multiples of 16 bytes. Layouts do not count, so that they do not change the kernel that runs."""
     return (
         not INTERPRETED
-        # These are numbers for the other form: here warps and stages are parts of a whole.
+        # The user's numbers are for Triton's kernel: here warps and stages are parts of a fixed design.
         and not (get_default_num_warps() or get_default_num_stages())
         and is_hopper()
         and k > 0
@@ -47,8 +48,8 @@ def takes(k, n, itemsize, output_itemsize):
 def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
     """Launch ``kernels.fp8_gemm``.
 
-    :param a: (M, K), and ``b`` (N, K), the right factor transposed, as ``aligned`` returns them.
-    :param a_scale: What ``fp8.check_scale`` returned; ``b_scale`` likewise.
+    :param a: (M, K), as ``aligned`` returns it; ``b``, (N, K), is the transposed right factor, likewise.
+    :param a_scale: The return value of ``fp8.check_scale``; ``b_scale`` likewise.
     """
     from ntops.kernels import fused_products_hopper as kernels
 
@@ -70,7 +71,7 @@ def fp8_gemm(chosen, output, a, b, a_scale, b_scale):
 
 
 def _scales(scale, row_stride, block_stride):
-    """One scale, or one for each row, contiguous; and how far those of the next block are."""
+    """Return one scale, or contiguous scales, one for each row, and the distance to the scales of the next block."""
     if not row_stride:
         return scale, block_stride
 
@@ -78,7 +79,7 @@ def _scales(scale, row_stride, block_stride):
 
 
 def fused_gated_mlp(chosen, output, x, gate, up, activation):
-    """Launch ``kernels.fused_gated_mlp`` of matrices."""
+    """Launch ``kernels.fused_gated_mlp`` on matrices."""
     from ntops.kernels import fused_products_hopper as kernels
 
     _launch(
@@ -98,9 +99,9 @@ def _launch(kernel, chosen, output, width, factors, scales, steps, constants):
     tiles = -(-m // (chosen.groups * 64)) * -(-n // width)
 
     with on_device(device):
-        repetition.launch(
+        recorder.launch(
             kernel,
-            (min(tiles, choice.device(device.index or 0).multiprocessors),),
+            (min(tiles, config_selection.device(device.index or 0).multiprocessors),),
             {"num_warps": 4, "maxnreg": REGISTERS[chosen.groups]},
             _descriptor(output, 64, 128),
             *factors,
@@ -111,18 +112,18 @@ def _launch(kernel, chosen, output, width, factors, scales, steps, constants):
 
 
 def aligned(matrix):
-    """The matrix, of rows of a multiple of 16 bytes, or a copy of it that has them begin at such: what a descriptor can
-    be of."""
+    """Return a matrix, or a copy of it, that a descriptor fits: its rows are multiples of 16 bytes and begin at
+    such."""
     size, (step, unit) = matrix.element_size(), matrix.stride()
     fits = unit == 1 and step >= matrix.shape[1] and step * size % 16 == 0 and matrix.data_ptr() % 16 == 0
 
-    # A contiguous one may begin anywhere.
+    # A contiguous matrix may still begin at any address.
     return matrix if fits else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def _descriptor(matrix, rows, columns):
-    """A descriptor of a matrix in blocks."""
-    # Calls that take the other form need not wait for this import.
+    """Return a descriptor of a matrix in blocks."""
+    # Import here, so that calls of the other kernel do not pay for it.
     from triton.experimental.gluon.language import NVMMASharedLayout
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 

@@ -1,4 +1,4 @@
-"""What the norms share: the dims that are normalized, the affine parameters, and the launch."""
+"""Helpers that all norms use: normalized dims, affine parameters, and the launch."""
 
 import math
 import numbers
@@ -6,16 +6,17 @@ import operator
 
 import torch
 
-from ntops.host import repetition, rows
+from ntops.host import rows
 from ntops.host.arguments import check_tensor, common_device
-from ntops.host.iteration import contiguous_strides
+from ntops.host.dim_order import contiguous_strides
+from ntops.launch import boundary, recorder
 
 
 def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
-    """Check the arguments of a norm, and return ``normalized_shape``, a tuple of ints or one alone, as a tuple.
+    """Check the arguments of a norm, and return ``normalized_shape``, a tuple of ints or one int, as a tuple.
 
     :param parameters: The affine parameters by argument name, each a tensor or ``None``.
-    :param few_dims: What is raised where ``input`` has fewer dims than ``normalized_shape``.
+    :param few_dims: The error to raise if ``input`` has fewer dims than ``normalized_shape``.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes or devices do not fit.
     """
@@ -29,7 +30,8 @@ def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
         raise TypeError(f"argument 'normalized_shape' must be a tuple of ints, or an int, not {kind}")
 
     try:
-        shape = tuple(operator.index(size) for size in normalized_shape)
+        # Symbolic sizes stay symbolic.
+        shape = tuple(s if isinstance(s, torch.SymInt) else operator.index(s) for s in normalized_shape)
     except TypeError:
         raise TypeError(f"argument 'normalized_shape' must be a tuple of ints, not {normalized_shape!r}") from None
 
@@ -59,19 +61,19 @@ def normalized(input, normalized_shape, parameters, few_dims=RuntimeError):
 
 
 def has_rows(input, shape):
-    """Whether there is anything to normalize over the last ``len(shape)`` dims; without, torch on CUDA asks for no
+    """Tell whether there is anything to normalize over the last ``len(shape)`` dims; if not, torch on CUDA needs no
     kernel of the dtype. Rows may be empty."""
     return math.prod(input.shape[: input.ndim - len(shape)]) > 0
 
 
 def walkable(tensor, first=0):
-    """The tensor, or a copy of it, such that its rows are loaded, and so added up, like those of a contiguous tensor.
+    """Return the tensor, or a copy, whose rows are loaded and summed like those of a contiguous tensor.
 
-    Rows are the dims from ``first`` on. torch copies, too, what is not contiguous.
+    Rows are the dims from ``first`` on. torch copies tensors that are not contiguous, too.
     """
     row = tensor.shape[first:]
     contiguous = tensor.stride()[first:] == contiguous_strides(row)
-    # What is no multiple of 16 elements is never loaded 16 bytes at a time, wherever it begins.
+    # Rows that are not a multiple of 16 elements are never loaded 16 bytes at a time, so alignment does not matter.
     vectors = math.prod(row) % 16 == 0
     aligned = tensor.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in tensor.stride()[:first])
     return tensor if contiguous and (aligned or not vectors) else tensor.clone(memory_format=torch.contiguous_format)
@@ -80,20 +82,20 @@ def walkable(tensor, first=0):
 def norm(premake, walk, input, shape, parameters, eps):
     """Run a norm over the last ``len(shape)`` dims of ``input``.
 
-    :param walk: Its kernel of :mod:`ntops.kernels.walked_rows`.
+    :param walk: The norm's kernel of :mod:`ntops.kernels.long_rows`.
     :param parameters: The affine parameters by name, each a tensor of ``shape`` or a number.
     :return: A contiguous tensor of the shape and dtype of ``input``.
     """
-    output = repetition.empty(input.shape, contiguous_strides(input.shape), input.dtype, input.device)
+    output = recorder.empty(input.shape, contiguous_strides(input.shape), input.dtype, input.device)
 
-    if not output.numel():
+    if not boundary.has_work(output):
         return output
 
     first = input.ndim - len(shape)
     tensors = {"input": walkable(input, first)} | {
         name: walkable(value)
         if isinstance(value, torch.Tensor)
-        else repetition.constant(value, input.device).expand(shape)
+        else recorder.constant(value, input.device).expand(shape)
         for name, value in parameters.items()
     }
     matrices = {"output": output} | tensors

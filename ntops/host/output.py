@@ -1,19 +1,19 @@
-"""Where results go: a new tensor, or the caller's ``out=`` under torch's rules."""
+"""Choose where results go: a new tensor, or the caller's ``out=`` under torch's rules."""
 
 import warnings
 
 import torch
 
-from ntops.host import repetition
 from ntops.host.arguments import check_tensor
-from ntops.host.iteration import is_dense
+from ntops.host.dim_order import is_dense
+from ntops.launch import boundary, recorder
 
 
 def check_out(out, dtype, device, exact_dtype=False):
     """Refuse an ``out`` that cannot take a result of ``dtype``.
 
-    :param exact_dtype: Whether torch wants the very dtype (products do), not one that ``dtype`` casts to safely.
-    :raises TypeError: It is no tensor.
+    :param exact_dtype: Whether torch requires exactly ``dtype`` (as for products), not one that it casts to safely.
+    :raises TypeError: It is not a tensor.
     :raises RuntimeError: Its dtype or device is wrong.
     """
     check_tensor(out, "out")
@@ -29,7 +29,7 @@ def check_out(out, dtype, device, exact_dtype=False):
 
 
 def check_written(tensor, name):
-    """Refuse to write a tensor several of whose elements are one place in memory.
+    """Refuse to write a tensor of which several elements share one place in memory.
 
     :raises RuntimeError: A dim is expanded (stride 0).
     """
@@ -40,13 +40,16 @@ def check_written(tensor, name):
 
 
 def check_overlap(out, inputs):
-    """Refuse an ``out`` that shares a part of its memory with an input; sharing all of it is in-place work.
+    """Refuse an ``out`` that shares part of its memory with an input; sharing all of it is in-place work.
 
-    As in torch, what is not dense is too hard to tell and is let through.
+    As in torch, the check skips tensors that are not dense.
 
     :param inputs: The input tensors by argument name.
     :raises RuntimeError: An input overlaps ``out`` in part.
     """
+    if boundary.is_abstract():
+        return
+
     for name, tensor in inputs.items():
         if tensor is out or out.numel() == 0 or tensor.numel() == 0:
             continue
@@ -66,8 +69,8 @@ def check_overlap(out, inputs):
 
 
 def shares_memory(out, tensor):
-    """Whether ``out`` may share memory with a tensor: their storage is one and their extents overlap."""
-    if out.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
+    """Tell whether ``out`` may share memory with a tensor: they have one storage and their extents overlap."""
+    if boundary.is_abstract() or out.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr():
         return False
 
     begin, end = _extent(out)
@@ -84,7 +87,7 @@ def _extent(tensor):
 
 
 def resize_out(out, shape, strides):
-    """Give ``out`` the shape of the result if it has another, with torch's warning if it is not empty."""
+    """Resize ``out`` to the shape of the result if it has another shape, with torch's warning if it is not empty."""
     if out.shape == shape:
         return
 
@@ -96,22 +99,24 @@ def resize_out(out, shape, strides):
             stacklevel=4,
         )
 
+    recorder.prevent()
     out.resize_(shape)
     out.as_strided_(shape, strides)
 
 
 def given(out, result):
-    """What a function returns: the result, which has been written, or ``out`` with it.
+    """Return the function's result: the written tensor, or ``out`` after copying the result to it.
 
-    :param out: The caller's ``out=`` or the operand that is written in place, or ``None``.
-    :param result: ``out`` itself, if a kernel wrote that.
+    :param out: The caller's ``out=``, the operand that is written in place, or ``None``.
+    :param result: The tensor that a kernel wrote; it may be ``out`` itself.
     """
     if out is None:
         return result
 
     if out is result:
-        repetition.written(out)
+        recorder.written(out)
     else:
+        recorder.prevent()
         out.copy_(result)
 
     return out

@@ -5,35 +5,35 @@ import functools
 
 import torch
 
-from ntops.host import choice, mm_hopper, output, repetition
+from ntops.host import matrix_copy, mm_hopper, output
 from ntops.host.arguments import check_fits, check_tensor, common_device
-from ntops.host.configuration import heuristic, settled
-from ntops.host.iteration import collapse, contiguous_strides, specialize
-from ntops.host.launch import next_power_of_2, on_device
-from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
-from ntops.kernels import mm, split_k
-from ntops.torch.mul import mul
-from ntops.torch.utils import Config, make
+from ntops.host.dim_order import collapse, contiguous_strides, specialize
+from ntops.host.elementwise import elementwise
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, result_dtype, scalar_type
+from ntops.kernels import mm, mul, split_k
+from ntops.launch import boundary, config_selection, recorder
+from ntops.launch.configuration import heuristic, settled
+from ntops.launch.devices import next_power_of_2, on_device
+from ntops.launch.kernel_sources import Config, make
 
 POINTERS = 1
-"""The form of a kernel: NineToothed's, which runs everywhere."""
+"""The form of NineToothed's kernel, which runs everywhere."""
 HOPPER = 2
-"""That of ``ntops.kernels.mm_hopper``, where operands can be described: half types and TF32, on Hopper."""
+"""The form of ``ntops.kernels.mm_hopper``, for operands that descriptors fit: half types and TF32, on Hopper."""
 
-_LARGE = 2**23
-"""M * N * K from which on the form is ``HOPPER``. Smaller products take the host longer than the device, and this form,
-with three descriptors to make, the longest."""
-_COPIED = 128
-"""Rows and columns of a result from which on a copy of a factor costs less than it saves."""
+_LARGE, _LARGE_OF_BATCH = 2**22, 2**20
+"""The values of M * N * K from which the form is ``HOPPER``. Smaller products take the host longer than the device, and
+this form, which makes three descriptors, takes the host the longest. A batch has many small products: 384 of 197 x 64 x
+197 take 44 us so, and 62 us in the other form."""
 
 
 def check_factors(*, mixed_empty=False, **matrices):
-    """Refuse tensors that have no product, by argument name; integers last, as torch does.
+    """Refuse tensors that have no product, by argument name; integer dtypes are refused last, as in torch.
 
-    :param mixed_empty: Whether dtypes may differ where a tensor is empty.
-    :raises TypeError: One is no tensor.
+    :param mixed_empty: Whether dtypes may differ if a tensor is empty.
+    :raises TypeError: One is not a tensor.
     :raises RuntimeError: Dtypes or devices differ.
-    :return: The device.
+    :return: The device of the tensors.
     """
     for name, matrix in matrices.items():
         check_tensor(matrix, name)
@@ -59,7 +59,7 @@ def check_dims(ndim, **tensors):
 
 
 def check_inner(**factors):
-    """Refuse factors whose inner sizes differ: the columns of the first, the rows of the second."""
+    """Refuse factors whose inner sizes differ: the columns of the first and the rows of the second."""
     (left_name, left), (right_name, right) = factors.items()
     rows = right.shape[-2] if right.ndim > 1 else right.shape[0]
 
@@ -71,24 +71,24 @@ def check_inner(**factors):
 
 
 def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, merged=False, added=None, scales=None):
-    """The product of two matrices or of a batch of each, written to ``out`` or to a new tensor.
+    """Compute the product of two matrices or of each pair of a batch, in ``out`` or a new tensor.
 
     :param premake: The kernel's ``premake``.
     :param shape: The shape of the result, (*batch, M, N).
     :param input: (*batch, M, K).
     :param mat2: (*batch, K, N).
     :param out: The caller's ``out=``, not yet checked, or ``None``.
-    :param vectors: The dims, from the end, that the result lacks since an operand was a vector.
-    :param folded: Whether ``mat2`` is one matrix for a batch of ``input``, all rows of which make a single product, as
-        torch has it. Rows that are not evenly spaced are copied.
-    :param merged: Whether torch sees all rows of ``out`` as those of one matrix, or all elements as one vector.
-    :param added: What ``addmm`` adds, of the shape of the result, or ``None``.
+    :param vectors: The dims, from the end, that the result lacks because an operand was a vector.
+    :param folded: Whether ``mat2`` is one matrix for a batch of ``input``, whose rows make a single product, as in
+        torch. Rows that are not evenly spaced are copied.
+    :param merged: Whether torch views all rows of ``out`` as one matrix, or all elements as one vector.
+    :param added: The tensor that ``addmm`` adds, of the shape of the result, or ``None``.
     :param scales: The factors of the product and of ``added``, for ``addmm``.
-    :raises NotImplementedError: The dtype is not floating-point, and there is something to multiply.
+    :raises NotImplementedError: The dtype is not floating-point, and the product has terms.
     """
     dtype, device = input.dtype, input.device
 
-    # Of a vector and a matrix torch makes the product of two matrices, and a matrix of ``out``.
+    # torch multiplies a vector and a matrix as two matrices, and makes ``out`` a matrix, too.
     row = vectors == (-2,) and input.ndim == 2
     taken = torch.Size((1, *shape)) if row else shape
 
@@ -98,7 +98,7 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
         if out.shape == taken:
             output.check_written(out, "out")
 
-    # Where there is nothing to multiply, CUDA asks for no kernel of the dtype, but for that of two vectors.
+    # Without terms, CUDA needs no kernel of the dtype, except for the product of two vectors.
     if not dtype.is_floating_point and (multiplies(input, mat2) or len(vectors) == 2):
         raise NotImplementedError(
             f"products of {dtype} matrices do not exist on CUDA; cast them to a floating-point type"
@@ -113,18 +113,18 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
         if row:
             out.squeeze_(0)
 
-    # A kernel reads its inputs while others write: an output in the same memory waits for all of them.
+    # A program reads inputs while others write, so a result that shares memory with an input goes to new memory first.
     read = [tensor for tensor in (input, mat2, added) if tensor is not None]
     direct = (
         out is not None
         and (not folded or out.is_contiguous())
         and not any(output.shares_memory(out, tensor) for tensor in read)
     )
-    result = out if direct else repetition.empty(shape, contiguous_strides(shape), dtype, device)
+    result = out if direct else recorder.empty(shape, contiguous_strides(shape), dtype, device)
 
-    if result.numel() and not dtype.is_floating_point:
+    if boundary.has_work(result) and not dtype.is_floating_point:
         _without_product(result, added, scales)
-    elif result.numel():
+    elif boundary.has_work(result):
         matrices = result
 
         for dim in vectors:
@@ -139,7 +139,7 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
 
 
 def _check_one_view(out, shape):
-    """Refuse an ``out`` whose rows cannot be seen as those of one matrix, or its elements as those of one vector."""
+    """Refuse an ``out`` that cannot be viewed as one matrix of all rows, or as one vector of all elements."""
     try:
         out.view(shape)
     except RuntimeError:
@@ -150,7 +150,7 @@ def _check_one_view(out, shape):
 
 
 def multiplies(input, mat2):
-    """Whether a product has any terms: its result may be empty, or its inner size 0."""
+    """Tell whether a product has any terms: its result may be empty, or its inner size 0."""
     return input.numel() > 0 and mat2.numel() > 0
 
 
@@ -159,14 +159,16 @@ def _without_product(result, added, scales):
         result.zero_()
     else:
         check_fits(scales[1], result.dtype, "beta")
-        # The factor takes the dtype, as torch has it: 2.5 is 2 for integers, and True for bool.
+        # The factor is cast to the dtype, as in torch: 2.5 is 2 for integers, and True for bool.
         factor = torch.scalar_tensor(scales[1], dtype=result.dtype, device="cpu").item()
-        mul(added, factor, out=result)
+        dtype = result_dtype(added, factor)
+        operands = {"input": added, "other": factor}
+        elementwise(mul.premake, operands, dtype, out=result, compute_dtype=accumulate_dtype(dtype))
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How a product is computed: a tile of the result, how much of K at a time, and the compiler's options."""
+    """The options of a product: a tile of the result and of K, and the compiler's options."""
 
     block_m: int
     block_n: int
@@ -174,16 +176,16 @@ class Options:
     num_warps: int
     num_stages: int
     splits: int = 1
-    """The parts that K is cut into, each of which is a product of its own; then they are added up."""
+    """The number of parts of K, each of which is a product of its own; the partial products are then added up."""
     form: int = POINTERS
     """``POINTERS`` or ``HOPPER``."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem(choice.Problem):
-    """Products of (M, K) and (K, N) matrices.
+class Problem(config_selection.Problem):
+    """A product of (M, K) and (K, N) matrices.
 
-    How many there are in a batch, and their strides, are no part of it: those change no bit of a result.
+    The size of a batch and the strides are not part of it: they change no bit of a result.
     """
 
     OPTIONS = Options
@@ -194,11 +196,11 @@ class Problem(choice.Problem):
     k: int
     dtype: torch.dtype
     ieee: bool
-    """Whether float32 is multiplied as it is, not as TF32; false for other dtypes, so that they have one entry."""
+    """Whether float32 products are IEEE, not TF32; false for other dtypes, so that they share one entry."""
     batched: bool = False
     """Whether there is a batch of products, which fills the device without splits."""
     described: bool = False
-    """Whether it may be ``HOPPER``."""
+    """Whether the form may be ``HOPPER``."""
 
     def rule(self, device):
         limits = device.shared_memory, 0 if self.batched else device.multiprocessors
@@ -214,7 +216,7 @@ class Problem(choice.Problem):
             if block_m <= max(next_power_of_2(self.m), 32):
                 options = Options(block_m, block_n, *others)
                 even = 1 if self.batched else _splits(self.m, self.n, self.k, options, device.multiprocessors)
-                # Twice the parts may hide more of the latency; one is not added up.
+                # Twice as many parts may hide more of the latency; a single part needs no adding up.
                 parts = (even, 2 * even, 1) if even > 1 else (1,)
                 found += [dataclasses.replace(options, splits=one) for one in parts]
 
@@ -222,69 +224,68 @@ class Problem(choice.Problem):
 
     def allows(self, options):
         if options.form == HOPPER:
-            return self.described and options.splits == 1
+            return self.described and (options.splits == 1 or self._splits(options))
 
-        return options.splits == 1 or (not self.batched and self.k % (16 * options.splits) == 0)
+        return options.splits == 1 or self._splits(options)
+
+    def _splits(self, options):
+        return not self.batched and _has_parts(options, self.m, self.n, self.k)
 
     def resources(self, options):
         return resources(options, self.dtype)
 
 
-# Tiles of few rows that take the place of the form for Hopper.
-_FEW_HALF = (16, 128, 64, 4, 6)
-_FEW_TF32 = (16, 64, 64, 4, 4)
-_POINTS = (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048)
+def _has_parts(options, m, n, k):
+    return options.splits == 1 or k % (16 * options.splits) == 0
 
 
-@heuristic(("m", "n"), _POINTS + mm_hopper.POINTS)
+_POINTS = ((16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
+_POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048))
+
+
+@heuristic(("m", "n", "k"), _POINTS + mm_hopper.POINTS, _has_parts)
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
-    """The options of a product.
+    """Choose the options of a product.
 
-    :param m: Rows of the result.
-    :param n: Columns of the result.
-    :param k: Terms.
+    :param m: The rows of the result.
+    :param n: The columns of the result.
+    :param k: The terms of an element of the result.
     :param dtype: The dtype of the operands.
-    :param ieee: Whether float32 is multiplied as it is, not as TF32.
-    :param shared_memory: What a program can have on the device, in bytes.
-    :param multiprocessors: How many may be filled by splits; 0: there is a batch, which fills them.
-    :param described: Whether it may be ``HOPPER``.
+    :param ieee: Whether float32 products are IEEE, not TF32.
+    :param shared_memory: Bytes of shared memory that a program can have on the device.
+    :param multiprocessors: The number of multiprocessors to fill by splits; 0 for a batch, which fills them itself.
+    :param described: Whether the form may be ``HOPPER``.
     """
+    if described and m * n * k >= (_LARGE if multiprocessors else _LARGE_OF_BATCH):
+        return Options(*mm_hopper.fastest(m, n, k, dtype, multiprocessors), form=HOPPER)
+
     few = dtype is torch.float32 and not ieee and m <= 16
-    # TF32 in parts of K against the form for Hopper, on an H200: M = 16, N = 4096, K = 11008 takes 52 and 61 us; N = K
-    # = 8192, of twice as many tiles and so in two parts, 71 and 69 us.
-    in_parts = few and _splits(m, n, k, Options(*_FEW_TF32), multiprocessors) >= 4
-
-    if described and m * n * k >= _LARGE and not in_parts:
-        found = Options(*mm_hopper.fastest(m, n, dtype, multiprocessors), form=HOPPER)
-        # Where each multiprocessor has one tile at most, its start counts: M = 16, N = 11008, K = 4096 takes 27.6 us,
-        # and 29.7 us in the form for Hopper (cuBLAS 28.9); N = 13824, K = 5120 takes 37.9 and 39.8 us (39.8).
-        alone = (found.block_m, found.block_n) == (16, 128) and n <= 128 * multiprocessors
-
-        return Options(*_FEW_HALF) if alone and dtype.itemsize == 2 else found
 
     if dtype is torch.float64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
     elif dtype is torch.float32 and ieee:
-        # IEEE products run on the plain cores, out of registers.
+        # IEEE products run on the CUDA cores, out of registers.
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
     elif dtype is torch.float32 and m >= 2048 and n >= 2048:
-        # Tiles of as many bytes as those of half types; not measured yet.
+        # The tiles have as many bytes as those of half types; not measured yet.
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 32, 8, 4
     elif few:
-        block_m, block_n, block_k, num_warps, num_stages = _FEW_TF32
+        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 64, 4, 4
     elif dtype is torch.float32:
         block_m, block_n, block_k, num_warps, num_stages = 128, 128, 32, 8, 3
     elif m >= 2048 and n >= 2048:
         # 676 TFLOP/s at 4096^3 bf16 on an H200, host time included.
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
     elif m <= 16:
-        # Bound by how fast the other matrix is read: rows of 128 bytes of it, many in flight, and K in parts. Chosen
-        # by that and not measured yet; tiles of 64 x 64 without parts took 22.5 us for 1 x 4096 x 4096 on an H200.
+        # The product is bound by reading the other matrix: read it in rows of 128 bytes, many in flight, with K in
+        # parts. If its rows are not aligned, 8 x 4096 x 50257 takes 217 us on an H200 (torch 319), and 5 x 1280 x 51866
+        # takes 92 us (72).
         block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
     elif m <= 64 or n <= 64:
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:
-        # With a multiprocessor for each tile, 5 stages take 24.6 us where 3 take 26.3: 128 x 4096 x 4096 on an H200.
+        # If each tile has a multiprocessor of its own, 5 stages are best: 128 x 4096 x 4096 takes 24.6 us on an H200,
+        # with 3 stages 26.3.
         alone = -(-m // 128) * -(-n // 128) <= multiprocessors
         block_m, block_n, block_k, num_warps, num_stages = 128, 128, 64, 8, 5 if alone else 3
 
@@ -297,9 +298,9 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
 
 
 def _splits(m, n, k, options, multiprocessors):
-    """The parts of K: as many as there are multiprocessors for, but each of 1024 terms or more, and all alike."""
+    """Return the number of parts of K: equal parts of 1024 terms or more, no more than multiprocessors can take."""
     programs = -(-m // options.block_m) * -(-n // options.block_n)
-    # A multiprocessor takes two programs of few rows at least, which wait for memory, and of others one.
+    # A multiprocessor takes at least two programs of few rows, which wait for memory, and one of many rows.
     most = multiprocessors * (2 if options.block_m <= 64 else 1)
     splits = 1
 
@@ -327,7 +328,7 @@ _HALF = (
     (64, 64, 64, 4, 5),
     (64, 64, 128, 4, 4),
 )
-# A few rows are bound by how fast the other matrix is read: small tiles, for many programs, and much in flight.
+# Products of few rows are bound by reading the other matrix: small tiles, for many programs and many loads in flight.
 _HALF_SKINNY = (
     (16, 32, 256, 4, 4),
     (16, 32, 128, 4, 5),
@@ -375,45 +376,50 @@ def _space(problem):
 
 
 def resources(options, dtype):
-    """What the options take. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
+    """Estimate the resources of the options. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
     threads = 32 * options.num_warps
     tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
     sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
 
     if options.form == HOPPER:
-        # Beside the groups of warps that multiply there is one that loads.
-        return choice.Resources(mm_hopper.shared_memory(options, dtype), 32 + sums, threads + 128)
+        # Beside the groups of warps that multiply, one group loads.
+        return config_selection.Resources(mm_hopper.shared_memory(options, dtype), 32 + sums, threads + 128)
 
-    # The matrix units of Hopper read tiles of 64 rows from shared memory, so those of all stages are there at once;
-    # else the tiles of a stage have gone to registers when those of the last one come.
+    # Hopper's tensor cores read tiles of 64 rows from shared memory, so the tiles of all stages are there at once;
+    # smaller tiles move to registers before the last stage arrives.
     stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
-    # What is loaded is 16 bytes, and an address of two registers, for each thread at a time.
+    # For each 16 bytes that a thread loads at a time, it holds an address of two registers.
     addresses = 2 * -(-tiles // (16 * threads))
 
-    return choice.Resources(tiles * stages, 32 + sums + addresses, threads)
+    return config_selection.Resources(tiles * stages, 32 + sums + addresses, threads)
 
 
 def _launch(premake, result, input, mat2, added, scales, chosen=None):
-    """Launch a product; where ``chosen`` is ``None``, the configuration is chosen here."""
+    """Launch a product; where ``chosen`` is ``None``, :func:`config` chooses."""
     ieee = torch.get_float32_matmul_precision() == "highest"
     index = result.device.index or 0
     batch, _ = _collapsed_batch(result, input, mat2)
-    described = settled("described", mm_hopper.takes(result, input, ieee, len(batch), index))
+    described = settled("described", mm_hopper.takes(result, input, mat2, ieee, len(batch), index))
 
     if chosen is None:
-        # A product of batches that broadcast is that of bmm, or of mm.
+        # Broadcast batches run the kernel of bmm, or of mm.
         name = premake.__module__.rpartition(".")[2]
         name = name if name != "matmul" else "bmm" if batch else "mm"
         sizes = *result.shape[-2:], input.shape[-1]
         problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
         run = functools.partial(_launch, premake, input=input, mat2=mat2, added=added, scales=scales)
-        chosen = choice.choose(name, problem, index, run, result)
+        chosen = config_selection.choose(name, problem, index, run, result)
 
-    if input.dtype is torch.float32 and not ieee and choice.device(index).hopper:
-        if chosen.form == HOPPER or min(result.shape[-2:]) >= _COPIED:
+    if input.dtype is torch.float32 and ieee and min(result.shape[-2:]) >= mm_hopper.COPIED and mat2.stride(-1) != 1:
+        # The CUDA cores read rows: 512 x 4096 x 4096 takes 1286 us on an H200 with contiguous columns, and 446 us with
+        # contiguous rows.
+        mat2 = _k_major(mat2)
+
+    if input.dtype is torch.float32 and not ieee and config_selection.device(index).hopper:
+        if chosen.form == HOPPER or min(result.shape[-2:]) >= mm_hopper.COPIED:
             input = _k_major(input)
 
-        if chosen.form != HOPPER and min(result.shape[-2:]) >= _COPIED:
+        if chosen.form != HOPPER and min(result.shape[-2:]) >= mm_hopper.COPIED:
             mat2 = _k_major(mat2.mT).mT
 
     batch, strides = _collapsed_batch(result, input, mat2)
@@ -430,25 +436,29 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         number_type = scalar_type(result.dtype)
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
-    if chosen.form == HOPPER:
-        with on_device(result.device):
-            mm_hopper.launch(chosen, index, *views.values(), added, numbers)
-
-        return
-
-    if added is not None:
-        views["added"] = added
-
     partial = None
 
     if chosen.splits > 1:
-        partial = repetition.empty(
+        partial = recorder.empty(
             (chosen.splits, *result.shape[-2:]),
             contiguous_strides((chosen.splits, *result.shape[-2:])),
             accumulate_dtype(result.dtype),
             result.device,
         )
         premake, arguments, views = mm.premake, {"batch": 1}, _parts(partial, views)
+
+    if chosen.form == HOPPER:
+        with on_device(result.device):
+            if partial is None:
+                mm_hopper.launch(chosen, index, *views.values(), added, numbers)
+            else:
+                mm_hopper.launch(chosen, index, *views.values())
+                _add_up(result, partial, added, numbers)
+
+        return
+
+    if added is not None and partial is None:
+        views["added"] = added
 
     blocks = ("block_size_m", chosen.block_m), ("block_size_n", chosen.block_n), ("block_size_k", chosen.block_k)
     kernel = make(premake, arguments, Config(blocks, chosen.num_warps, chosen.num_stages), specialize(views))
@@ -463,20 +473,26 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
 
 
 def _k_major(matrices):
-    """(*, M, K) with K innermost, copied where it is not, though not along a dim that repeats it.
+    """Return (*, M, K) matrices with K innermost, copied if it is not; an expanded batch is not copied out.
 
-    Hopper's matrix units take tiles of 32-bit elements with K innermost only, and what is not is turned while it is
-    loaded, 4 bytes at a time: mm of 4096^3 took 1706 us on an H200, 5 times as long as cuBLAS. A copy moves 128 MiB.
+    Hopper's tensor cores take 32-bit tiles with K innermost only; loads transpose other tiles 4 bytes at a time. mm of
+    4096^3 took 1706 us so on an H200, 5 times as long as cuBLAS. A copy moves 128 MiB.
     """
     if matrices.stride(-1) == 1:
         return matrices
 
     batch = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in matrices.stride()[:-2])
-    return matrices[batch].contiguous().expand(matrices.shape)
+    distinct = matrices[batch]
+
+    if distinct.ndim > 3:
+        return distinct.contiguous().expand(matrices.shape)
+
+    copied = matrix_copy.aligned(distinct if distinct.ndim == 3 else distinct[None])
+    return (copied if distinct.ndim == 3 else copied[0]).expand(matrices.shape)
 
 
 def _parts(partial, views):
-    """The operands of a product as those of a batch of products, each of a part of the terms."""
+    """Return a product's operands as those of a batch of products, each over a part of the terms."""
     input, mat2 = views["input"], views["mat2"]
     splits, (m, k), n = partial.shape[0], input.shape, mat2.shape[1]
     size = k // splits
@@ -493,7 +509,7 @@ def _add_up(result, partial, added, numbers):
     count = result.numel()
     block = 256
 
-    repetition.launch(
+    recorder.launch(
         split_k.add_up,
         (-(-count // block),),
         {},
@@ -514,7 +530,7 @@ def _add_up(result, partial, added, numbers):
 
 
 def _collapsed_batch(*tensors):
-    """The batch dims merged where all can walk them as one; none for single matrices."""
+    """Return the batch dims, merged where all tensors can walk them as one; no dims for single matrices."""
     shape = tensors[0].shape[:-2]
 
     if not shape:

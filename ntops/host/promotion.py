@@ -1,9 +1,10 @@
-"""Dtypes: what torch promotes operands to, and what kernels compute in."""
+"""Dtypes: compute the dtype to which torch promotes operands, and the dtype in which kernels compute."""
 
 import torch
 import triton.language as tl
 
-from ntops.host.watch import known
+from ntops.launch import boundary
+from ntops.launch.dispatch_watch import known
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -22,7 +23,7 @@ TRITON_DTYPES = {
 
 
 def result_dtype(*operands):
-    """The dtype to which torch promotes tensors and Python numbers."""
+    """Return the dtype to which torch promotes tensors and Python numbers."""
     dtype = _dtype(operands[0])
 
     for operand in operands[1:]:
@@ -39,7 +40,7 @@ def _dtype(operand):
 
 
 def accumulate_dtype(dtype):
-    """The dtype in which values of ``dtype`` are computed: float32 for half types, int32 for bool, else itself."""
+    """Return the dtype in which kernels compute for ``dtype``: float32 for half types, int32 for bool, else itself."""
     if dtype in _HALF:
         return torch.float32
 
@@ -47,21 +48,25 @@ def accumulate_dtype(dtype):
 
 
 def scalar_type(dtype):
-    """The type of a kernel argument that carries a Python number exactly into a computation in ``dtype``."""
+    """Return the type of a kernel argument that carries a Python number exactly into a computation in ``dtype``."""
     return "fp64" if dtype.is_floating_point else "i64"
 
 
 def rounded(number, dtype):
-    """The Python number that a tensor of ``dtype`` holds of one."""
+    """Return the number rounded to ``dtype``, as a Python number."""
+    if boundary.is_abstract():
+        return number
+
     with known():
         return torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype).item()
 
 
 def promote(operands, dtype, compute_dtype=None):
-    """The operands such that a kernel may take each straight to the dtype in which it computes.
+    """Prepare operands such that a kernel may cast each directly to its compute dtype.
 
-    torch first casts each to the promoted dtype, which loses something where a 0-d tensor of a wider dtype gave way,
-    where integers meet a half type, or any in which the kernel does not compute, and where a Python integer wraps.
+    torch first casts each operand to the promoted dtype. That loses information if a 0-d tensor has a wider dtype than
+    the result, if integers meet a half type or any dtype in which the kernel does not compute, and if a Python integer
+    wraps.
 
     :param operands: Tensors and Python numbers by name.
     :param dtype: The promoted dtype.

@@ -1,13 +1,13 @@
-"""Triton kernels without a GPU: run on CPU tensors, mended where Triton's interpreter lies, every access watched.
+"""Run Triton kernels on CPU tensors without a GPU, correct where Triton's interpreter is wrong, and check every access.
 
-``install()`` makes any Triton kernel, NineToothed or raw ``@triton.jit``, run here. Nothing of Triton or NineToothed
-is imported before that, since Triton reads ``TRITON_INTERPRET`` while it is imported.
+``install()`` makes any Triton kernel, NineToothed or raw ``@triton.jit``, run here. Nothing of Triton or NineToothed is
+imported earlier, since Triton reads ``TRITON_INTERPRET`` while it is imported.
 """
 
 import os
 
-from ntops.interpreter.faults import MemoryFault
-from ntops.interpreter.nine import prepare_ninetoothed
+from ntops.interpreter.errors import MemoryFault
+from ntops.interpreter.ninetoothed_files import prepare_ninetoothed
 
 __all__ = ["MemoryFault", "install", "installed", "prepare_ninetoothed", "watch"]
 
@@ -25,9 +25,9 @@ def install() -> None:
     if _installed:
         return
 
-    from ntops.interpreter import _triton
+    from ntops.interpreter import installation
 
-    _triton.install()
+    installation.install()
     prepare_ninetoothed()
     _installed = True
 
@@ -38,12 +38,13 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Whether Triton kernels run on CPU tensors in this process."""
+    """Tell whether Triton kernels run on CPU tensors in this process."""
     return _installed
 
 
 def watch(inputs=(), writable=()):
-    """Check every load and store of the kernels that run inside; see :func:`ntops.interpreter.watching.watch`."""
+    """Return a context that checks every load and store of its kernels; see
+    :func:`ntops.interpreter.watching.watch`."""
     from ntops.interpreter import watching
 
     return watching.watch(inputs, writable)

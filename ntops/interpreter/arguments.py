@@ -1,4 +1,4 @@
-"""From what a launch was given to what kernel code sees."""
+"""Convert a launch's arguments to the values that kernel code sees."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from ntops.interpreter.handles import Handle, constant
 
 
 def converted(kinds, bound):
-    """Arguments by name, as tensors of the language; ``kinds`` are the annotated types."""
+    """Return arguments by name, as tensors of the language; ``kinds`` are the annotated types."""
     return {
         name: value if kinds[name] == "constexpr" else _converted(name, kinds[name], value)
         for name, value in bound.items()
@@ -49,7 +49,7 @@ def _converted(name, kind, value):
 
 
 def _number(value, kind):
-    """A scalar argument: of its annotated type, else of the type that the compiler would choose."""
+    """Return a scalar argument with its annotated type, else with the type that the compiler would choose."""
     dtype = _triton.type_named(kind) if kind and not kind.startswith("*") else _triton.type_of(value)
 
     if isinstance(value, float) and dtype.is_int():
@@ -66,14 +66,14 @@ def _pointer(name, kind, value):
 
     address = np.array([value.data_ptr()], dtype=np.uint64)
     tensor = value.base if isinstance(value, _triton.TensorWrapper) else value
-    # Triton takes whatever has an address; only of a tensor is it known how far it goes.
+    # Triton accepts anything with an address; only a tensor tells its extent.
     origin = Argument(name, tensor) if isinstance(tensor, torch.Tensor) else None
 
     return tl.tensor(Handle(address, dtype, (), origin), dtype)
 
 
 def pointers(values):
-    """The arguments that are behind ``values`` as kernel code sees them."""
+    """Return the arguments that are behind ``values`` as kernel code sees them."""
     found = []
 
     for value in values:
@@ -89,7 +89,7 @@ def pointers(values):
 
 @contextlib.contextmanager
 def on_host(bound):
-    """Arguments with what lies on another device copied to the CPU, and copied back afterwards."""
+    """Return a context that copies arguments on other devices to the CPU, and copies them back afterwards."""
     copies = {}
     staged = {name: _staged(value, copies) for name, value in bound.items()}
 
@@ -108,7 +108,7 @@ def _staged(value, copies):
     if isinstance(value, _triton.TensorWrapper):
         return _triton.TensorWrapper(_staged(value.base, copies), value.dtype)
 
-    # A meta tensor has no data: it is there for its shape.
+    # A meta tensor has no data and serves its shape only.
     if not isinstance(value, torch.Tensor) or value.device.type in ("cpu", "meta"):
         return value
 

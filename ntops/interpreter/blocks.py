@@ -1,4 +1,4 @@
-"""Making, reshaping, joining and multiplying blocks, for the whole grid at once."""
+"""Create, reshape, join and multiply blocks, for the whole grid at once."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def _common_programs(*handles):
 
 
 class Blocks:
-    """The part of the builder that changes the shape of blocks. Dims that are all the same value stay of size 1."""
+    """The part of the builder that changes the shape of blocks. A dim whose values are all equal stays of size 1."""
 
     def create_make_range(self, type, start, stop):
         return Handle(np.arange(start, stop, dtype=np.int32)[None], tl.int32, (stop - start,))
@@ -112,7 +112,7 @@ class Blocks:
         self.create_assert(condition, "tl.assume of what does not hold")
 
     def create_barrier(self):
-        """Programs run to the end, so there is nothing to wait for."""
+        """Do nothing: programs run to the end, so there is nothing to wait for."""
 
     def create_print(self, prefix, hex, values, is_signed):
         self.require_sequential("it prints")

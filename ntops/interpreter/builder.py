@@ -1,4 +1,5 @@
-"""Arithmetic, casts and constants for the whole grid at once: what Triton's semantics call to build code."""
+"""Arithmetic, casts and constants for the whole grid at once: the operations that Triton's semantics build code
+from."""
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ntops.interpreter.memory import Memory
 
 
 def _shape(*handles):
-    """The common shape of operands; scalars fit every shape."""
+    """Return the common shape of operands; scalars fit every shape."""
     shape = ()
 
     for handle in handles:
@@ -21,7 +22,7 @@ def _shape(*handles):
 
 
 def _aligned(handle, rank):
-    """The array of ``handle`` with ``rank`` dims after the programs, for scalars among blocks."""
+    """Return the array of ``handle`` with ``rank`` dims after the programs, for scalars among blocks."""
     data = values(handle)
 
     if len(handle.shape) == rank:
@@ -52,7 +53,7 @@ def _binary(operation, exact=False):
 
 
 def _wrapping(operation):
-    """Integer arithmetic; one-bit integers wrap as all others do, where NumPy's are logical."""
+    """Return an integer operation; one-bit integers wrap like all others, where NumPy's would be logical."""
 
     def create(self, lhs, rhs):
         shape, (a, b) = _operands(lhs, rhs)
@@ -66,7 +67,7 @@ def _wrapping(operation):
 
 
 def _comparison(operation, unordered=None):
-    """A comparison; with ``unordered``, the answer where either operand is NaN is that."""
+    """Return a comparison; ``unordered``, if given, is the result where either operand is NaN."""
 
     def create(self, lhs, rhs):
         shape, (a, b) = _operands(lhs, rhs)
@@ -97,7 +98,7 @@ def _non_negative(a, b):
 
 
 def divide(a, b):
-    """Integer division toward zero."""
+    """Divide integers, rounding toward zero."""
     if _non_negative(a, b):
         return a // b
 
@@ -105,7 +106,7 @@ def divide(a, b):
 
 
 def remainder(a, b):
-    """The remainder of integer division toward zero."""
+    """Return the remainder of integer division toward zero."""
     return a - (a // b) * b if _non_negative(a, b) else np.fmod(a, b)
 
 
@@ -123,7 +124,7 @@ def _as_int8(data):
 
 
 class Builder(Memory, Blocks, BaseBuilder):
-    """Computes at once what Triton's own builder would do one program at a time."""
+    """Compute for all programs at once the operations that Triton's own builder executes one program at a time."""
 
     def __init__(self, options, codegen_fns):
         self.arch = None
@@ -134,7 +135,7 @@ class Builder(Memory, Blocks, BaseBuilder):
         self.start((1, 1, 1), [np.zeros(1, np.int32)] * 3, np.zeros(1, np.int64))
 
     def start(self, grid, indices, programs):
-        """Choose the programs that run next: their index along each axis of the grid, and their flat index."""
+        """Select the programs that run next, by their index along each axis of the grid and their flat index."""
         self.grid = grid
         self.indices = indices
         self.flat_indices = programs
@@ -169,7 +170,7 @@ class Builder(Memory, Blocks, BaseBuilder):
     create_fneg = _unary(np.negative)
     create_minimumf = _binary(elementary.minimum, exact=True)
     create_maximumf = _binary(elementary.maximum, exact=True)
-    # Compiled, these drop a NaN.
+    # Compiled, these functions drop a NaN.
     create_minnumf = _binary(elementary.minnum, exact=True)
     create_maxnumf = _binary(elementary.maxnum, exact=True)
 
@@ -310,7 +311,7 @@ class Builder(Memory, Blocks, BaseBuilder):
     def create_addptr(self, pointer, offset):
         size = max(1, pointer.dtype.element_ty.primitive_bitwidth // 8)
         shape, (addresses, steps) = _operands(pointer, offset)
-        # Sign-extended first; uint64 arithmetic then wraps as a GPU's does.
+        # Sign-extend first; uint64 arithmetic then wraps as a GPU's does.
         steps = steps.astype(np.int64).view(np.uint64) * np.uint64(size)
 
         return Handle(addresses + steps, pointer.dtype, shape, pointer.origin)
@@ -346,7 +347,7 @@ def _refuse(what):
     return refuse
 
 
-# What another version of Triton's builder can do and this one cannot is refused, never done wrongly.
+# Refuse operations of other versions of Triton's builder that this one lacks, rather than do them wrongly.
 for _name in dir(BaseBuilder):
     _is_defined_here = any(_name in vars(_class) for _class in (Builder, Memory, Blocks))
 

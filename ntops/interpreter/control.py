@@ -6,7 +6,7 @@ from ntops.interpreter import _triton
 
 
 class Diverged(Exception):
-    """Programs that run together want to go different ways; ``values`` says which way each one goes."""
+    """Programs that run together would take different ways; ``values`` has the way of each."""
 
     def __init__(self, values):
         super().__init__("programs take different ways")
@@ -14,11 +14,11 @@ class Diverged(Exception):
 
 
 class NeedsSequential(Exception):
-    """These programs can only be run one by one, in order; the message says why."""
+    """These programs can only run one by one, in order; the message says why."""
 
 
 def agreed(data):
-    """The one value that all programs have, as a Python number.
+    """Return the one value that all programs have, as a Python number.
 
     :raises Diverged: They have several.
     """
@@ -39,7 +39,7 @@ def agreed(data):
 
 
 def truth(value):
-    """Whether an `if`, `while` or `assert` of kernel code goes ahead."""
+    """Return the truth of the condition of an `if`, `while` or `assert` of kernel code."""
     condition = getattr(value, "condition", value)  # tl.condition of Triton 3.9
 
     if isinstance(condition, _triton.tl.tensor):
@@ -57,7 +57,7 @@ def truth(value):
 
 
 def index_of(tensor):
-    """A scalar as a Python integer, for ranges."""
+    """Return a scalar as a Python integer, for ranges."""
     if np.prod(tensor.handle.shape) > 1:
         raise TypeError(f"a block of shape {tensor.handle.shape} is no single integer")
 
@@ -65,7 +65,7 @@ def index_of(tensor):
 
 
 class Number(int):
-    """A Python integer of kernel code that, as in compiled code, can be asked for its type and cast."""
+    """A Python integer of kernel code that, as in compiled code, has a dtype and can be cast."""
 
     def to(self, dtype, *args, **kwargs):
         return _as_tensor(int(self)).to(dtype, *args, **kwargs)
@@ -84,7 +84,7 @@ def _as_tensor(value):
 
 
 class Runtime:
-    """What rewritten kernel code calls, under the name ``_rt``."""
+    """The functions that rewritten kernel code calls, under the name ``_rt``."""
 
     truth = staticmethod(truth)
 
@@ -97,7 +97,7 @@ class Runtime:
 
     @staticmethod
     def both(first, second):
-        """`first and second`: of tensors, of blocks too, elementwise and without a short cut."""
+        """Compute `first and second`; for tensors and blocks elementwise, without short circuit."""
         if not isinstance(first, _triton.tl.tensor):
             return second() if first else first
 
@@ -110,7 +110,7 @@ class Runtime:
 
     @staticmethod
     def either(first, second):
-        """`first or second`, likewise."""
+        """Compute `first or second`, likewise."""
         if not isinstance(first, _triton.tl.tensor):
             return first if first else second()
 
@@ -123,7 +123,7 @@ class Runtime:
 
     @staticmethod
     def tensor(value):
-        """What a loop carries is a tensor from the start, as in compiled code."""
+        """Convert a value that a loop carries to a tensor, as compiled code does from the start."""
         if isinstance(value, tuple):
             return tuple(map(Runtime.tensor, value))
 
@@ -139,7 +139,7 @@ class Runtime:
 
     @staticmethod
     def range(*limits, **hints):
-        """Triton's range and Python's; hints such as ``num_stages`` say nothing here."""
+        """Run Triton's range or Python's; hints such as ``num_stages`` have no effect."""
         limits = [index_of(x) if isinstance(x, _triton.tl.tensor) else int(_plain(x)) for x in limits]
         limits += [int(_plain(hints[name])) for name in ("step",) if hints.get(name) is not None]
 

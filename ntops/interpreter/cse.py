@@ -1,8 +1,8 @@
-"""Common subexpressions of a kernel computed once, and invariant ones of a loop computed before it.
+"""Compute common subexpressions of a kernel once, and invariant ones of a loop before the loop.
 
 Values are numbered: two expressions have one key if they are the same operation on values with the same keys, whatever
-the names are. The first of two equal expressions is kept in a temporary, in place, if it comes first on every way to
-the second; nothing is moved but what a loop repeats without change, and then only from where each round gets to.
+their names. The first of two equal expressions is kept in a temporary, in place, if it precedes the second on every
+path. Only loop-invariant expressions are moved, and only from places that each iteration reaches.
 """
 
 import ast
@@ -15,9 +15,9 @@ _FRAME_NODES = (ast.Tuple, ast.List, ast.Slice, ast.Attribute)
 def eliminate(tree, is_pure, is_load, carried=frozenset()):
     """Rewrite the function ``tree`` in place.
 
-    :param is_pure: Whether the function of a call node always gives the same for the same arguments.
-    :param is_load: Whether it reads memory, and so gives the same until something is written.
-    :param carried: Names whose assignment converts what is assigned.
+    :param is_pure: Tells whether the function of a call node always returns the same for the same arguments.
+    :param is_load: Tells whether it reads memory, and so returns the same until something is written.
+    :param carried: Names whose assignment converts the assigned value.
     """
     numbering = _Numbering(is_pure, is_load, carried)
     numbering.block(tree.body)
@@ -25,10 +25,10 @@ def eliminate(tree, is_pure, is_load, carried=frozenset()):
 
 
 class _Key:
-    """What a value is: one object for all expressions that are the same operation on the same values.
+    """The identity of a value: one object for all expressions that are the same operation on the same values.
 
-    ``level``: the number of loops around the innermost thing that it depends on. ``is_constant``: Python computes it
-    from literals alone, which costs nothing.
+    ``level`` is the number of loops around the innermost dependency. ``is_constant`` tells that Python computes the
+    value from literals alone, which costs nothing.
     """
 
     __slots__ = ("is_constant", "is_literal", "level", "reads_memory")
@@ -40,7 +40,8 @@ class _Key:
 
 
 class _Loop:
-    """A loop around what is numbered: what is there before it, what was moved there, whether it may not be reached."""
+    """A loop around the code being numbered: the temporaries available before it, the statements moved there, and
+    whether it may not be reached."""
 
     def __init__(self, available, conditional):
         self.available = available
@@ -69,7 +70,7 @@ class _Numbering:
         return _Key(len(self._loops))
 
     def _same(self, *parts):
-        """The key of an operation, which ``parts`` are: names, and the keys of what it is applied to."""
+        """Return the key of an operation from its ``parts``: names, and the keys of its operands."""
         key = self._made.get(parts)
 
         if key is None:
@@ -85,9 +86,9 @@ class _Numbering:
         return key
 
     def _key(self, node):
-        """The key of a pure expression, else ``None``."""
+        """Return the key of a pure expression, else ``None``."""
         if id(node) not in self._keys:
-            # The node is kept, so that its id stays its own.
+            # Keep the node, so that its id is not reused.
             self._keys[id(node)] = (node, self._make_key(node))
 
         return self._keys[id(node)][1]
@@ -154,7 +155,7 @@ class _Numbering:
             return None
 
         if is_load:
-            # What loads depend on beside their arguments, and never in front of a loop.
+            # Loads also depend on the state of memory, and are never moved in front of a loop.
             if ("memory", self._memory) not in self._made:
                 self._made["memory", self._memory] = _Key(len(self._loops), reads_memory=True)
 
@@ -165,7 +166,7 @@ class _Numbering:
     # Expressions
 
     def _expression(self, node):
-        """``node`` with temporaries for what is repeated."""
+        """Return ``node`` with temporaries for repeated expressions."""
         if node is None or not isinstance(node, ast.expr):
             return node
 
@@ -202,7 +203,8 @@ class _Numbering:
         return ast.copy_location(ast.NamedExpr(ast.Name(temporary, ast.Store()), node), node)
 
     def _conjunction(self, node):
-        """A chain of ``&`` without repetitions, what changes in fewer loops first; the bits are the same either way."""
+        """Return a chain of ``&`` without repetitions, with operands that change in fewer loops first; the bits are the
+        same."""
         if not _is_conjunction(node):
             return node
 
@@ -250,7 +252,7 @@ class _Numbering:
         return self._expression(part)
 
     def _perhaps(self, node):
-        """An expression that may not be evaluated: what it computes is not there afterwards."""
+        """Rewrite an expression that may not be evaluated: its values are not available afterwards."""
         self._available = self._available.new_child()
         self._conditional += 1
         node = self._expression(node)
@@ -260,7 +262,7 @@ class _Numbering:
         return node
 
     def _movable_to(self, node, key):
-        """The outermost loop in front of which ``node`` can be computed, as its place among the loops."""
+        """Return the outermost loop in front of which ``node`` can be computed, as its index among the loops."""
         if key is None or self._conditional or not self._loops or key.is_constant or key.reads_memory:
             return None
 
@@ -269,7 +271,7 @@ class _Numbering:
         if key.level > place:
             return None
 
-        # Not out of a branch: what it computes may make no sense where the branch is not taken.
+        # Do not move out of a branch: the computation may be invalid if the branch is not taken.
         while place > key.level and not self._loops[place].conditional:
             place -= 1
 
@@ -374,7 +376,7 @@ class _Numbering:
         self._memory += 1
 
         if isinstance(node, ast.While):
-            # What the test computes is there in the body, which only comes after it.
+            # Values that the test computes are available in the body, which always comes after it.
             node.test = self._expression(node.test)
 
         self.block(node.body)
@@ -384,7 +386,7 @@ class _Numbering:
         self._memory += 1
 
         if isinstance(node, ast.For) and loop.prelude:
-            # What was moved may use what the iterable computes.
+            # Moved statements may use values that the iterable computes.
             self._temporary_count += 1
             name = f"_value_{self._temporary_count}"
             self.used.add(name)
@@ -394,7 +396,8 @@ class _Numbering:
         return loop.prelude
 
     def _forget(self, node):
-        """The names that ``node`` binds, anywhere in it, have new values, and so has what it changes by subscript."""
+        """Forget the names that ``node`` binds anywhere, and those that it changes by subscript: they have new
+        values."""
         self._keys.clear()
 
         for child in ast.walk(node):
@@ -405,7 +408,7 @@ class _Numbering:
 
 
 def _changed_name(node):
-    """The name whose value an assignment to a part of it changes, if ``node`` is one."""
+    """Return the name whose value changes if ``node`` is an assignment to a part of it."""
     if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store):
         return node.value.id if isinstance(node.value, ast.Name) else None
 
@@ -425,7 +428,7 @@ def _conjuncts(node):
 
 
 class _Cleaner(ast.NodeTransformer):
-    """Take away temporaries that nobody uses: they would keep arrays alive."""
+    """Remove unused temporaries, which would keep arrays alive."""
 
     def __init__(self, used):
         self._used = used

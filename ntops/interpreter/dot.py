@@ -1,24 +1,24 @@
-"""``tl.dot`` for the whole grid at once, with the same bits on every machine."""
+"""Compute ``tl.dot`` for the whole grid at once, with the same bits on every machine."""
 
 import numpy as np
 
 _CHUNK = 2**15
-"""Elements of the result that are computed together: their sums and products stay in a core's cache."""
+"""The number of result elements computed together: their sums and products stay in a core's cache."""
 
 
 def dot(a, b, accumulator):
-    """``accumulator + a @ b``, where the last two dims are those of the product and the others fit together.
+    """Compute ``accumulator + a @ b`` over the last two dims; the other dims broadcast.
 
     Floating-point sums are made in float64, from the accumulator on and in the order of K, and rounded once. So an
-    element depends on its row of ``a``, its column of ``b`` and its accumulator alone. BLAS, whose order of summing
-    depends on the CPU, on the place in the tile and on the number of threads, has no part in it.
+    element depends on its row of ``a``, its column of ``b`` and its accumulator alone. BLAS is not used, since its
+    order of summation depends on the CPU, on the place in the tile and on the number of threads.
     """
     if accumulator.dtype.kind != "f":
-        # Exact in any order, and not by BLAS.
+        # Integer sums are exact in any order, and do not use BLAS.
         return np.matmul(a, b, dtype=accumulator.dtype) + accumulator
 
     result = accumulator.astype(np.float64)
-    result += 0.0  # Of a zero the sign is that of a sum, also where nothing is added.
+    result += 0.0  # A zero gets the sign of a sum, also without terms.
     m, k, n = _extent(a, b)
     columns = np.moveaxis(a[..., :m, :k], -1, 0)[..., None].astype(np.float64, order="C")
     rows = np.moveaxis(b[..., :k, :n], -2, 0)[..., None, :].astype(np.float64, order="C")
@@ -41,9 +41,10 @@ def dot(a, b, accumulator):
 
 
 def _extent(a, b):
-    """How many rows, terms and columns can differ from zero: a tile that reaches past its tensor ends with zeros.
+    """Return how many rows, terms and columns can differ from zero: a tile that reaches past its tensor ends with
+    zeros.
 
-    Infinities and NaN make NaN of zeros, so among these all count.
+    Infinities and NaN make NaN of zeros, so with these all of them count.
     """
     m, k, n = *a.shape[-2:], b.shape[-1]
 
@@ -57,7 +58,7 @@ def _extent(a, b):
 
 
 def _last(used):
-    """One more than the last place that is true."""
+    """Return one more than the last index that is true, or 0."""
     places = np.flatnonzero(used)
 
     return int(places[-1]) + 1 if len(places) else 0

@@ -1,29 +1,30 @@
-"""Functions of which each bit depends on the operands alone, not on their place in an array, its strides or the CPU.
+"""Elementary functions whose bits depend on their operands only, not on the place in an array, strides or the CPU.
 
-NumPy chooses its loops by the CPU, by strides and by what is left over at the end of an array, and they differ in the
-last bit: of exp of float64 in one element of twenty, of np.fmax in which of two zeros it returns.
+NumPy chooses its loops by the CPU, by strides and by the remainder at the end of an array, and the loops differ in the
+last bit: exp of float64 in one element of twenty, np.fmax in which of two zeros it returns.
 """
 
 import numpy as np
 
-# The error of a function in the wider format is so small that all of NumPy's loops round to one number in the narrower:
-# but for ties nearer than that. x86 computes the widest without vectors, and so the same everywhere.
+# The error of a function in the wider format is so small that all of NumPy's loops round to one number in the narrower
+# format, except for ties that are nearer. x86 computes the widest format without vectors, and so the same everywhere.
 _WIDER = {np.dtype(np.float16): np.float64, np.dtype(np.float32): np.float64, np.dtype(np.float64): np.longdouble}
 
 
 def rounded_once(function, widest=np.longdouble):
-    """``function`` of float arrays, computed in a wider format, up to ``widest``, and rounded to that of the first."""
+    """Compute ``function`` of float arrays in a wider format, up to ``widest``, and round to the format of the
+    first."""
 
     def call(*arrays):
         dtype = arrays[0].dtype
         wider = widest if dtype == np.float64 else _WIDER[dtype]
-        # NumPy's pow has short cuts for an exponent of stride 0, which round in another way.
+        # NumPy's pow has shortcuts for an exponent of stride 0, which round differently.
         operands = [np.array(array, dtype=wider, order="C") for array in np.broadcast_arrays(*arrays)]
         result = function(*operands).astype(dtype)
 
         if wider is np.longdouble:
-            # Of infinities the C library's widest functions are wrong in places (glibc: powl(-inf, -2^63) is inf), and
-            # float64 needs no wider format for them.
+            # The C library's widest functions are wrong for some infinities (glibc: powl(-inf, -2^63) is inf), and for
+            # infinities float64 needs no wider format.
             finite = np.logical_and.reduce([np.isfinite(operand) for operand in operands])
 
             if not finite.all():
@@ -64,8 +65,8 @@ def _less(a, b):
     return -(-a - b)
 
 
-# +0 is more than -0, as compiled (PTX ISA, max and min).
+# +0 is greater than -0, as compiled (PTX ISA, max and min).
 maximum, maxnum = (_of_two(function, np.add) for function in (np.maximum, np.fmax))
 minimum, minnum = (_of_two(function, _less) for function in (np.minimum, np.fmin))
-# Along an axis; these drop a NaN.
+# Along an axis, these drop a NaN.
 largest, smallest = _of_many(np.fmax, negative=False), _of_many(np.fmin, negative=True)

@@ -1,4 +1,4 @@
-"""Which addresses belong to an argument, and which element an address is."""
+"""Map addresses to arguments and to their elements."""
 
 import numpy as np
 import torch
@@ -10,12 +10,12 @@ class Argument:
     def __init__(self, name, tensor):
         self.name = name
         self.tensor = tensor
-        # The first address, and how many bytes from there to the end of the last element.
+        # The first address, and the number of bytes from there to the end of the last element.
         self.extent = _extent(tensor)
         self._memory = {}
 
     def memory(self, dtype):
-        """The extent as a NumPy array of ``dtype``, gaps between the elements of a view included."""
+        """Return the extent as a NumPy array of ``dtype``, with the gaps between a view's elements."""
         array = self._memory.get(dtype)
 
         if array is None:
@@ -24,7 +24,7 @@ class Argument:
         return array
 
     def members(self):
-        """Which elements between the first and the last belong to the tensor; ``None`` if all do."""
+        """Return which elements between the first and the last belong to the tensor; ``None`` if all do."""
         tensor = self.tensor
 
         if tensor.is_contiguous() or _is_dense(tensor):
@@ -37,7 +37,8 @@ class Argument:
         return None if table.all() else table.numpy()
 
     def describe(self, address):
-        """The index of the element at ``address``, or its distance from the first one, and how to say it."""
+        """Return the index of the element at ``address``, or its distance from the first element, and its
+        description."""
         tensor = self.tensor
         size = max(1, tensor.element_size())
         start, length = self.extent
@@ -75,7 +76,7 @@ def _extent(tensor):
 
 
 class _Memory:
-    """Memory as NumPy takes it from others."""
+    """An address range as an object that NumPy accepts as an array."""
 
     def __init__(self, start, length, dtype):
         shape = (length // dtype.itemsize,)
@@ -83,7 +84,7 @@ class _Memory:
 
 
 def _is_dense(tensor):
-    """Whether the elements, dims of stride 0 aside, fill their extent."""
+    """Tell whether the elements, apart from dims of stride 0, fill their extent."""
     expected = 1
 
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -101,7 +102,7 @@ def _elements(count):
 
 
 def _index(tensor, distance):
-    """The index whose element is so far from the first one, if there is one."""
+    """Return the index of the element at this distance from the first one, or ``None``."""
     index = [0] * tensor.ndim
     rest = distance
 

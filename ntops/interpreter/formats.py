@@ -1,4 +1,4 @@
-"""The arithmetic that NumPy lacks: bfloat16 and fp8 formats, one-rounding fma, the high half of a product.
+"""Arithmetic that NumPy lacks: bfloat16 and fp8 formats, fma with one rounding, the high half of a product.
 
 bfloat16 values are held as float32 arrays that are always exactly representable in bfloat16; fp8 values are held as
 their bytes and decoded where something is computed.
@@ -15,22 +15,23 @@ _FP8 = {
     "fp8e5b16": torch.float8_e5m2fnuz,
     "fp8e4b8": torch.float8_e4m3fnuz,
 }
-# What a cast on an NVIDIA GPU saturates to (PTX's cvt.rn.satfinite), where torch's cast gives NaN or infinity.
+# The values to which casts saturate on an NVIDIA GPU (PTX's cvt.rn.satfinite), where torch's casts give NaN or
+# infinity.
 _FP8_SATURATED = {"fp8e5": 57344.0, "fp8e4nv": 448.0}
 
 
 def bfloat16_from_bits(bits):
-    """The values of uint16 ``bits``, as float32, NaN payloads included."""
+    """Return the values of uint16 ``bits`` as float32, NaN payloads included."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def bits_from_bfloat16(values):
-    """The uint16 bits of float32 ``values`` that are already representable in bfloat16."""
+    """Return the uint16 bits of float32 ``values`` that are already representable in bfloat16."""
     return (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
 
 
 def round_to_bfloat16(values, toward_zero=False):
-    """``values`` rounded to the nearest bfloat16, ties to even, still held as float32."""
+    """Round ``values`` to the nearest bfloat16, ties to even, still held as float32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
 
     if toward_zero:
@@ -41,7 +42,7 @@ def round_to_bfloat16(values, toward_zero=False):
     is_nan = np.isnan(values)
 
     if is_nan.any():
-        # A carry must not turn NaN into infinity, and a payload in the lower half must not get lost.
+        # A carry must not turn NaN into infinity, and a payload in the lower half must not be lost.
         rounded = np.where(is_nan, (bits & np.uint32(0xFFFF0000)) | np.uint32(0x00400000), rounded)
 
     return rounded.view(np.float32)
@@ -60,14 +61,14 @@ def _fp8_format(name):
 
 
 def float32_from_fp8(data, name):
-    """The float32 values of fp8 bytes ``data`` in Triton's format ``name``."""
+    """Return the float32 values of fp8 bytes ``data`` in Triton's format ``name``."""
     _fp8_format(name)
 
     return _fp8_values(name)[data]
 
 
 def fp8_from_float(values, name, toward_zero=False):
-    """The bytes of ``values`` rounded to fp8 ``name``: to nearest even, saturating as an NVIDIA GPU does."""
+    """Return the bytes of ``values`` rounded to fp8 ``name``: to nearest even, saturating as an NVIDIA GPU does."""
     if toward_zero:
         raise NotImplementedError("the interpreter rounds to fp8 to nearest even only")
 
@@ -81,7 +82,7 @@ def fp8_from_float(values, name, toward_zero=False):
 
 
 def round_toward_zero_to_float16(values):
-    """float32 ``values`` to float16, toward zero."""
+    """Convert float32 ``values`` to float16, rounding toward zero."""
     nearest = values.astype(np.float16)
     beyond = np.abs(nearest.astype(np.float64)) > np.abs(values.astype(np.float64))
 
@@ -89,7 +90,7 @@ def round_toward_zero_to_float16(values):
 
 
 def fma(x, y, z):
-    """``x * y + z`` rounded once.
+    """Compute ``x * y + z`` with one rounding.
 
     float16 and float32 go through float64, where the product is exact and the sum is rounded to odd, so that the
     second rounding cannot be off (Boldo and Melquiond, 2008). float64 uses an error-free product and sum (Dekker,
@@ -116,7 +117,7 @@ def fma(x, y, z):
     product_error = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
     total, error = _two_sum(product, z)
     exact = total + (error + product_error)
-    # Splitting overflows near the limits; there the plain sum is the best there is.
+    # Splitting overflows near the limits; there the plain sum is used.
     return np.where(np.isfinite(product_error) & np.isfinite(exact), exact, product + z)
 
 
@@ -128,7 +129,7 @@ def _two_sum(a, b):
 
 
 def multiply_high(a, b):
-    """The high half of the unsigned product of two integer arrays of one width."""
+    """Return the high half of the unsigned product of two integer arrays of one width."""
     unsigned = np.dtype(f"uint{a.dtype.itemsize * 8}")
     x, y = a.view(unsigned), b.view(unsigned)
     bits = unsigned.itemsize * 8
@@ -147,9 +148,9 @@ def multiply_high(a, b):
 
 
 def float_to_integer(values, dtype):
-    """``values`` to NumPy integer ``dtype``, toward zero, as a GPU converts: saturating, NaN to 0.
+    """Convert ``values`` to NumPy integer ``dtype`` toward zero, as a GPU does: saturating, NaN to 0.
 
-    Types below 32 bits take the low bits of the 32-bit answer, as the compiled code does.
+    Types below 32 bits take the low bits of the 32-bit result, as compiled code does.
     """
     wide = dtype if dtype.itemsize >= 4 else np.dtype(f"{dtype.kind}4")
     limits = np.iinfo(wide.type)

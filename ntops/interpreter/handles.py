@@ -1,9 +1,9 @@
-"""What stands for a Triton value: a NumPy array whose first axis counts programs.
+"""Handles: a Triton value as a NumPy array whose first axis counts programs.
 
 A block of shape ``s`` is an array of shape ``(p, *d)``, where ``p`` is the number of programs that run together, or 1
 if the value is the same for all of them, and each ``d`` is the size of ``s`` there, or 1 if the value is the same along
-that dim. So ``arange`` and whatever is computed from constants alone is computed once, not once per program.
-A scalar has the shape ``(p,)``.
+that dim. So ``arange`` and anything computed from constants alone is computed once, not once per program. A scalar has
+the shape ``(p,)``.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from ntops.interpreter import formats
 class Handle:
     """A value under the interpreter; its dtype is Triton's, and pointers are uint64 addresses.
 
-    ``origin`` is the kernel argument from which a pointer was made, ``None`` if it is not known.
+    ``origin`` is the kernel argument from which a pointer was made, or ``None`` if it is not known.
     """
 
     __slots__ = ("data", "dtype", "origin", "shape")
@@ -30,15 +30,15 @@ class Handle:
         return self.data.shape[0]
 
     def full(self, programs=None):
-        """The array with every dim at its size; programs too if they are given."""
+        """Return the array with every dim at its full size, and programs too if they are given."""
         return np.broadcast_to(self.data, (programs or self.data.shape[0], *self.shape))
 
     def set_attr(self, name, value):
-        """Hints about divisibility and the like say nothing here."""
+        """Ignore hints about divisibility and the like."""
 
 
 def values(handle):
-    """The array of ``handle`` as numbers to compute with (fp8 decoded)."""
+    """Return the array of ``handle`` as numbers to compute with (fp8 decoded)."""
     if is_fp8(handle.dtype):
         return formats.float32_from_fp8(handle.data, handle.dtype.name)
 
@@ -46,7 +46,8 @@ def values(handle):
 
 
 def encoded(data, dtype):
-    """``data`` computed in float32 or wider, as the array of a Handle of ``dtype``, rounded as its format needs."""
+    """Return ``data``, computed in float32 or wider, as the array of a Handle of ``dtype``, rounded as its format
+    needs."""
     name = dtype.name
 
     if name == "bf16":
@@ -73,7 +74,7 @@ _NUMPY = {
 
 
 def numpy_dtype(dtype):
-    """The NumPy dtype of the arrays that hold Triton's scalar ``dtype``."""
+    """Return the NumPy dtype of the arrays that hold Triton's scalar ``dtype``."""
     if dtype.is_ptr():
         return np.dtype(np.uint64)
 
@@ -81,14 +82,14 @@ def numpy_dtype(dtype):
 
 
 def constant(value, dtype):
-    """A Handle of one Python number, the same for all programs."""
+    """Return a Handle of one Python number, the same for all programs."""
     if is_fp8(dtype) or dtype.name == "bf16":
         return Handle(encoded(np.array([value], dtype=np.float32), dtype), dtype)
 
     target = numpy_dtype(dtype)
 
     if target.kind in "iu" and isinstance(value, int):
-        # Wraps, where NumPy would refuse what is out of range.
+        # This wraps, where NumPy would refuse numbers out of range.
         return Handle(
             np.array([value & (2 ** (8 * target.itemsize) - 1)], dtype=f"u{target.itemsize}").view(target), dtype
         )

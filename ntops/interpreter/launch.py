@@ -1,4 +1,4 @@
-"""Running a kernel over its grid: many programs at once, and one by one where that cannot be."""
+"""Run a kernel over its grid: many programs at once, and one by one where that is impossible."""
 
 import functools
 import inspect
@@ -6,24 +6,24 @@ import threading
 
 import numpy as np
 
-from ntops.interpreter import _triton, arguments, facts, rewrite, watching
-from ntops.interpreter.accesses import LaunchWatch
+from ntops.interpreter import _triton, arguments, rewrite, source_analysis, watching
 from ntops.interpreter.control import Diverged, NeedsSequential, Runtime
-from ntops.interpreter.faults import MemoryFault, kernel_line
+from ntops.interpreter.errors import MemoryFault, kernel_line
+from ntops.interpreter.launch_watch import LaunchWatch
 
-# The most programs that run together, and the most elements of a block of all of them: beyond that nothing is gained,
-# and memory goes. Of a kernel of which nothing is known yet a few programs go first.
+# The most programs that run together, and the most elements of a block of all of them: beyond these, memory grows
+# without gain in time. A kernel that runs for the first time starts with a few programs.
 CHUNK = 4096
 _ELEMENTS = 2**17
 _FIRST = 16
-# How often programs may part before it is quicker to run them one by one.
+# The number of divergences after which running programs one by one is quicker.
 _MOST_PARTINGS = 64
 
 _lock = threading.RLock()
 
 
 class Kernel:
-    """A ``@triton.jit`` function with what is known about it."""
+    """A ``@triton.jit`` function with the facts known about it."""
 
     def __init__(self, function):
         self.function = function
@@ -38,13 +38,13 @@ class Kernel:
 
     @property
     def chunk(self):
-        """How many programs to run together."""
+        """Return the number of programs to run together."""
         wanted = _FIRST if self.elements is None else max(_FIRST, _ELEMENTS // max(1, self.elements))
 
         return min(CHUNK, wanted)
 
     def rewritten(self, is_optimized=True):
-        """The function as the interpreter runs it, with its common subexpressions computed once or each where it is."""
+        """Return the function rewritten for the interpreter, with or without elimination of common subexpressions."""
         if is_optimized not in self._rewritten:
             self._rewritten[is_optimized] = rewrite.rewrite(self.function, Runtime, _triton, is_optimized)
 
@@ -52,12 +52,12 @@ class Kernel:
 
     @functools.cached_property
     def has_atomics(self):
-        """Whether atomics may run, in the kernel or in what it calls."""
-        return facts.may_use_atomics(self.function)
+        """Tell whether the kernel, or a function that it calls, may use atomics."""
+        return source_analysis.may_use_atomics(self.function)
 
 
 def kernel_of(interpreted):
-    """The Kernel of one of Triton's interpreted functions."""
+    """Return the Kernel of one of Triton's interpreted functions."""
     kernel = interpreted.__dict__.get("_ntops_kernel")
 
     if kernel is None:
@@ -67,21 +67,21 @@ def kernel_of(interpreted):
 
 
 def call(self, *args, **kwargs):
-    """Call a ``@triton.jit`` function from kernel code (stands for ``InterpretedFunction.__call__``)."""
+    """Call a ``@triton.jit`` function from kernel code (replaces ``InterpretedFunction.__call__``)."""
     return kernel_of(self).rewritten(_triton.builder().is_optimized)(*args, **kwargs)
 
 
 def run(self, *args, grid, warmup, **kwargs):
-    """Launch a kernel (stands for ``InterpretedFunction.run``).
+    """Launch a kernel (replaces ``InterpretedFunction.run``).
 
     :raises InterpreterError: The kernel failed; the message says where.
-    :raises MemoryFault: Memory is watched, and the kernel did what it must not.
+    :raises MemoryFault: Memory is watched, and the kernel made a forbidden access.
     """
     if warmup:
         return
 
     kernel = kernel_of(self)
-    # Options of the compiler, such as num_warps, mean nothing here.
+    # Compiler options such as num_warps have no effect here.
     kwargs = {name: value for name, value in kwargs.items() if name in kernel.signature.parameters}
     bound = kernel.signature.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -124,7 +124,7 @@ def _run(kernel, bound, grid):
 
 
 class _Chunk:
-    """Programs that are run together, or else apart, or else one by one."""
+    """Programs that run together, else in groups, else one by one."""
 
     def __init__(self, kernel, values, grid, builder):
         self.kernel = kernel
@@ -132,7 +132,7 @@ class _Chunk:
         self.grid = grid
         self.builder = builder
         self.partings = 0
-        # What stores overwrite is remembered, since programs may have to start again.
+        # Overwritten values are kept, since programs may have to start again.
         self.log = []
 
     def run(self, programs):
@@ -149,7 +149,7 @@ class _Chunk:
         except MemoryFault:
             raise
         except Exception:  # noqa: BLE001
-            # Either the kernel is wrong, and running it in order says best where, or running it together is.
+            # The kernel may be wrong, which running it in order reports best, or running programs together may be.
             self._restart(programs, is_optimized=False)
 
     def _restart(self, programs, is_optimized=True):
@@ -191,13 +191,13 @@ class _Chunk:
             if not is_optimized:
                 raise
 
-            # What was moved in front of a loop may fail where the loop would not have begun.
+            # An expression moved in front of a loop may fail where the loop would not have begun.
             self.builder.undo(0)
             self._execute(np.array([program]), is_optimized=False)
 
     def _execute(self, programs, is_optimized=True):
         indices = np.unravel_index(programs, self.grid)
-        # Along an axis of the grid that has a single program the index is the same for all.
+        # Along a grid axis with a single program the index is the same for all.
         self.builder.start(
             self.grid,
             [
@@ -211,7 +211,7 @@ class _Chunk:
 
 
 def _groups(programs, values):
-    """The programs by what they want, the group of the first program first."""
+    """Return the programs grouped by the way that they take, the first program's group first."""
     _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
 
     return [programs[inverse == group] for group in np.argsort(first)]

@@ -1,4 +1,4 @@
-"""NVIDIA's libdevice functions, by NumPy and torch."""
+"""NVIDIA's libdevice functions, computed by NumPy and torch."""
 
 import functools
 
@@ -10,7 +10,7 @@ from ntops.interpreter.elementary import rounded_once
 
 
 def _torch(function):
-    # torch has nothing wider than float64.
+    # torch has no type wider than float64.
     return rounded_once(lambda array: function(torch.from_numpy(array)).numpy(), widest=np.float64)
 
 
@@ -26,8 +26,8 @@ def _round_half_away(x):
 
 
 def _fast_quotient(x, y):
-    """2 ulp off at most where |y| is at most 2^126; beyond, the reciprocal is flushed to 0 (CUDA C++ Programming Guide,
-    Intrinsic Functions)."""
+    """Divide as CUDA's fast division does: off by at most 2 ulp where |y| is at most 2^126; beyond, the reciprocal is
+    flushed to 0 (CUDA C++ Programming Guide, Intrinsic Functions)."""
     beyond = (np.abs(y) > np.float32(2.0**126)) & np.isfinite(y)
 
     return np.where(beyond, x * np.float32(0), np.divide(x, y))
@@ -37,7 +37,7 @@ def _bits(reinterpreted):
     return lambda x: np.ascontiguousarray(x).view(reinterpreted)
 
 
-# By the name in libdevice without its prefix; a final "f" or "d" that marks the type is dropped if need be.
+# The keys are libdevice's names without the prefix; a final "f" or "d" that marks the type is dropped if needed.
 _EXACT = {
     "abs": np.abs,
     "ceil": np.ceil,
@@ -70,7 +70,7 @@ _EXACT = {
     "double_as_longlong": _bits(np.int64),
     "longlong_as_double": _bits(np.float64),
 }
-# Rounded once: libdevice's own are within an ulp or so of that.
+# These are rounded once; libdevice's own results are within an ulp or so.
 _APPROXIMATE = {
     "acos": np.arccos,
     "acosh": np.arccosh,
@@ -160,5 +160,5 @@ erf = _torch(torch.erf)
 
 
 def call(symbol, arrays):
-    """Libdevice's ``symbol`` (such as ``__nv_powf``) of NumPy arrays of equal rank."""
+    """Call libdevice's ``symbol`` (such as ``__nv_powf``) on NumPy arrays of equal rank."""
     return _function(symbol)(*arrays)

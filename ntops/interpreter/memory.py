@@ -1,4 +1,4 @@
-"""Loads, stores and atomics of the whole grid at once, and undoing them."""
+"""Loads, stores and atomics of the whole grid at once, and their undoing."""
 
 import math
 
@@ -8,12 +8,12 @@ from ntops.interpreter import formats
 from ntops.interpreter._triton import BaseBuilder, ir, native
 from ntops.interpreter.control import NeedsSequential
 from ntops.interpreter.handles import Handle, is_fp8, numpy_dtype
-from ntops.interpreter.lanes import Access, dense
+from ntops.interpreter.memory_access import Access, dense
 from ntops.interpreter.tiles import Tile
 
 
 def _memory_dtype(dtype):
-    """The NumPy dtype of what memory holds for Triton's scalar ``dtype``."""
+    """Return the NumPy dtype in which memory holds Triton's scalar ``dtype``."""
     return np.dtype(np.uint16) if dtype.name == "bf16" else numpy_dtype(dtype)
 
 
@@ -26,10 +26,10 @@ def _overlap(ranges, others):
 
 
 class Memory:
-    """The part of the builder that touches memory.
+    """The part of the builder that accesses memory.
 
-    ``log`` holds what undoes each store, as a function and its arguments, where programs may turn out to need another
-    run; ``watch`` is told of every access, if there is one.
+    ``log`` holds the undo of each store, as a function and its arguments, if programs may have to run again; ``watch``,
+    if there is one, is told of every access.
     """
 
     log = None
@@ -38,7 +38,7 @@ class Memory:
     tracks_accesses = False
 
     def begin_chunk(self, log, is_split, tracks_accesses):
-        """Forget the accesses of the programs before."""
+        """Forget the accesses of the previous programs."""
         self.log = log
         self.is_split = is_split
         self.tracks_accesses = tracks_accesses
@@ -47,13 +47,13 @@ class Memory:
         self._atomic_ranges = []
 
     def undo(self, mark):
-        """Give memory back what it held when the log was ``mark`` long."""
+        """Restore the memory contents from when the log had ``mark`` entries."""
         while len(self.log) > mark:
             function, *arguments = self.log.pop()
             function(*arguments)
 
     def require_sequential(self, why):
-        """Give up running several programs at once, or out of their order."""
+        """Stop running several programs at once, or out of their order."""
         if self.programs > 1 or self.is_split:
             raise NeedsSequential(why)
 
@@ -118,7 +118,7 @@ class Memory:
         if mask is None or mask.data.all():
             return Access(pointer.origin, addresses, None, dtype)
 
-        # A scalar mask of a scalar access, or one of the block's shape.
+        # The mask is a scalar mask of a scalar access, or has the block's shape.
         enabled = mask.data if mask.data.dtype == bool else mask.data != 0
 
         if enabled.shape != shape:
@@ -264,7 +264,7 @@ def _semantics(sem):
 
 
 def _padding(padding, pointer):
-    """What out-of-bounds elements of a tile are: zero unless NaN was asked for."""
+    """Return the value of out-of-bounds elements of a tile: zero unless NaN was requested."""
     if padding != ir.PADDING_OPTION.PAD_NAN:
         return None
 

@@ -9,7 +9,7 @@ from ntops.interpreter.handles import Handle, is_fp8
 
 
 def reduce(input, axis, combine_fn, keep_dims=False, **_):
-    """``tl.reduce``: Triton's own combine functions by NumPy's reductions, others folded from the left."""
+    """Compute ``tl.reduce``: Triton's own combine functions by NumPy's reductions, others folded from the left."""
     if isinstance(input, tl.tensor):
         return reduce((input,), axis, combine_fn, keep_dims)[0]
 
@@ -42,7 +42,7 @@ def reduce(input, axis, combine_fn, keep_dims=False, **_):
 
 
 def associative_scan(input, axis, combine_fn, reverse=False, **_):
-    """``tl.associative_scan``, from the left."""
+    """Compute ``tl.associative_scan``, from the left."""
     if isinstance(input, tl.tensor):
         return associative_scan((input,), axis, combine_fn, reverse)[0]
 
@@ -79,7 +79,7 @@ def _wrapped(axis, dims):
 
 def _arrays(input):
     programs = max(tensor.handle.programs for tensor in input)
-    # In memory order, on which the order of NumPy's sums depends.
+    # Use memory order, on which the order of NumPy's sums depends.
     return [np.ascontiguousarray(tensor.handle.full(programs)) for tensor in input]
 
 
@@ -89,7 +89,7 @@ def _tensor(data, dtype, shape):
     return tl.tensor(handle, tl.block_type(dtype, list(shape)) if shape else dtype)
 
 
-# dtype: NumPy would widen an integer sum, which here wraps.
+# dtype: NumPy would widen an integer sum, but here it wraps.
 _NUMPY_REDUCTIONS = {
     "_sum_combine": lambda array, axis: np.add.reduce(array, axis=axis, dtype=array.dtype),
     "_elementwise_max": elementary.largest,
@@ -112,7 +112,7 @@ def _known_reduction(combine_fn, arrays, dtypes, axis):
         return None
 
     for name, function in _INDEXED.items():
-        # The first of equals; a NaN wins or loses by its place among the others, so that is left to the fold.
+        # The first of equal elements; a NaN wins or loses by its place, so the fold handles it.
         if _is_standard(combine_fn, name) and not (arrays[0].dtype.kind == "f" and np.isnan(arrays[0]).any()):
             places = np.expand_dims(function(arrays[0], axis=axis), axis)
 
@@ -140,7 +140,7 @@ def _known_scan(combine_fn, arrays, dtypes, axis):
 
 
 def _fold(arrays, dtypes, axis, combine_fn):
-    """The results after each element along ``axis``, combined from the left.
+    """Return the results after each element along ``axis``, combined from the left.
 
     The combine function sees scalars, and everything but ``axis`` counts as programs.
     """
@@ -181,5 +181,5 @@ def _combined(combine_fn, lhs, rhs, dtypes):
 
 
 def tl_cast(value, dtype):
-    """``value``, a tensor or a Python number, as a scalar of ``dtype``."""
+    """Cast ``value``, a tensor or a Python number, to a scalar of ``dtype``."""
     return tl.cast(value, dtype)

@@ -1,4 +1,4 @@
-"""Kernel source rewritten on its AST, so that plain Python means what the compiler makes of it."""
+"""Rewrite kernel source on its AST, so that plain Python means what the compiler makes of it."""
 
 import ast
 import functools
@@ -7,14 +7,14 @@ import linecache
 import textwrap
 import types
 
-from ntops.interpreter import cse, faults
+from ntops.interpreter import cse, errors
 
 
 def rewrite(function, runtime, language, is_optimized=True):
     """Rewrite ``function`` so that it runs under the interpreter.
 
-    :param runtime: What the rewritten code finds under the name ``_rt``.
-    :param language: Says of objects what they are in Triton's language: ``is_constant``, ``is_pure``, ``is_load``.
+    :param runtime: The object that the rewritten code finds under the name ``_rt``.
+    :param language: Tells what objects are in Triton's language: ``is_constant``, ``is_pure``, ``is_load``.
     :param is_optimized: Whether common subexpressions are computed once.
     :return: The rewritten function.
     :raises OSError: The function has no source, which a compiled kernel needs as well.
@@ -33,7 +33,7 @@ def rewrite(function, runtime, language, is_optimized=True):
     made.__kwdefaults__ = function.__kwdefaults__
 
     if not function.__module__.startswith("triton."):
-        faults.kernel_codes.add(made.__code__)
+        errors.kernel_codes.add(made.__code__)
 
     return made
 
@@ -42,25 +42,25 @@ _codes = {}
 
 
 def _shared(function, known, how, make):
-    """The result of ``make``, the same for functions that are ``alike``."""
+    """Return the result of ``make``, shared by functions that are ``alike``."""
     key, used = alike(function, known)
 
     if key is None:
         return make()
 
     if (key, how) not in _codes:
-        # What is used is kept, so that its id stays its own.
+        # Keep the objects of the key, so that their ids are not reused.
         _codes[key, how] = (make(), used)
 
     return _in_file(_codes[key, how][0], function.__code__.co_filename)
 
 
 def alike(function, known):
-    """A key that is the same for functions that differ in their module and their annotations alone, and the objects
-    whose ids are in it: kernels that NineToothed generates differ in what the compiler is told of their arguments.
+    """Return a key that is the same for functions that differ only in module and annotations, and the objects whose ids
+    are in it. Kernels that NineToothed generates often differ only in what the compiler is told of their arguments.
 
     :param known: The function's globals and closure.
-    :return: ``(None, ())`` for a function whose body is in its first line.
+    :return: ``(None, ())`` for a function with its body on its first line.
     """
     code = function.__code__
     body = [line for *_, line in code.co_lines() if line and line > code.co_firstlineno]
@@ -75,7 +75,7 @@ def alike(function, known):
 
 
 def _names_in(code):
-    """The names of globals and attributes in a code object, and in those within it."""
+    """Return the names of globals and attributes in a code object, and in those within it."""
     inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names_in(part)]
 
     return [*code.co_names, *code.co_freevars, *inner]
@@ -88,7 +88,7 @@ def _in_file(code, name):
 
 
 def _compiled(function, free, known, language, is_optimized):
-    """The code of a module whose ``_factory`` makes the rewritten function."""
+    """Return the code of a module whose ``_factory`` makes the rewritten function."""
     tree = _parse(function)
     names, bound, carried = _scanned(tree)
     constants = {name for name in names if language.is_constant(known.get(name))} - bound
@@ -103,7 +103,7 @@ def _compiled(function, free, known, language, is_optimized):
 
     tree = _Mender(carried, constants, known, bound).visit(tree)
 
-    # The factory's parameters are the closure, so that nothing is added to the module of the kernel.
+    # The factory's parameters are the closure, so that nothing is added to the kernel's module.
     factory = ast.FunctionDef(
         name="_factory",
         args=ast.arguments(
@@ -141,7 +141,7 @@ def _parse(function):
 
 
 def _definition(function):
-    """The statement that made the function; the caller may change it."""
+    """Return the statement that made the function; the caller may change it."""
     code = function.__code__
     # A file may have been edited, and its module loaded again.
     linecache.checkcache(code.co_filename)
@@ -157,8 +157,8 @@ def _definition(function):
 
 @functools.lru_cache(maxsize=16)
 def _definitions(text):
-    """The functions of a file by their first line, which is that of a decorator, and name. To parse a file once is
-    quicker than to find the end of one function, for which ``inspect`` reads it token by token."""
+    """Return the functions of a file by first line, which may be a decorator's, and name. Parsing a file once is
+    quicker than finding the end of one function, for which ``inspect`` reads it token by token."""
     try:
         todo = ast.parse(text).body
     except SyntaxError:
@@ -177,7 +177,8 @@ def _definitions(text):
 
 
 def resolved(node, known, bound=frozenset()):
-    """What a name, or an attribute of one, is among the ``known`` globals; ``None`` if that cannot be said."""
+    """Return the object that a name, or an attribute of one, has among the ``known`` globals; ``None`` if
+    undecidable."""
     if isinstance(node, ast.Name):
         return known.get(node.id) if node.id not in bound else None
 
@@ -211,8 +212,8 @@ def _is_unrolled(node):
 
 
 def _scanned(tree):
-    """The names in ``tree``; those bound in it; and those that a loop changes and that exist before it: compiled, these
-    are tensors, even if numbers at first."""
+    """Return the names in ``tree``; those bound in it; and those that exist before a loop that changes them: compiled,
+    these are tensors, even if they begin as numbers."""
     names, bound, carried, places = set(), set(), set(), {}
 
     def visit(node, loop):
@@ -236,7 +237,7 @@ def _scanned(tree):
         for field in node._fields:
             value = getattr(node, field, None)
 
-            # A loop's own variable is bound in it, whatever is around.
+            # A loop's own variable is bound in the loop, whatever surrounds it.
             for child in value if isinstance(value, list) else (value,):
                 if isinstance(child, ast.AST) and child._fields:
                     visit(child, inner if field in ("body", "orelse", "target", "test") else loop)
@@ -257,12 +258,12 @@ def _later(node):
     return ast.Lambda(empty, node)
 
 
-# Builtins by the name of what the compiler makes of them.
+# Builtins by the name of the function that the compiler makes of them.
 _REPLACED = {"min": "minimum", "max": "maximum", "range": "range", "print": "print"}
 
 
 class _Mender(ast.NodeTransformer):
-    """Python statements and operators whose meaning for tensors the compiler defines, and Python does not."""
+    """Rewrite Python statements and operators that the compiler defines for tensors, and Python does not."""
 
     def __init__(self, carried, constants, known, bound):
         self._carried = carried

@@ -1,4 +1,4 @@
-"""Block pointers and tensor descriptors: a tile of a strided tensor."""
+"""Block pointers and tensor descriptors: tiles of strided tensors."""
 
 import copy
 
@@ -9,7 +9,7 @@ from ntops.interpreter.handles import Handle
 
 
 class Tile:
-    """A tile of a tensor: its first element (``base``), the tensor's sizes and strides, the tile's place and shape."""
+    """A tile of a tensor: the tensor's first element (``base``), sizes and strides, and the tile's place and shape."""
 
     def __init__(self, base, shape, strides, block_shape, offsets=(), padding=None):
         self.base = base
@@ -20,14 +20,14 @@ class Tile:
         self.padding = padding
 
     def at(self, offsets):
-        """The same tile elsewhere."""
+        """Return the same tile at another place."""
         tile = copy.copy(self)
         tile.offsets = tuple(offsets)
 
         return tile
 
     def check_descriptor(self):
-        """Refuse what the hardware's tensor memory accelerator cannot address."""
+        """Refuse a descriptor that the hardware's tensor memory accelerator cannot address."""
         size = self.base.dtype.element_ty.primitive_bitwidth // 8
 
         if (self.base.data % np.uint64(16) != 0).any():
@@ -40,9 +40,9 @@ class Tile:
             raise ValueError("the last dim of a tensor descriptor must be contiguous")
 
     def pointers(self, checked, rows=None):
-        """Pointers to all elements, and which of them lie inside the tensor along the ``checked`` dims.
+        """Return pointers to all elements, and whether each lies inside the tensor along the ``checked`` dims.
 
-        With ``rows``, a block of row numbers, the tile's rows are those and not consecutive ones.
+        With ``rows``, a block of row numbers, the tile consists of those rows instead of consecutive ones.
         """
         shape = self.block_shape if rows is None else (rows.shape[0], self.block_shape[1])
         size = np.int64(self.base.dtype.element_ty.primitive_bitwidth // 8)
@@ -66,5 +66,5 @@ class Tile:
 
 
 def _spread(handle, dims):
-    """A scalar of each program, to be combined with blocks of so many dims."""
+    """Reshape a scalar of each program so that it combines with blocks of so many dims."""
     return handle.data.reshape(handle.programs, *(1,) * dims)

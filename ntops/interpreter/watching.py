@@ -1,4 +1,4 @@
-"""Watching every access to memory of the kernels that run under the interpreter."""
+"""Watch every memory access of the kernels that run under the interpreter."""
 
 import contextlib
 import dataclasses
@@ -12,14 +12,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ntops.interpreter.errors import MemoryFault
 from ntops.interpreter.extents import Argument
-from ntops.interpreter.faults import MemoryFault
 
 _watches = []
 
 
 def current():
-    """The innermost watch, or ``None``."""
+    """Return the innermost watch, or ``None``."""
     return _watches[-1] if _watches else None
 
 
@@ -27,13 +27,13 @@ def current():
 def watch(inputs=(), writable=()):
     """Check every load and store of the kernels that run inside: ``with watch(inputs=[x]) as watcher: ...``.
 
-    Raised as :class:`MemoryFault` where it happens: an access outside of the argument that the address was made from;
-    two programs, or two lanes, that store different values to one element; a program that reads what another one
-    stored; a load of an element of a tensor from ``torch.empty`` and the like, made inside, that nothing has written;
-    a store to one of ``inputs``. Elements that no kernel has written are for ``watcher.check_written``.
+    :class:`MemoryFault` is raised where it happens: at an access outside of the argument that the address was made
+    from; when two programs, or two lanes, store different values to one element; when a program reads what another one
+    stored; at a load of an element that nothing has written, of a tensor made inside by ``torch.empty`` and the like;
+    at a store to one of ``inputs``. ``watcher.check_written`` finds elements that no kernel has written.
 
     :param inputs: Tensors that kernels may only read.
-    :param writable: Those among them, or views of them, that the call was given to write.
+    :param writable: The inputs, or views of them, that the call may write.
     """
     watcher = Watch(inputs, writable)
     _watches.append(watcher)
@@ -54,28 +54,28 @@ def watch_from_here():
 
 @dataclasses.dataclass
 class _Fresh:
-    """A storage that was allocated but not filled: which of its bytes have been written since, and by whom."""
+    """A storage that was allocated but not filled, with the bytes written since, and their writers."""
 
     reference: StorageWeakRef
     written: np.ndarray
     kernels: dict = dataclasses.field(default_factory=dict)
 
     def mark(self, places, size, log):
-        """Elements of ``size`` bytes at ``places`` are written; ``log`` takes what undoes that."""
+        """Mark elements of ``size`` bytes at ``places`` as written; ``log`` receives the undo."""
         flags = self._flags(size)
 
         if log is not None:
-            # What is undone was never stored.
+            # Undone stores count as never made.
             log.append((flags.__setitem__, places, flags[places].copy()))
 
         flags[places] = _all_bytes(size)
 
     def is_written(self, places, size):
-        """Whether all bytes of the elements at ``places`` are."""
+        """Tell whether all bytes of the elements at ``places`` are written."""
         return self._flags(size)[places] == _all_bytes(size)
 
     def _flags(self, size):
-        # One integer for the flags of all bytes of an element.
+        # One integer covers the flags of all bytes of an element.
         return self.written[: self.written.size // size * size].view(f"u{size}")
 
 
@@ -85,12 +85,12 @@ def _all_bytes(size):
 
 
 class Watch:
-    """What is known about memory while it is watched."""
+    """The knowledge about memory while it is watched."""
 
     def __init__(self, inputs=(), writable=()):
         self._fresh = {}
         allowed = [_range(tensor) for tensor in writable]
-        # An input of which any part may be written is left alone.
+        # An input is left alone if any part of it may be written.
         self._read_only = [
             (*_range(tensor), number)
             for number, tensor in enumerate(inputs)
@@ -98,7 +98,7 @@ class Watch:
         ]
 
     def allocated(self, tensor):
-        """A tensor whose memory holds nothing yet."""
+        """Record a tensor whose memory holds nothing yet."""
         storage = tensor.untyped_storage()
 
         if tensor.device.type == "cpu" and storage.nbytes():
@@ -106,18 +106,18 @@ class Watch:
             self._fresh[storage.data_ptr()] = _Fresh(StorageWeakRef(storage), written)
 
     def filled(self, tensor):
-        """A tensor that torch has written."""
+        """Record a tensor that torch has written."""
         fresh = self.fresh(_storage(tensor))
 
         if fresh is not None:
             _bytes_of(tensor, fresh.written).fill_(True)
 
     def fresh(self, storage):
-        """What is known of the storage at an address, if it began empty."""
+        """Return the record of the storage at an address, if it began empty."""
         fresh = self._fresh.get(storage)
 
         if fresh is not None and fresh.reference.expired():
-            # Another tensor has the memory now.
+            # Another tensor has the memory by now.
             del self._fresh[storage]
 
             return None
@@ -125,7 +125,7 @@ class Watch:
         return fresh
 
     def read_only_overlap(self, argument):
-        """The number of the input with which ``argument`` shares memory that only may be read, else ``None``."""
+        """Return the number of the input whose read-only memory ``argument`` shares, else ``None``."""
         start, length = argument.extent
 
         for low, high, number in self._read_only:
@@ -135,7 +135,7 @@ class Watch:
         return None
 
     def check_written(self, outputs):
-        """Raise unless each element of ``outputs``, a tensor or a nest of tuples and lists of them, was written."""
+        """Raise unless each element of ``outputs``, a tensor or nested tuples and lists of tensors, was written."""
         if isinstance(outputs, (tuple, list)):
             for output in outputs:
                 self.check_written(output)
@@ -167,7 +167,7 @@ def _check_written(tensor, fresh):
 
 
 def _bytes_of(tensor, written):
-    """The flags of each element of ``tensor`` in the flags of its storage, its bytes last."""
+    """Return the flags of each element of ``tensor`` in the flags of its storage, its bytes last."""
     size = tensor.element_size()
     strides = [stride * size for stride in tensor.stride()]
 
@@ -191,15 +191,19 @@ def _overlap(one, other):
 _EMPTY = {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_"}
 
 
+_HERE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
 class _Allocations(TorchDispatchMode):
-    """Tells a watch what torch allocates without filling it, and what it writes."""
+    """Tell a watch which tensors torch allocates without filling, and which it writes."""
 
     def __init__(self, watcher):
         super().__init__()
         self._watcher = watcher
 
     def __enter__(self):
-        # To keep its compiler out of a mode torch imports it, which takes seconds: not where nobody else has.
+        # To keep its compiler out of a mode, torch imports the compiler, which takes seconds; avoid that unless it is
+        # imported already.
         if "torch._dynamo" not in sys.modules:
             self.__torch_dispatch__ = types.MethodType(inspect.unwrap(_Allocations.__torch_dispatch__), self)
 
@@ -207,6 +211,12 @@ class _Allocations(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+
+        if function.namespace == "ntops":
+            # Allocations of its kernel are seen, too.
+            with self:
+                return function.redispatch(_HERE, *args, **kwargs)
+
         result = function(*args, **kwargs)
 
         if function.overloadpacket.__name__ in _EMPTY:

@@ -13,7 +13,7 @@ def application(output, input):
 
 
 def premake(ndim, dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``abs``."""
+    """Return the arrangement, application and tensors of ``abs``."""
     tensors = element_wise.tensors(ndim, "input", dtype=dtype)
 
     return functools.partial(arrangement, block_size=block_size), application, tensors

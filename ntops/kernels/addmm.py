@@ -43,7 +43,8 @@ def premake(
     block_size_n=None,
     block_size_k=None,
 ):
-    """Arrangement, application and tensors of ``addmm``; ``scalars`` has the type of ``alpha`` and ``beta``."""
+    """Return the arrangement, application and tensors of ``addmm``; ``scalars`` has the type of ``alpha`` and
+    ``beta``."""
     blocks = {"block_size_m": block_size_m, "block_size_n": block_size_n, "block_size_k": block_size_k}
     types = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
     scalars = scalars or constants.numbers(dtype, "alpha", "beta")

@@ -1,12 +1,13 @@
 """Attention over keys in any number, without the matrix of scores in memory (Dao, arXiv:2307.08691), in Triton.
 
-NineToothed's form of it is ``scaled_dot_product_attention.premake``. These are Triton's: NineToothed bounds loads by
-the sizes of tensors, not by the length of each sequence of a KV cache. They also split keys over programs, end at the
-diagonal and mask no block that needs no mask. On an H200 (Triton 3.6, 4 x 32 x 4096 x 128 bf16) they reach 420 TFLOP/s
-and 409 causal, NineToothed's form 354 and 159. Large calls without a mask go to ``attention_hopper`` there (688, 651).
+``scaled_dot_product_attention.premake`` is the NineToothed version. These kernels are in Triton because NineToothed
+bounds loads by the sizes of tensors, not by the length of each sequence of a KV cache. They also split keys over
+programs, end at the diagonal and mask no block that needs no mask. On an H200 (Triton 3.6, 4 x 32 x 4096 x 128 bf16)
+they reach 420 TFLOP/s, and 409 causal; the NineToothed version reaches 354 and 159. Large calls go to
+``attention_hopper`` there (688, 651).
 
 A program takes ``BLOCK_M`` rows. The rows of a key/value head are the queries of all the heads that read it, one head
-after the other, so that the few queries of a decoding step share what is loaded.
+after the other, so that the few queries of a decoding step share loads.
 """
 
 import triton
@@ -20,7 +21,7 @@ FLOAT_MASK = tl.constexpr(2)
 
 @triton.jit
 def _load(pointers, rows, columns, CHECK_ROWS: tl.constexpr, CHECK_COLUMNS: tl.constexpr):
-    """A tile, with zeros where ``rows`` or ``columns`` are false; what need not be checked is not."""
+    """Load a tile, with zeros where ``rows`` or ``columns`` are false; checks that are not needed are left out."""
     if CHECK_ROWS and CHECK_COLUMNS:
         tile = tl.load(pointers, mask=rows[:, None] & columns[None, :], other=0)
     elif CHECK_ROWS:
@@ -70,14 +71,14 @@ def _walk(
     BLOCK_E: tl.constexpr,
     BLOCK_EV: tl.constexpr,
 ):
-    """Take in the keys [start, stop); in the blocks of an ``EDGE``, those up to ``length`` and ``last_key`` alone.
+    """Process the keys [start, stop); in the blocks of an ``EDGE``, only those up to ``length`` and ``last_key``.
 
     Scores are in units of log2, so that a power of two is their exponential. With a float mask they are in natural
-    units: the least finite number, which many masks are made of, has no logarithm to base 2 that is finite.
+    units: the least finite number, of which many masks consist, would overflow in units of log2.
 
     :param WIDE: Whether offsets within a block of keys, values or mask need 64 bits.
     :param query: The queries, (BLOCK_M, BLOCK_E), or where PIECES, pointers to the first ones of the head dim.
-    :param mask: Its first key, as a pointer for each row, (BLOCK_M, 1).
+    :param mask: Pointers to the mask of the first key, one for each row, (BLOCK_M, 1).
     """
     dtype = accumulator.dtype
     # A Python number would be rounded to float32.
@@ -128,7 +129,7 @@ def _walk(
                 scores = scores * scale + bias.to(dtype)
                 kept = taken[None, :]
             else:
-                # Outside of the tile it is 0.
+                # Outside of the tile the mask is 0.
                 kept = bias != 0
 
             if EDGE or MASK == BOOL_MASK:
@@ -137,7 +138,7 @@ def _walk(
             largest = tl.max(scores, 1)
             largest = tl.maximum(maximum, largest if MASK == FLOAT_MASK else largest * scale)
 
-        # Where nothing took part yet, the difference of two infinities must not arise.
+        # Before any key took part, the difference of two infinities must be avoided.
         safe = tl.where(largest == float("-inf"), 0.0, largest)
 
         if MASK == FLOAT_MASK:
@@ -209,7 +210,9 @@ def _attend(
     WIDE: tl.constexpr,
     UNIT_STRIDES: tl.constexpr,
     UNIT_MASK: tl.constexpr,
+    UNIT: tl.constexpr,
     MASK_UNIT: tl.constexpr,
+    DIM_UNIT: tl.constexpr,
     FULL_E: tl.constexpr,
     FULL_EV: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -217,21 +220,36 @@ def _attend(
     BLOCK_E: tl.constexpr,
     BLOCK_EV: tl.constexpr,
 ):
-    """Attention of ``BLOCK_M`` rows of a key/value head over the keys, or over one part of them.
+    """Compute attention of ``BLOCK_M`` rows of a key/value head over the keys, or over one part of them.
 
     :param output: (batch, heads * group, L, EV); not written where keys are split.
     :param partial: (splits, rows, EV) in the compute dtype: the weighted sums of values, not divided.
-    :param maxima: (splits, rows): the largest score; ``normalizers`` likewise: the sums of weights.
-    :param slots: Where SLOTS, the first position of the new rows of each sequence, contiguous.
-    :param heads: Key/value heads; ``group`` query heads read each.
-    :param S: Keys; where SLOTS, the capacity of the cache.
-    :param new_rows: Where SLOTS, how many rows have been written to the cache.
-    :param scale: Of the scores, positive, to units of log2; to natural ones where the mask is of floats.
-    :param sign: What else scores are multiplied by, if not POSITIVE: -1 or 0.
-    :param PIECES: Whether the head dim is walked in pieces of ``BLOCK_E``, for products that are computed out of
-        registers and for loads of single elements: registers hold no more.
-    :param MASK_UNIT: What the strides of the mask are multiples of; they are given without it.
+    :param maxima: (splits, rows): the largest scores; ``normalizers`` are the sums of weights, likewise.
+    :param slots: With SLOTS, the first position of the new rows of each sequence, contiguous.
+    :param heads: The number of key/value heads; ``group`` query heads read each.
+    :param S: The number of keys; with SLOTS, the capacity of the cache.
+    :param new_rows: With SLOTS, the number of rows written to the cache.
+    :param scale: The positive factor that brings scores to units of log2, or with a float mask to natural units.
+    :param sign: A further factor of scores, -1 or 0, unless POSITIVE.
+    :param PIECES: Whether the head dim is walked in pieces of ``BLOCK_E``, because registers hold no more. This is for
+        products out of registers, and for loads of single elements.
+    :param UNIT: A divisor of all strides except those of the head dim; strides are passed divided by it. MASK_UNIT is
+        the same for the mask's strides, and DIM_UNIT for ``E`` and ``EV``, beyond which whole vectors are masked.
     """
+    stride_qb *= UNIT
+    stride_qh *= UNIT
+    stride_ql *= UNIT
+    stride_kb *= UNIT
+    stride_kh *= UNIT
+    stride_ks *= UNIT
+    stride_vb *= UNIT
+    stride_vh *= UNIT
+    stride_vs *= UNIT
+    stride_ob *= UNIT
+    stride_oh *= UNIT
+    stride_ol *= UNIT
+    E *= DIM_UNIT
+    EV *= DIM_UNIT
     stride_mb *= MASK_UNIT
     stride_mh *= MASK_UNIT
     stride_ml *= MASK_UNIT
@@ -252,7 +270,7 @@ def _attend(
     head = (head_of_all % heads).to(tl.int64)
 
     if CAUSAL:
-        # Those with the most keys first, so that no long one is left alone at the end.
+        # The rows with the most keys come first, so that no long program is left alone at the end.
         tile = row_tiles - 1 - tile
 
     row_count = group * L
@@ -268,7 +286,7 @@ def _attend(
         length = tl.load(slots + batch).to(tl.int64) + new_rows
         length = tl.minimum(tl.maximum(length, 0), S).to(tl.int32)
 
-    # Row l sees the keys up to l + shift; an empty tile of rows does not exist.
+    # Row l sees the keys up to l + shift; there is no empty tile of rows.
     stop = length
     inner = length
     shift = 0
@@ -314,7 +332,7 @@ def _attend(
     normalizer = tl.zeros((BLOCK_M,), DTYPE)
     maximum = tl.full((BLOCK_M,), float("-inf"), DTYPE)
 
-    # Code for the edges alone is enough for what is compiled slowly and is no faster without masks.
+    # Only the code for edges is used if compilation is slow and the code without masks is no faster.
     for EDGE in tl.static_range(1 if PIECES else 0, 2):
         accumulator, normalizer, maximum = _walk(
             accumulator,
@@ -363,7 +381,7 @@ def _attend(
         tl.store(maxima + every_row, maximum, mask=rows)
         tl.store(normalizers + every_row, normalizer, mask=rows)
     else:
-        # A row to which nothing took part is 0.
+        # A row to which no key took part is 0.
         accumulator = accumulator / tl.where(normalizer == 0, 1.0, normalizer)[:, None]
         output += batch * stride_ob
         pointers = (query_head * stride_oh + position * stride_ol)[:, None] + value_dims[None, :] * stride_oe
@@ -377,9 +395,7 @@ _STRIDES = tuple(
     for tensor, dims in {"q": "bhle", "k": "bhse", "v": "bhse", "o": "bhle"}.items()
     for dim in dims
 )
-# Compiled for strides that are all multiples of 16 (or the unit strides), and for any. Nothing else of the geometry is
-# compiled in.
-attend_aligned = triton.jit(do_not_specialize=[*_SIZES, *_MASK_STRIDES])(_attend)
+# Only the constants compile geometry into the kernel.
 attend = triton.jit(do_not_specialize=[*_SIZES, *_MASK_STRIDES, *_STRIDES])(_attend)
 
 
@@ -403,11 +419,11 @@ def combine(
     BLOCK_S: tl.constexpr,
     BLOCK_EV: tl.constexpr,
 ):
-    """Put together what ``attend`` made of the parts of the keys; a program takes a row.
+    """Combine the results of ``attend`` for the parts of the keys; a program takes a row.
 
     :param output: (batch, heads, L, EV); ``row_count`` is the product of all but the last.
-    :param partial: (splits, row_count, EV); ``maxima`` and ``normalizers`` without the last.
-    :param unit: From the scores' units to those of log2.
+    :param partial: (splits, row_count, EV); ``maxima`` and ``normalizers`` lack the last dim.
+    :param unit: The factor from the scores' units to units of log2.
     """
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, BLOCK_EV)

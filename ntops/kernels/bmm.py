@@ -1,4 +1,4 @@
-"""``input @ mat2`` of each two matrices of a batch."""
+"""``input @ mat2`` for each pair of matrices of a batch."""
 
 from ntops.kernels import mm
 from ntops.kernels.mm import application, arrangement
@@ -15,5 +15,5 @@ def premake(
     block_size_n=None,
     block_size_k=None,
 ):
-    """Arrangement, application and tensors of ``bmm``: those of ``mm`` with ``batch`` batch dims."""
+    """Return the arrangement, application and tensors of ``bmm``: those of ``mm`` with ``batch`` batch dims."""
     return mm.premake(batch, dtype, compute_dtype, input_precision, block_size_m, block_size_n, block_size_k)

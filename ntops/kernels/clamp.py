@@ -40,7 +40,8 @@ def premake(
     scalars=None,
     block_size=None,
 ):
-    """Arrangement, application and tensors of ``clamp``; ``bound`` is "low" or "high" where there is no other."""
+    """Return the arrangement, application and tensors of ``clamp``; ``bound`` is "low" or "high" where there is no
+    other."""
     compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
     bounds = (bound,) if bound else ("low", "high")
     tensors = element_wise.tensors(ndim, "input", *bounds, dtype=dtype, output_dtype=output_dtype, scalars=scalars)

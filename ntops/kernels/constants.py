@@ -1,8 +1,8 @@
-"""Compile-time arguments of kernels, and what ahead-of-time builds leave to ``premake``.
+"""Compile-time arguments of kernels, which ahead-of-time builds leave to ``premake``.
 
 A kernel that is compiled at its first call takes its constants (the dtype in which it computes, Triton's
-``input_precision``) as arguments. An ahead-of-time build knows tensors and numbers alone, and says ``dtype=`` to
-``premake``: then the constants follow from it, and are written into the application.
+``input_precision``) as arguments. An ahead-of-time build knows only tensors and numbers, and passes ``dtype=`` to
+``premake``, which derives the constants and writes them into the application.
 
 Dtypes are NineToothed's names ("fp16", "i32"), and "i1" for bool, which it lacks.
 """
@@ -30,9 +30,10 @@ _FLOATING = ("fp16", "bf16", "fp32", "fp64")
 
 
 def bind(application, tensors, **constants):
-    """The application and the tensors of a kernel with these constants, which are its last parameters, in order.
+    """Return the application and the tensors of a kernel with these constants, which are its last parameters, in order.
 
-    What is ``None`` stays an argument of the kernel, a constexpr tensor; the rest is written into the application.
+    A constant that is ``None`` stays an argument of the kernel, a constexpr tensor; others are written into the
+    application.
     """
     tensors += tuple(element_wise.constant(name) for name, value in constants.items() if value is None)
     literals = {name: _literal(name, value) for name, value in constants.items() if value is not None}
@@ -51,12 +52,12 @@ def _literal(name, value):
 
 
 def _written_in(application, literals):
-    """The application without the parameters that have literals, which its body has in their place."""
+    """Return the application with literals in the place of these parameters."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(application)))
     (function,) = tree.body
     function.args.args = [argument for argument in function.args.args if argument.arg not in literals]
     source = ast.unparse(_Writer(literals).visit(tree)) + "\n"
-    # NineToothed reads the source of what it compiles, and finds it where interactive sessions keep theirs.
+    # NineToothed reads the source of a function that it compiles; linecache holds it, as for interactive sessions.
     name = f"<{application.__module__}.{application.__name__} {literals}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     found = {}
@@ -66,7 +67,7 @@ def _written_in(application, literals):
 
 
 class _Writer(ast.NodeTransformer):
-    """Writes literals for names."""
+    """Replace names by literals."""
 
     def __init__(self, literals):
         self._literals = literals
@@ -76,20 +77,21 @@ class _Writer(ast.NodeTransformer):
 
 
 def is_floating(dtype):
-    """Whether a dtype is known to be floating-point."""
+    """Tell whether a dtype is known to be floating-point."""
     return dtype in _FLOATING
 
 
 def floating(dtype):
-    """The dtype of a result that is floating-point whatever the input: float32 for integers, else that of the input."""
+    """Return the dtype of an always floating-point result: float32 for integers, else the dtype of the input."""
     return dtype if dtype is None or is_floating(dtype) else "fp32"
 
 
 def accumulated(dtype):
-    """The dtype in which values of ``dtype`` are computed: float32 for half types, int32 for bool, else itself."""
+    """Return the dtype in which kernels compute for ``dtype``: float32 for half types, int32 for bool, else itself."""
     return {"fp16": "fp32", "bf16": "fp32", "i1": "i32"}.get(dtype, dtype)
 
 
 def numbers(dtype, *names):
-    """The types of arguments that are Python numbers, by name, for a result of ``dtype``; none if it is unknown."""
+    """Return the types of arguments that are Python numbers, by name, for a result of ``dtype``; ``None`` if it is
+    unknown."""
     return dict.fromkeys(names, "fp64" if is_floating(dtype) else "i64") if dtype else {}

@@ -1,4 +1,4 @@
-"""8-bit floating-point numbers times their scales, for those who build kernels ahead of time.
+"""8-bit floating-point numbers times their scales, for ahead-of-time builds.
 
 ``ntops.torch`` runs the kernels of ``ntops.kernels.fp8``. NineToothed has no 8-bit floating-point types: the numbers
 are the bytes of a "u8" tensor.
@@ -19,9 +19,9 @@ def application(output, quantized, scale, e4m3):
 
 
 def premake(ndim, dtype=None, e4m3=True, block_size=None):
-    """Arrangement, application and tensors of ``dequantize_fp8``, of GPUs from sm_89 on.
+    """Return the arrangement, application and tensors of ``dequantize_fp8``, of GPUs from sm_89 on.
 
-    :param ndim: How many dims the tensors have; the scales are expanded, each to the elements that share it.
+    :param ndim: The number of dims of the tensors; each scale is expanded to the elements that share it.
     :param dtype: The element type of the output.
     :param e4m3: Whether the numbers are float8_e4m3fn, else float8_e5m2.
     """

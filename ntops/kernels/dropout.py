@@ -1,4 +1,4 @@
-"""``input * mask / (1 - p)``, elementwise, with a mask that the element's index and a seed alone decide."""
+"""``input * mask / (1 - p)``, elementwise, with a mask that only the element's index and a seed determine."""
 
 import functools
 
@@ -9,7 +9,7 @@ from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, index, seed, threshold, scale, compute_dtype):
-    # The offset of an element of a contiguous tensor of this shape is its number, whatever the layout and the tile.
+    # In a contiguous tensor of this shape, an element's offset is its index, whatever the layout and the tile.
     number = ntl.cast(index.offsets(), ntl.int64)
     low = ntl.cast(number >> 2, ntl.uint32)
     high = ntl.cast(number >> 34, ntl.uint32)
@@ -17,16 +17,16 @@ def application(output, input, index, seed, threshold, scale, compute_dtype):
     even = ntl.where((number & 2) == 0, first, third)
     odd = ntl.where((number & 2) == 0, second, fourth)
     random = ntl.where((number & 1) == 0, even, odd)
-    # Of 2^32, for all, one number in 2^32 is left over, which the scale of 0 drops as well.
-    # What is dropped is multiplied by 0, so that NaN and infinities become NaN as in torch.
+    # A threshold of 2^32, which drops all, is cut to 2^32 - 1; the scale of 0 drops the one number left over. Dropped
+    # elements are multiplied by 0, so that NaN and infinities become NaN as in torch.
     limit = ntl.cast(ntl.minimum(threshold, 4294967295), ntl.uint32)
     factor = ntl.where(random >= limit, ntl.cast(scale, compute_dtype), 0)
     output = ntl.cast(ntl.cast(input, compute_dtype) * factor, output.dtype)
 
 
 def application_contiguous(output, input, index, seed, threshold, scale, compute_dtype):
-    # Four elements in a row share a counter, and each takes one of its four numbers. The number is that of the first of
-    # the four, and so is a seed that is not the same single element for all: of the last some may be past the end.
+    # Four elements in a row share a counter, and each takes one of its four numbers. Use the index of the first of the
+    # four, and likewise its seed unless all share a single one: the last of the four may be past the end.
     number = ntl.cast(index.offsets(), ntl.int64)
     evens, _ = ntl.split(ntl.reshape(number, (number.shape[0] // 4, 2, 2)))
     start, _ = ntl.split(evens)
@@ -47,11 +47,11 @@ def application_contiguous(output, input, index, seed, threshold, scale, compute
 
 
 def premake(ndim, contiguous=False, dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Arrangement, application and tensors of ``dropout``.
+    """Return the arrangement, application and tensors of ``dropout``.
 
-    ``index`` is any tensor of the shape of the output and with the strides of a contiguous one; it is not read. With
-    ``contiguous`` all three are, which takes a quarter of the random numbers to make the same mask.
-    Dropped are the elements whose 32 random bits are below ``threshold``, 2^32 times the probability (ahead of time,
+    ``index`` is any tensor with the output's shape and the strides of a contiguous one; it is not read. With
+    ``contiguous``, all three tensors are contiguous, which makes the same mask from a quarter of the random numbers.
+    Elements are dropped if their 32 random bits are below ``threshold``, 2^32 times the probability (ahead of time,
     NineToothed puts C in place of every "p" of a launch, if that is an argument's name); ``scale`` is 1 / (1 - p).
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)

@@ -1,4 +1,4 @@
-"""The shared arrangement of elementwise kernels, and the tensors that it arranges."""
+"""The shared arrangement of elementwise kernels, and their tensors."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from ninetoothed import block_size as searched_block_size
 class Tile:
     """A tile along the last dim, and the names of operands that are constant along it.
 
-    Of these the tile has a single element, to be broadcast: it is loaded once and not once for each element.
+    For these operands the tile has a single element, which is loaded once and broadcast.
     """
 
     columns: int
@@ -22,12 +22,12 @@ def arrangement(*tensors, block_size=None):
 
     The grid comes from the first tensor, so the output goes first.
 
-    :param block_size: A number of elements, or a tuple with one for each dim: then the dims are tiled as they are; or a
+    :param block_size: A number of elements; or a tuple with one for each dim, which tiles the dims unflattened; or a
         :class:`Tile`.
     """
     if isinstance(block_size, Tile):
         tile = (1,) * (tensors[0].ndim - 1) + (block_size.columns,)
-        # Single elements a tile apart: as many as there are tiles.
+        # Single elements, a tile apart: as many as there are tiles.
         return tuple(
             tensor.tile((1,) * len(tile), tile, floor_mode=True)
             if tensor.name in block_size.constant
@@ -45,9 +45,9 @@ def arrangement(*tensors, block_size=None):
 
 
 def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
-    """The output and the operands of an elementwise kernel, all of one shape (the host expands them).
+    """Return the output and the operands of an elementwise kernel, all of one shape (the host expands them).
 
-    :param ndim: How many dims the tensors have.
+    :param ndim: The number of dims of the tensors.
     :param operands: The names of the inputs.
     :param dtype: The element type of the inputs; only ahead-of-time builds need it.
     :param output_dtype: The element type of the output, likewise.
@@ -55,7 +55,7 @@ def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
     """
     scalars = scalars or {}
     output = Tensor(ndim, dtype=output_dtype or dtype, name="output")
-    # One set of sizes serves all: fewer kernel arguments, and one mask for the compiler to find.
+    # All tensors share one set of sizes: this saves kernel arguments, and lets the compiler find one mask.
     inputs = (
         Tensor(0, dtype=scalars[name], name=name)
         if name in scalars
@@ -67,5 +67,5 @@ def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
 
 
 def constant(name):
-    """A compile-time argument of a kernel, such as the dtype in which it computes."""
+    """Return a compile-time argument of a kernel, such as the dtype in which it computes."""
     return Tensor(0, constexpr=True, name=name)

@@ -15,7 +15,7 @@ def application(output, input, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``exp``."""
+    """Return the arrangement, application and tensors of ``exp``."""
     output_dtype = output_dtype or constants.floating(dtype)
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)

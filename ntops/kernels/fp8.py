@@ -4,20 +4,21 @@ The formats are those of the OCP 8-bit floating point specification 1.0: float8_
 448, NaN 0x7F) and float8_e5m2 (bias 15, largest 57344). Where a GPU has no instructions for them (``NATIVE`` false) the
 tensors come as bytes, and conversion is integer arithmetic, with the same result.
 
-Matrices have a scale for each element of a tile's row: ``scale`` is read at ``row * stride_sr + block * stride_sb``,
-where a block is 128 columns; a stride of 0 is what makes one scale serve a whole row or tensor.
+A scale belongs to a tile's row: it is read at ``row * stride_sr + block * stride_sb``, where a block is 128 columns. A
+stride of 0 makes one scale serve a whole row or tensor.
 """
 
 import triton
 import triton.language as tl
 
 BLOCK = tl.constexpr(128)
-"""Columns that share a scale of the block form, and the terms after which a product is added up in float32."""
+"""The number of columns that share a scale in the block form, and of terms after which a product is added up in
+float32."""
 
 
 @triton.jit
 def encode(values, E4M3: tl.constexpr, NATIVE: tl.constexpr):
-    """float32 to fp8, to nearest even; what is larger than the largest number saturates, NaN stays NaN."""
+    """Convert float32 to fp8, to nearest even; larger numbers saturate, NaN stays NaN."""
     if NATIVE:
         # cvt.rn.satfinite: infinities saturate too.
         encoded = values.to(tl.float8e4nv if E4M3 else tl.float8e5)
@@ -25,7 +26,7 @@ def encode(values, E4M3: tl.constexpr, NATIVE: tl.constexpr):
         MANTISSA: tl.constexpr = 3 if E4M3 else 2
         BIAS: tl.constexpr = 7 if E4M3 else 15
         DROPPED: tl.constexpr = 23 - MANTISSA
-        # Added to a subnormal of the format, it leaves whole multiples of the smallest in the lowest bits.
+        # Adding this to a subnormal of the format leaves multiples of its smallest number in the lowest bits.
         ALIGN: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
         LARGEST: tl.constexpr = 448.0 if E4M3 else 57344.0
         magnitude = tl.abs(values)
@@ -45,7 +46,7 @@ def encode(values, E4M3: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def decode(values, E4M3: tl.constexpr, NATIVE: tl.constexpr):
-    """fp8 to float16, which holds every number of either format."""
+    """Convert fp8 to float16, which holds every number of either format."""
     if NATIVE:
         decoded = values.to(tl.float16)
     elif E4M3:
@@ -63,27 +64,28 @@ def decode(values, E4M3: tl.constexpr, NATIVE: tl.constexpr):
 
 @triton.jit
 def _finite_magnitude(values):
-    """|values| in float32, but 0 for infinities and NaN."""
+    """Return |values| in float32, but 0 for infinities and NaN."""
     magnitude = tl.abs(values.to(tl.float32))
     return tl.where(magnitude < float("inf"), magnitude, 0.0)
 
 
 @triton.jit
 def _scale_of(amax, LARGEST: tl.constexpr):
-    """amax / LARGEST, at least the smallest normal number, so that its reciprocal is finite; 1 where amax is 0."""
+    """Return amax / LARGEST, at least the smallest normal number, so that its reciprocal is finite; 1 where amax is
+    0."""
     scale = tl.div_rn(amax, tl.full(amax.shape, LARGEST, tl.float32))
     return tl.where(amax == 0.0, 1.0, tl.maximum(scale, 2.0**-126))
 
 
 @triton.jit
 def _quotient(values, scale, GIVEN: tl.constexpr):
-    """values / scale by the reciprocal, a division for each scale and not for each element."""
+    """Return values / scale by the reciprocal: one division for each scale, not for each element."""
     reciprocal = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)
     values = values.to(tl.float32)
     quotient = values * reciprocal[:, None]
 
     if GIVEN:
-        # Of a scale that a caller gives as 0: 0 divided by it stays 0, not NaN.
+        # If a caller gives a scale of 0, 0 divided by it stays 0, not NaN.
         by_zero = tl.abs(reciprocal) == float("inf")
         quotient = tl.where((values == 0.0) & by_zero[:, None], values, quotient)
 
@@ -92,7 +94,7 @@ def _quotient(values, scale, GIVEN: tl.constexpr):
 
 @triton.jit
 def maxima(partial, input, columns, chunk, stride_r, BLOCK_C: tl.constexpr):
-    """The largest finite magnitude of each chunk of each row, to ``partial`` (rows, chunks), contiguous."""
+    """Write the largest finite magnitude of each chunk of each row to ``partial`` (rows, chunks), contiguous."""
     chunks = tl.cdiv(columns, chunk)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     start = (tl.program_id(0) % chunks).to(tl.int64) * chunk
@@ -126,13 +128,14 @@ def quantize(
     BLOCK_C: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """A tile of ``input`` (rows, columns) to ``output``, contiguous. A tile has one scale for each of its rows.
+    """Quantize a tile of ``input`` (rows, columns) to ``output``, contiguous. A tile has one scale for each of its
+    rows.
 
-    :param SOURCE: Where scales come from: "given", read; "tile", the tile holds all that shares one; "partial", the
-        maxima of each row's chunks, of which there are at most CHUNKS. What is not given is written.
+    :param SOURCE: The source of scales: "given", they are read; "tile", a tile holds all elements that share one;
+        "partial", the maxima of each row's chunks, at most CHUNKS. Scales that are not given are written.
     """
     LARGEST: tl.constexpr = 448.0 if E4M3 else 57344.0
-    # What the pass before read last may still be in the cache.
+    # The part that the previous pass read last may still be in the cache.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     tiles_c = tl.cdiv(columns, BLOCK_C)
     tile_r = tile // tiles_c
@@ -178,7 +181,7 @@ def dequantize(
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """A tile of ``input`` (rows, columns) times its scales, in float32, to ``output``, contiguous."""
+    """Write a tile of ``input`` (rows, columns) times its scales, in float32, to ``output``, contiguous."""
     tiles_c = tl.cdiv(columns, BLOCK_C)
     tile_c = tl.program_id(0) % tiles_c
     row = (tl.program_id(0) // tiles_c).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -216,10 +219,11 @@ def gemm(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A tile of ``a @ b`` to ``output`` (M, N), contiguous; ``a`` (M, K) and ``b`` (K, N) have unit strides along K.
+    """Write a tile of ``a @ b`` to ``output`` (M, N), contiguous; ``a`` (M, K) and ``b`` (K, N) have unit strides along
+    K.
 
-    128 terms at a time are multiplied, and added to the others in float32: the tensor cores of an H100 or H200 keep
-    some 14 bits of a sum of fp8 products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+    128 terms at a time are multiplied, and added to the total in float32: the tensor cores of an H100 or H200 keep some
+    14 bits of a sum of fp8 products (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 
     :param BLOCKED: Whether a scale changes along K, so that each 128 terms are scaled before they are added up.
     """
@@ -233,7 +237,7 @@ def gemm(
     tile_n = tile % (GROUP_M * tiles_n) // group_m
     m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    # Past the end rows and columns come again, which is cheaper than a mask; they are not stored.
+    # Past the end, rows and columns repeat, which is cheaper than a mask; they are not stored.
     read_m = (m % M).to(tl.int64)
     read_n = (n % N).to(tl.int64)
     k = tl.arange(0, BLOCK)
@@ -252,7 +256,7 @@ def gemm(
             right = tl.load(b_tile, mask=(k < K - first)[:, None], other=0.0)
 
         if NATIVE:
-            # That the limit is named keeps the compiler from adding to ``total`` within the tensor cores.
+            # Naming the limit keeps the compiler from adding to ``total`` within the tensor cores.
             terms = tl.dot(left, right, max_num_imprecise_acc=BLOCK)
         else:
             terms = tl.dot(decode(left, A_E4M3, NATIVE), decode(right, B_E4M3, NATIVE))

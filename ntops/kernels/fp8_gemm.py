@@ -1,7 +1,7 @@
-"""A product of 8-bit floating-point matrices with their scales, for those who build kernels ahead of time.
+"""A product of 8-bit floating-point matrices with their scales, for ahead-of-time builds.
 
-``ntops.torch`` runs the kernels of ``ntops.kernels.fp8``, which says why terms are not all added up by the tensor
-cores. NineToothed has no 8-bit floating-point types: the numbers are the bytes of "u8" tensors.
+``ntops.torch`` runs the kernels of ``ntops.kernels.fp8``, which says why the tensor cores do not add up all terms.
+NineToothed has no 8-bit floating-point types: the numbers are the bytes of "u8" tensors.
 """
 
 import functools
@@ -20,14 +20,15 @@ def application(output, a, b, a_scale, b_scale, e4m3):
     for k in range(a.shape[0]):
         left = ntl.cast(a[k], ntl.float8e4nv if e4m3 else ntl.float8e5, bitcast=True)
         right = ntl.cast(b[k], ntl.float8e4nv if e4m3 else ntl.float8e5, bitcast=True)
-        # That a limit is named keeps the compiler from adding to the total within the tensor cores.
+        # Naming a limit keeps the compiler from adding to the total within the tensor cores.
         total += ntl.dot(left, right, max_num_imprecise_acc=32)
 
     output = ntl.cast(total * (a_scale * b_scale), output.dtype)
 
 
 def premake(dtype=None, e4m3=True, block_size_m=None, block_size_n=None, block_size_k=None):
-    """Arrangement, application and tensors of ``fp8_gemm`` with scales of rows and columns, of GPUs from sm_89 on.
+    """Return the arrangement, application and tensors of ``fp8_gemm`` with scales of rows and columns, of GPUs from
+    sm_89 on.
 
     :param dtype: The element type of the output, (M, N); both scales are expanded to its shape.
     :param e4m3: Whether the numbers are float8_e4m3fn, else float8_e5m2.
@@ -35,7 +36,7 @@ def premake(dtype=None, e4m3=True, block_size_m=None, block_size_n=None, block_s
     """
     tensors = (
         Tensor(2, dtype=dtype, name="output"),
-        # Where a tile passes the end of K it must add nothing.
+        # A tile that passes the end of K must add nothing beyond it.
         Tensor(2, dtype="u8", other=0, name="a"),
         Tensor(2, dtype="u8", other=0, name="b"),
         Tensor(2, dtype="fp32", name="a_scale"),

@@ -1,6 +1,6 @@
-"""Functions that kernels share, inlined into each: exact where Triton's own are fast and loose.
+"""Functions that kernels share, inlined into each: exact where Triton's own are only approximate.
 
-Call them on the right-hand side of an assignment of their own; NineToothed inlines them there alone.
+Call each on the right-hand side of an assignment of its own; NineToothed inlines calls only there.
 """
 
 import ninetoothed.language as ntl
@@ -8,7 +8,8 @@ from ninetoothed.language import libdevice
 
 
 def divide(dividend, divisor, compute_dtype):
-    """The quotient, rounded to nearest: Triton's plain "/" of float32 is approximate, div_rn is float32's alone."""
+    """Return the quotient, rounded to nearest: Triton's "/" of float32 is approximate, and div_rn takes float32
+    only."""
     if compute_dtype == ntl.float32:
         quotient = ntl.div_rn(dividend, divisor)
     else:
@@ -18,7 +19,7 @@ def divide(dividend, divisor, compute_dtype):
 
 
 def reciprocal(divisor, compute_dtype):
-    """1 / divisor, of float32 within an ulp or two, 0 for divisors from 2^126 on: half the instructions of "/".
+    """Return 1 / divisor for float32, within an ulp or two, 0 for divisors from 2^126 on: half the instructions of "/".
 
     An application that calls it imports libdevice, too.
     """
@@ -31,12 +32,12 @@ def reciprocal(divisor, compute_dtype):
 
 
 def sine(value, shifted, turns, sign, short):
-    """sin(value - turns * pi) of float32, negated where ``shifted`` is odd, and again where ``sign`` is negative.
+    """Return sin(value - turns * pi) of float32, negated if ``shifted`` is odd, and again if ``sign`` is negative.
 
     ``turns`` half circles leave an angle within pi / 2 and a hundredth. Pi is the sum of three constants (W. Cody and
-    W. Waite, Software Manual for the Elementary Functions, 1980), or, ``short``, of two: of numbers of a half type the
-    first difference is exact, and none of them is so near to a multiple of pi that what the two leave out would tell.
-    The series is a minimax fit, off by 6.7e-9 at most.
+    W. Waite, Software Manual for the Elementary Functions, 1980), or of two if ``short``: for numbers of a half type
+    the first difference is exact, and none of them is so near to a multiple of pi that the missing third constant would
+    matter. The series is a minimax fit, off by at most 6.7e-9.
     """
     if short:
         rest = ntl.fma(turns, -3.1415927410125732, value)
@@ -46,7 +47,7 @@ def sine(value, shifted, turns, sign, short):
         rest = ntl.fma(turns, -1.5099578831723193e-07, rest)
         rest = ntl.fma(turns, -1.078060505991553e-14, rest)
     square = rest * rest
-    # Fused in so many words: a compiler could choose otherwise in another place, and bits would differ.
+    # fma is explicit: a compiler could fuse differently in another place, and bits would differ.
     series = ntl.fma(square, 2.6028727277686705e-06, -0.0001980834757360887)
     series = ntl.fma(square, series, 0.008333050065882351)
     series = ntl.fma(square, series, -0.16666658964770487)

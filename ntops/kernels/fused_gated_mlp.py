@@ -1,4 +1,4 @@
-"""``act(x @ gate.T) * (x @ up.T)``: two products of one matrix, of which nothing but the result is written."""
+"""``act(x @ gate.T) * (x @ up.T)``: two products with one matrix, of which only the result is written."""
 
 import functools
 
@@ -14,8 +14,8 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 def arrangement(output, x, gate, up, *constants, block_size_m=None, block_size_n=None, block_size_k=None, group=1):
     """Tile the output; each program takes a row of tiles of ``x``, and a column of tiles of ``gate`` and of ``up``.
 
-    :param group: How many rows of tiles go together: of each, programs that run at a time take the same columns, so
-        that these come from the cache. Rows of tiles behind the last of ``x`` are nobody's.
+    :param group: The number of rows of tiles that go together: programs that run at a time take the same columns of
+        each, which then come from the cache. Rows of tiles past the end of ``x`` compute nothing.
     """
     block_m, block_n, block_k = (size or block_size() for size in (block_size_m, block_size_n, block_size_k))
 
@@ -70,13 +70,14 @@ def premake(
     block_size_k=None,
     group=1,
 ):
-    """Arrangement, application and tensors of ``fused_gated_mlp``; ``gate`` and ``up`` are (intermediate, hidden).
+    """Return the arrangement, application and tensors of ``fused_gated_mlp``; ``gate`` and ``up`` are (intermediate,
+    hidden).
 
     :param activation: "silu", "gelu" or "gelu_tanh"; silu where only ``dtype`` is given.
     """
     tensors = (
         Tensor(2, dtype=dtype, name="output"),
-        # Where a tile passes the last column of x it must add nothing.
+        # A tile that passes the last column of x must add nothing beyond it.
         *(Tensor(2, dtype=dtype, other=0, name=name) for name in ("x", "gate", "up")),
     )
     blocks = {"block_size_m": block_size_m, "block_size_n": block_size_n, "block_size_k": block_size_k}

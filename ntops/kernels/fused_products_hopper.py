@@ -1,8 +1,8 @@
-"""Products on Hopper, in Gluon, with the work of every warp written out: of 8-bit matrices, and of a gated MLP.
+"""Products on Hopper, in Gluon, with explicit work for every warp: of 8-bit matrices, and of a gated MLP.
 
 A program computes tiles one after the other. Two or three groups of four warps take 64 rows of a tile each, and one
-warp has the Tensor Memory Accelerator fetch what comes next: while a group is busy with something else, such as adding
-up or storing, the tensor cores have the products of the other one, and loads go on from one tile to the next.
+warp makes the Tensor Memory Accelerator fetch the next operands. While a group is busy with other work, such as adding
+up or storing, the tensor cores run the products of the other group, and loads go on from one tile to the next.
 
 Median us on an H200 (Triton 3.6, bf16 results), each line of one run:
 
@@ -32,7 +32,7 @@ from ntops.kernels.attention_hopper import ROWS
 from ntops.kernels.hopper import activated, make_barriers, place_of
 
 COLUMNS = gl.constexpr(128)
-"""The columns of a block of a right factor."""
+"""The number of columns of a block of a right factor."""
 
 
 @gluon.jit
@@ -46,9 +46,9 @@ def _load(
     BLOCKS: gl.constexpr,
     WIDTH: gl.constexpr,
 ):
-    """The warp that loads: of each step along K the rows of each group, and one or two blocks of right factors.
+    """Run the loading warp: in each step along K load the rows of each group, and one or two blocks of right factors.
 
-    :param WIDTH: Columns of a tile of the result. Where it is that of two blocks, they lie side by side.
+    :param WIDTH: The columns of a tile of the result. If it is the width of two blocks, they lie side by side.
     """
     left, right, other = factors
     lefts, rights = memory
@@ -85,7 +85,7 @@ def _load(
 
 @gluon.jit
 def _store(output, staged, values, row, column):
-    """Have a block stored, out of shared memory that the one before it may still be read from."""
+    """Store a block through shared memory, after the previous store has read it."""
     tma.store_wait(0)
     staged.store(values.to(output.dtype))
     fence_async_shared()
@@ -94,7 +94,7 @@ def _store(output, staged, values, row, column):
 
 @gluon.jit
 def _scales(a_scale, b_scale, shape, row, column, BY_ROW: gl.constexpr, BY_COLUMN: gl.constexpr, layout: gl.constexpr):
-    """The scales of a block's rows and of its columns, or of the matrices."""
+    """Load the scales of a block's rows and of its columns, or of the matrices."""
     M, N = shape
 
     if BY_ROW:
@@ -124,7 +124,7 @@ def _add_up(
     BLOCKS: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """A group of warps of ``fp8_gemm``: 128 terms at a time are multiplied, and added to the others in float32."""
+    """Run a group of warps of ``fp8_gemm``: multiply 128 terms at a time, and add them to the total in float32."""
     memory, staged, barriers, sizes, shape, scales = given
     a_scale, b_scale, step_a, step_b = scales
     lefts, rights = memory
@@ -152,7 +152,7 @@ def _add_up(
                 product = warpgroup_mma(left, right, nothing, use_acc=False, is_async=True)
 
                 if BLOCKED:
-                    # These come while the tensor cores are busy.
+                    # These arrive while the tensor cores are busy.
                     a_scales = a_scale + step.to(gl.int64) * step_a
                     b_scales = b_scale + step.to(gl.int64) * step_b
                     first = column + block * COLUMNS
@@ -205,14 +205,14 @@ def fp8_gemm(
     STAGES: gl.constexpr,
     BLOCKS: gl.constexpr,
 ):
-    """``a @ b`` times scales, tile by tile of GROUPS * 64 rows and BLOCKS * 128 columns.
+    """Compute ``a @ b`` times scales, in tiles of GROUPS * 64 rows and BLOCKS * 128 columns.
 
     :param output: A descriptor of (M, N) in blocks of (64, 128).
-    :param a: One of (M, K), 8-bit, in blocks of (64, 128).
-    :param b: One of the transposed right factor, (N, K), in blocks of (128, 128).
-    :param a_scale: BY_ROW one for each row of ``a``, or one; ``b_scale``, BY_COLUMN, likewise.
-    :param step_a: BLOCKED, how far the scales for the next 128 terms are from these; ``step_b`` likewise.
-    :param steps: K in steps of 128.
+    :param a: A descriptor of (M, K), 8-bit, in blocks of (64, 128).
+    :param b: A descriptor of the transposed right factor, (N, K), in blocks of (128, 128).
+    :param a_scale: With BY_ROW a scale for each row of ``a``, else one; ``b_scale`` likewise with BY_COLUMN.
+    :param step_a: With BLOCKED, the distance to the scales of the next 128 terms; ``step_b`` likewise.
+    :param steps: The number of steps of 128 along K.
     """
     memory = (
         gl.allocate_shared_memory(a.dtype, [STAGES * GROUPS, ROWS, a.block_type.shape[1]], a.layout),
@@ -227,7 +227,7 @@ def fp8_gemm(
     factors = (a, b, b)
     given = (memory, staged, barriers, sizes, shape, (a_scale, b_scale, step_a, step_b))
 
-    # Registers of a thread: the first group has what the others leave, as many as another group.
+    # The registers per thread of all groups except the first, which gets the rest: as many as another group.
     if GROUPS == 2:
         gl.warp_specialize(
             [
@@ -262,8 +262,8 @@ def _gate(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """A group of warps of ``fused_gated_mlp``: one product of its rows with a block of gate and one of up, which lie
-    one above the other in shared memory; of a row a thread has the same columns of both."""
+    """Run a group of warps of ``fused_gated_mlp``: one product of its rows with a block of gate and one of up, which
+    lie one above the other in shared memory, so that a thread has the same columns of both."""
     lefts, rights = memory
     full, empty = barriers
     tiles_m, tiles_n, steps = sizes
@@ -282,7 +282,7 @@ def _gate(
         product = warpgroup_mma(
             lefts.index(stage * 2 + GROUP), both.index(stage).permute((1, 0)), nothing, use_acc=False, is_async=True
         )
-        # One product waits for the tensor cores while the one before it is computed.
+        # One product waits for the tensor cores while the previous one is computed.
         sums = warpgroup_mma_wait(1, deps=[product])
         taken += 1
 
@@ -310,12 +310,12 @@ def _gate(
 
 @gluon.jit(do_not_specialize=["M", "N", "steps"])
 def fused_gated_mlp(output, x, gate, up, M, N, steps, ACTIVATION: gl.constexpr, STAGES: gl.constexpr):
-    """``act(x @ gate.T) * (x @ up.T)``, tile by tile of 128 rows and columns.
+    """Compute ``act(x @ gate.T) * (x @ up.T)``, in tiles of 128 rows and columns.
 
     :param output: A descriptor of (M, N) in blocks of (64, 128).
-    :param x: One of (M, K) in blocks of (64, 64).
-    :param gate: One of (N, K) in blocks of (128, 64); ``up`` likewise.
-    :param steps: K in steps of 64.
+    :param x: A descriptor of (M, K) in blocks of (64, 64).
+    :param gate: A descriptor of (N, K) in blocks of (128, 64); ``up`` likewise.
+    :param steps: The number of steps of 64 along K.
     """
     memory = (
         gl.allocate_shared_memory(x.dtype, [STAGES * 2, ROWS, x.block_type.shape[1]], x.layout),

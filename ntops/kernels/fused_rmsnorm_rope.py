@@ -11,13 +11,13 @@ from ntops.kernels import constants
 def arrangement(*tensors, block_rows=None, block_heads=None, block_pairs=None, interleaved=False, looped=False):
     """Tile tensors of (batch, positions, heads, columns): a program takes ``block_rows`` positions of a sequence.
 
-    Behind them come the two tables, which have one row for all heads, (batch, positions, 1, pairs), and numbers.
+    After them come the two tables, which have one row for all heads, (batch, positions, 1, pairs), and numbers.
 
-    :param block_rows: How many positions a program takes.
-    :param block_heads: How many heads a tile has; all of them unless ``looped``.
-    :param block_pairs: How many pairs a tile has; it must hold all those of a head.
+    :param block_rows: The number of positions that a program takes.
+    :param block_heads: The number of heads in a tile; all of them unless ``looped``.
+    :param block_pairs: The number of pairs in a tile; it must hold all pairs of a head.
     :param interleaved: Whether heads are whole, so that their tiles have two columns for each pair.
-    :param looped: Whether a program walks over the heads of its rows; then what has heads is a row of tiles to it.
+    :param looped: Whether a program walks over the heads of its rows; then each tensor with heads is a row of tiles.
     """
     *rows, cos, sin = (tensor for tensor in tensors if tensor.ndim)
     numbers = (tensor for tensor in tensors if not tensor.ndim)
@@ -49,7 +49,7 @@ def application(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, compute_d
     n1 = n1 * scale[:, None, None] * ntl.cast(w1, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
-    # Which of the products is fused is said, since compilers choose by layout.
+    # The fused product is chosen explicitly, since compilers choose by layout.
     output = ntl.cast(ntl.fma(n0, cosine, -(n1 * sine)), output.dtype)
     rotated = ntl.cast(ntl.fma(n0, sine, n1 * cosine), rotated.dtype)
 
@@ -85,7 +85,7 @@ def application_interleaved(output, input, weight, cos, sin, count, eps, compute
     n0, n1 = ntl.split(pairs)
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
-    # Loaded and stored as they lie, 16 bytes at a time: elements two apart would be loaded one by one.
+    # Load and store in memory order, 16 bytes at a time: elements two apart would be loaded one by one.
     turned = ntl.interleave(ntl.fma(n0, cosine, -(n1 * sine)), ntl.fma(n0, sine, n1 * cosine))
     output = ntl.cast(turned, output.dtype)
 
@@ -102,10 +102,11 @@ def premake(
     block_heads=None,
     block_pairs=None,
 ):
-    """Arrangement, application and tensors of ``fused_rmsnorm_rope``; ``count`` is the number of elements of a row.
+    """Return the arrangement, application and tensors of ``fused_rmsnorm_rope``; ``count`` is the number of elements of
+    a row.
 
-    :param interleaved: Whether heads are whole, and neighbours in them are pairs; else the first and the second
-        elements of all pairs are tensors of their own, whatever their strides.
+    :param interleaved: Whether heads are whole and neighbours are pairs; else the first and the second elements of all
+        pairs are separate tensors of any strides.
     :param looped: Whether a row is longer than a tile; not with ``interleaved``.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
@@ -113,7 +114,7 @@ def premake(
     output = Tensor(4, dtype=dtype, name="output")
 
     def like(dtype, *names):
-        # What is loaded beyond a row must add nothing.
+        # Elements loaded beyond a row must add nothing.
         return (Tensor(shape=output.shape, dtype=dtype, other=0, name=name) for name in names)
 
     outputs = () if interleaved else ("rotated",)

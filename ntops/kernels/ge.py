@@ -13,7 +13,8 @@ def application(output, input, other, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Arrangement, application and tensors of ``ge``; ``compute_dtype`` is the dtype to which both are promoted."""
+    """Return the arrangement, application and tensors of ``ge``; ``compute_dtype`` is the dtype to which both are
+    promoted."""
     output_dtype = output_dtype or (dtype and "i1")
     tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
     arranged = functools.partial(arrangement, block_size=block_size)

@@ -1,4 +1,4 @@
-"""What the kernels in Gluon for Hopper have in common."""
+"""Helpers that the Gluon kernels for Hopper share."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,13 +6,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra import libdevice
 
 TALL = gl.constexpr(8)
-"""Tiles that lie below each other and are computed together."""
+"""The number of tiles below each other that are computed together."""
 
 
 @gluon.jit
 def place_of(tile, tiles_m, tiles_n):
-    """The batch, row and column of a tile. Tiles that are computed together share rows of ``a`` and columns of ``b``:
-    TALL tiles down, then one to the right."""
+    """Return the batch, row and column of a tile. Tiles that are computed together share rows of ``a`` and columns of
+    ``b``: TALL tiles down, then one to the right."""
     each = tiles_m * tiles_n
     batch = tile // each
     tile = tile % each
@@ -24,7 +24,7 @@ def place_of(tile, tiles_m, tiles_n):
 
 @gluon.jit
 def make_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers that wait for as many arrivals each."""
+    """Return NUMBER barriers that each wait for ARRIVALS arrivals."""
     barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
 
     for i in gl.static_range(NUMBER):
@@ -35,7 +35,7 @@ def make_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def activated(gate, ACTIVATION: gl.constexpr):
-    """silu, or gelu by the error function or by tanh, of float32."""
+    """Compute silu, or gelu by the error function or by tanh, in float32."""
     if ACTIVATION == "silu":
         activated = gate / (1 + libdevice.exp(-gate))
     elif ACTIVATION == "gelu":

@@ -1,4 +1,4 @@
-"""Whether ``input`` is infinite, elementwise."""
+"""``isinf(input)``, elementwise."""
 
 import functools
 
@@ -13,7 +13,7 @@ def application(output, input, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``isinf``."""
+    """Return the arrangement, application and tensors of ``isinf``."""
     if dtype:
         output_dtype = output_dtype or "i1"
         compute_dtype = compute_dtype or ("fp64" if dtype == "fp64" else "fp32")

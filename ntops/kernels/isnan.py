@@ -1,4 +1,4 @@
-"""Whether ``input`` is NaN, elementwise."""
+"""``isnan(input)``, elementwise."""
 
 import functools
 
@@ -11,7 +11,7 @@ def application(output, input):
 
 
 def premake(ndim, dtype=None, output_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``isnan``."""
+    """Return the arrangement, application and tensors of ``isnan``."""
     output_dtype = output_dtype or (dtype and "i1")
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)
 

@@ -1,4 +1,5 @@
-"""New rows of keys and values go into their caches, in Triton: where they go, NineToothed's tiles cannot be told."""
+"""Write new rows of keys and values to their caches, in Triton: NineToothed's tiles cannot have positions read at run
+time."""
 
 import triton
 import triton.language as tl
@@ -85,8 +86,8 @@ def write_rows(
 
     :param key_cache: (batch, heads, capacity, width); ``value_cache`` likewise. The second dim of the grid chooses.
     :param new_key: (batch, heads, new_rows, width); ``new_value`` likewise.
-    :param slots: Where SLOTS, the position of the first new row of each sequence, (batch,), contiguous; else it is
-        ``slot`` for all.
+    :param slots: With SLOTS, the position of the first new row of each sequence, (batch,), contiguous; else ``slot`` is
+        the position for all.
     """
     tile = tl.program_id(0)
     head_of_all = tile // row_tiles

@@ -12,7 +12,7 @@ def application(output, input, weight, bias, count, eps, compute_dtype):
     values = ntl.cast(input, compute_dtype)
     number = ntl.cast(count, compute_dtype)
     mean = ntl.sum(values, axis=1) / number
-    # Two passes over registers: the mean of squares less the squared mean cancels where the mean is large.
+    # Two passes over registers: subtracting the squared mean from the mean of squares would cancel for large means.
     centered = ntl.where(input.offsets(-1) < input.source.shape[-1], values - mean[:, None], 0)
     variance = ntl.sum(centered * centered, axis=1) / number
     scale = 1 / ntl.sqrt(variance + ntl.cast(eps, compute_dtype))
@@ -22,8 +22,8 @@ def application(output, input, weight, bias, count, eps, compute_dtype):
 
 def application_looped(output, input, weight, bias, count, eps, compute_dtype, far):
     number = ntl.cast(count, compute_dtype)
-    # Each lane has the mean and the squares about it of what it has seen (B. P. Welford, Technometrics 4, 1962): memory
-    # is read once for both. Where steps may be thousands it keeps what is lost to rounding (W. Kahan, CACM 8, 1965).
+    # Each lane keeps the mean of its elements and the squares about it (B. P. Welford, Technometrics 4, 1962): memory
+    # is read once for both. With possibly thousands of steps it compensates for rounding (W. Kahan, CACM 8, 1965).
     mean = ntl.cast(input[0], compute_dtype)
     squares = mean * 0
     lost = mean * 0
@@ -55,7 +55,7 @@ def application_looped(output, input, weight, bias, count, eps, compute_dtype, f
         mean += lost
         squares += lost_squares
 
-    # The last tile has nothing for some.
+    # The last tile has no elements for some lanes.
     weights = ntl.where(inside, seen, seen - 1)
     lanes = mean
     mean = ntl.sum(lanes * weights, axis=1) / number
@@ -82,10 +82,10 @@ def premake(
     block_rows=None,
     block_columns=None,
 ):
-    """Arrangement, application and tensors of ``layer_norm``; ``looped`` where a row is longer than a tile.
+    """Return the arrangement, application and tensors of ``layer_norm``; ``looped`` where a row is longer than a tile.
 
-    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding.
-    ``count`` is the number of elements that are reduced.
+    ``far`` is whether a row may have many tiles, so that sums compensate for rounding. ``count`` is the number of
+    elements that are reduced.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or constants.numbers(dtype, "count", "eps")
@@ -101,7 +101,7 @@ def premake(
     variant = application_looped if looped else application
     literals = {"far": far} if looped else {}
 
-    # Whoever calls a kernel that was built ahead of time says which rows the parameters have.
+    # The caller of an ahead-of-time kernel says which rows the parameters have.
     parameters = () if dtype else ("weight", "bias")
 
     return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters, **literals)

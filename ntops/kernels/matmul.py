@@ -1,4 +1,4 @@
-"""``input @ other`` of tensors of any dims, once the host has made a batch of matrices of them."""
+"""``input @ other`` of tensors of any dims, which the host has arranged as a batch of matrices."""
 
 from ntops.kernels import mm
 from ntops.kernels.mm import application, arrangement
@@ -15,5 +15,5 @@ def premake(
     block_size_n=None,
     block_size_k=None,
 ):
-    """Arrangement, application and tensors of ``matmul``: those of ``mm`` with ``batch`` batch dims."""
+    """Return the arrangement, application and tensors of ``matmul``: those of ``mm`` with ``batch`` batch dims."""
     return mm.premake(batch, dtype, compute_dtype, input_precision, block_size_m, block_size_n, block_size_k)

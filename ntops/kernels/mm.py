@@ -1,4 +1,4 @@
-"""``input @ mat2`` of two matrices, or of each two of a batch."""
+"""``input @ mat2`` of two matrices, or of each pair of a batch."""
 
 import functools
 
@@ -11,7 +11,7 @@ from ntops.kernels import constants
 def arrangement(output, input, mat2, *others, block_size_m=None, block_size_n=None, block_size_k=None):
     """Tile the output; each program takes a row of tiles of ``input`` and a column of tiles of ``mat2``.
 
-    All but the last two dims are batch dims, of which a program takes one element. ``others`` with dims are tiled
+    All but the last two dims are batch dims, of which a program takes one element. ``others`` that have dims are tiled
     as the output is.
     """
     if block_size_m is None:
@@ -42,7 +42,7 @@ def arrangement(output, input, mat2, *others, block_size_m=None, block_size_n=No
 
 
 def _squeeze(tensor, batch, walked=()):
-    """Drop the batch dims of the tiles, and of the row or column of tiles the dim that is not walked."""
+    """Drop the batch dims of the tiles, and the dim along which a row or column of tiles is not walked."""
     level = tensor
 
     if walked:
@@ -67,10 +67,11 @@ def application(output, input, mat2, compute_dtype, input_precision):
 
 
 def bind(application, batch, *others, dtype=None, compute_dtype=None, input_precision=None):
-    """The application and the tensors of a product with ``batch`` batch dims; IEEE where only ``dtype`` is given."""
+    """Return the application and the tensors of a product with ``batch`` batch dims; IEEE if only ``dtype`` is
+    given."""
     tensors = (
         Tensor(batch + 2, dtype=dtype, name="output"),
-        # Where a tile passes the end of K it must add nothing.
+        # A tile that passes the end of K must add nothing beyond it.
         Tensor(batch + 2, dtype=dtype, other=0, name="input"),
         Tensor(batch + 2, dtype=dtype, other=0, name="mat2"),
         *others,
@@ -93,7 +94,7 @@ def premake(
     block_size_n=None,
     block_size_k=None,
 ):
-    """Arrangement, application and tensors of ``mm``; ``input_precision`` is Triton's ("ieee", "tf32")."""
+    """Return the arrangement, application and tensors of ``mm``; ``input_precision`` is Triton's ("ieee", "tf32")."""
     blocks = {"block_size_m": block_size_m, "block_size_n": block_size_n, "block_size_k": block_size_k}
     types = {"dtype": dtype, "compute_dtype": compute_dtype, "input_precision": input_precision}
 

@@ -1,13 +1,13 @@
-"""``a @ b`` of two matrices, or of each two of a batch, on Hopper, in Gluon, with the work of every warp written out;
-and the first half of a gated MLP, of few rows.
+"""``a @ b`` of two matrices, or of each pair of a batch, on Hopper, in Gluon, with explicit work for every warp; and
+the first half of a gated MLP with few rows.
 
-NineToothed's form of it is ``mm.premake``, which runs everywhere. It computes one tile in each program, so that the
-matrix units wait at the beginning and at the end of every tile. Here a program computes tiles one after the other: it
-has one or two groups of four warps, which multiply and store, and one warp that has the Tensor Memory Accelerator fetch
-what they multiply next. Triton's own compiler has the same warps do both.
+``mm.premake`` is the NineToothed version, which runs everywhere. It computes one tile in each program, so that the
+tensor cores wait at the beginning and at the end of every tile. Here a program computes tiles one after the other: it
+has one to three groups of four warps, which multiply and store, and one warp that makes the Tensor Memory Accelerator
+fetch the next operands. Triton's own compiler has the same warps do both.
 
-How many times as fast as cuBLAS on an H200 (Triton 3.6, bf16 but for TF32; medians of interleaved runs), beside the
-faster one of NineToothed's form and a kernel in Triton with tensor descriptors, which was here before:
+Speed relative to cuBLAS on an H200 (Triton 3.6, bf16 except TF32; medians of interleaved runs), beside the faster one
+of the NineToothed version and a Triton kernel with tensor descriptors:
 
 ===================================== ==== =====
                                       this plain
@@ -39,7 +39,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ntops.kernels.hopper import activated, make_barriers, place_of
 
 NOTHING = gl.constexpr(0)
-"""Is added to a product; or the same ROW to all rows, the same COLUMN to all columns, or a MATRIX."""
+"""The kind of addend: NOTHING; a ROW for all rows; a COLUMN for all columns; or a MATRIX."""
 ROW = gl.constexpr(1)
 COLUMN = gl.constexpr(2)
 MATRIX = gl.constexpr(3)
@@ -47,8 +47,8 @@ MATRIX = gl.constexpr(3)
 
 @gluon.jit
 def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr):
-    """The warp that loads: for each step along K the rows of each group, and the columns of all. ``GATED``: the rows of
-    a second left factor, too."""
+    """Run the loading warp: in each step along K load the rows of each group, and the columns for all. With ``GATED``,
+    load the rows of a second left factor, too."""
     tensors, memory, barriers, sizes, steps_ab = given
     a, b, _output, up = tensors
     lefts, rights, _results = memory
@@ -90,14 +90,15 @@ def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr
 
 @gluon.jit
 def _matrix(memory, IS_TURNED: gl.constexpr):
-    """Of a tile in shared memory, the matrix."""
+    """Return the matrix of a tile in shared memory."""
     matrix = memory.reshape([memory.shape[1], memory.shape[2]])
     return matrix.permute((1, 0)) if IS_TURNED else matrix
 
 
 @gluon.jit
 def _part(tile, PARTS: gl.constexpr, PART: gl.constexpr):
-    """Of the columns of a tile, the PART-th of as many PARTS: 1, or 2 or 4 of which threads have all of some rows."""
+    """Return the PART-th of PARTS parts of a tile's columns: 1, or 2 or 4, for which threads hold all columns of some
+    rows."""
     if PARTS == 1:
         return tile
     else:
@@ -107,7 +108,7 @@ def _part(tile, PARTS: gl.constexpr, PART: gl.constexpr):
 
 @gluon.jit
 def _fetch(added, memory, ready, batch, m, n, IS_TURNED: gl.constexpr):
-    """Have values to add fetched, into the shared memory that others may still be stored from."""
+    """Start fetching values to add, after stores have read the shared memory that they go to."""
     tma.store_wait(0)
     mbarrier.expect(ready, added.block_type.nbytes)
     tma.async_copy_global_to_shared(added, [batch, n, m] if IS_TURNED else [batch, m, n], ready, memory)
@@ -115,7 +116,7 @@ def _fetch(added, memory, ready, batch, m, n, IS_TURNED: gl.constexpr):
 
 @gluon.jit
 def _store(output, memory, values, batch, m, n, IS_TURNED: gl.constexpr):
-    """Have values stored, out of shared memory that those before them may still be stored from."""
+    """Start storing values, after earlier stores have read the shared memory that they go through."""
     tma.store_wait(0)
     _matrix(memory, IS_TURNED).store(values.to(output.dtype))
     fence_async_shared()
@@ -134,7 +135,7 @@ def _multiply(
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
 ):
-    """A group of warps: its rows of each tile."""
+    """Run a group of warps: compute its rows of each tile."""
     tensors, memory, barriers, sizes, _steps_ab = given
     a, b, output, added = tensors
     lefts, rights, results = memory
@@ -147,7 +148,7 @@ def _multiply(
     COLUMNS: gl.constexpr = b.block_type.shape[1 if TURNED[1] else 2]
     WIDTH: gl.constexpr = output.block_type.shape[1 if TURNED[2] else 2]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // a.dtype.primitive_bitwidth])
-    # The matrix units take 32-bit factors from memory with K innermost only; from registers in any layout.
+    # The tensor cores take 32-bit factors from shared memory with K innermost only; from registers in any layout.
     FROM_REGISTERS: gl.constexpr = a.dtype == gl.float32
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, layout, 1)
     PARTS: gl.constexpr = COLUMNS // WIDTH
@@ -175,7 +176,7 @@ def _multiply(
             _fetch(added, own, arrived.index(GROUP), batch, first_m, first_n, TURNED[2])
 
         if FROM_REGISTERS:
-            # The left factor of the next step is read while the matrix units have that of this one.
+            # The left factor of the next step is read while the tensor cores work on this one.
             mbarrier.wait(full.index(taken % STAGES), taken // STAGES % 2)
             left = _matrix(lefts.index(taken % STAGES * GROUPS + GROUP), TURNED[0]).load(operand_layout)
 
@@ -186,7 +187,7 @@ def _multiply(
                 product = warpgroup_mma(left, _matrix(rights.index(stage), TURNED[1]), sums, is_async=True)
                 mbarrier.wait(full.index(next_stage), taken // STAGES % 2)
                 next_left = _matrix(lefts.index(next_stage * GROUPS + GROUP), TURNED[0]).load(operand_layout)
-                # Registers are named so that they are left alone while the product reads them.
+                # Naming the registers keeps them untouched while the product reads them.
                 sums, left = warpgroup_mma_wait(0, deps=[product, left])
                 mbarrier.arrive(empty.index(stage), count=1)
                 left = next_left
@@ -202,7 +203,7 @@ def _multiply(
                 right = _matrix(rights.index(stage), TURNED[1])
                 product = warpgroup_mma(_matrix(lefts.index(left), TURNED[0]), right, sums, is_async=True)
 
-                # When a product begins, the one before is done with its factors.
+                # When a product begins, the previous one has read its factors.
                 if GATED:
                     other = warpgroup_mma(_matrix(lefts.index(left + 1), TURNED[0]), right, ups, is_async=True)
                     sums, ups = warpgroup_mma_wait(2, deps=[product, other])
@@ -251,7 +252,7 @@ def _multiply(
 
 @gluon.jit
 def _memory(tensor, NUMBER: gl.constexpr):
-    """Shared memory for tiles of a descriptor's tensor."""
+    """Allocate shared memory for tiles of a descriptor's tensor."""
     shape: gl.constexpr = tensor.block_type.shape
     return gl.allocate_shared_memory(tensor.dtype, [NUMBER, 1, shape[1], shape[2]], tensor.layout)
 
@@ -283,31 +284,31 @@ def multiply(
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Each program computes tiles of ``output`` one after the other: those of its number, counted round.
+    """Compute this program's tiles of ``output``: each program takes every so many tiles, from its own index on.
 
     :param output: A tensor descriptor of (batch, M, N), in blocks of (1, rows of a group of warps, columns of a tile or
         a quarter of them).
-    :param a: One of (batch, M, K), in blocks of (1, rows of a group of warps, block of K). What lies beyond the end is
-        zero.
-    :param b: One of (batch, K, N), in blocks of (1, block of K, columns of a tile). In TF32, K is innermost.
-    :param added: A MATRIX by a descriptor like ``output``'s; a ROW or COLUMN as (M, N) of the strides ``stride_m`` and
-        ``stride_n``. With an ACTIVATION a descriptor like that of ``a``, of another left factor: the result is the
-        activated product times the product with that one.
-    :param tiles: Of all the batch; ``tiles_m`` down and ``tiles_n`` across in each matrix.
-    :param steps: Blocks of K, one at least.
-    :param step_a: 1, or 0 where all products have one ``a``; ``step_b`` likewise.
-    :param alpha: Where SCALED, the factor of the product; ``beta`` that of ``added``.
-    :param TURNED_A: Whether the descriptor of ``a`` is of it turned, blocks and all; those of ``b`` and ``output``
-        likewise.
-    :param ACTIVATION: "", or the one of a gated MLP.
-    :param GROUPS: Of warps: one or two.
-    :param STAGES: Blocks of K that there is shared memory for.
+    :param a: A descriptor of (batch, M, K), in blocks of (1, rows of a group of warps, block of K). Elements beyond the
+        end are zero.
+    :param b: A descriptor of (batch, K, N), in blocks of (1, block of K, columns of a tile). In TF32, K is innermost.
+    :param added: A MATRIX as a descriptor like ``output``'s; a ROW or COLUMN as (M, N) with strides ``stride_m`` and
+        ``stride_n``. With an ACTIVATION, a descriptor of another left factor, like that of ``a``: the result is the
+        activated product times the product with this factor.
+    :param tiles: The number of tiles of the batch; ``tiles_m`` down and ``tiles_n`` across in each matrix.
+    :param steps: The number of blocks of K, at least one.
+    :param step_a: 1, or 0 if all products share one ``a``; ``step_b`` likewise.
+    :param alpha: With SCALED, the factor of the product; ``beta`` is the factor of ``added``.
+    :param TURNED_A: Whether the descriptor of ``a`` has it transposed, blocks included; TURNED flags of ``b`` and
+        ``output`` likewise.
+    :param ACTIVATION: "", or the activation of a gated MLP.
+    :param GROUPS: The number of groups of warps: one, two or three.
+    :param STAGES: The number of blocks of K that shared memory holds.
     """
     TURNED: gl.constexpr = (TURNED_A, TURNED_B, TURNED_OUTPUT)
     GATED: gl.constexpr = ACTIVATION != ""
     LEFTS: gl.constexpr = GROUPS * (2 if GATED else 1)
     memory = (_memory(a, STAGES * LEFTS), _memory(b, STAGES), _memory(output, GROUPS))
-    # Memory is filled by the warp that loads, and emptied by all groups.
+    # The loading warp fills memory, and all groups empty it.
     barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS), make_barriers(GROUPS, 1))
     fence_async_shared()
     tensors = (a, b, output, added)
@@ -315,7 +316,7 @@ def multiply(
     addend = (M, N, stride_m, stride_n, alpha, beta)
     given = (tensors, memory, barriers, sizes, (step_a, step_b))
 
-    # Registers of a thread: the first group has what the others leave.
+    # The registers per thread of all groups except the first, which gets the rest.
     if GROUPS == 1:
         gl.warp_specialize(
             [
@@ -325,7 +326,7 @@ def multiply(
             [1],
             [24],
         )
-    else:
+    elif GROUPS == 2:
         gl.warp_specialize(
             [
                 (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
@@ -334,4 +335,15 @@ def multiply(
             ],
             [4, 1],
             [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 1)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 2)),
+                (_load, (given, TURNED, GATED, GROUPS, STAGES)),
+            ],
+            [4, 4, 1],
+            [160, 160, 24],
         )

@@ -13,7 +13,7 @@ def application(output, input, other, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Arrangement, application and tensors of ``mul``."""
+    """Return the arrangement, application and tensors of ``mul``."""
     compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
     tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
     arranged = functools.partial(arrangement, block_size=block_size)

@@ -13,12 +13,12 @@ def application(output, input):
 
 
 def application_float(output, input):
-    # Triton's "-x" is 0 - x, which makes 0 of 0 and not -0.
+    # Triton's "-x" is 0 - x, which turns 0 into 0 and not -0.
     output = ntl.cast(input * -1.0, output.dtype)
 
 
 def premake(ndim, floating=False, dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``neg``; ``floating`` for numbers whose zeros have signs."""
+    """Return the arrangement, application and tensors of ``neg``; ``floating`` for numbers whose zeros have signs."""
     tensors = element_wise.tensors(ndim, "input", dtype=dtype)
     arranged = functools.partial(arrangement, block_size=block_size)
     floating = floating or constants.is_floating(dtype)

@@ -1,10 +1,10 @@
-"""Root mean square norm of a row of heads, then rotation of each head, in Triton: heads of a power of two.
+"""Root mean square norm of a row of heads, then rotation of each head, in Triton, for heads of a power of two.
 
-NineToothed's form of it is ``fused_rmsnorm_rope.premake``, which takes rows of any heads. There each of eight tensors
-has places and masks of its own to be worked out, 864 instructions for a row's warps where these here are 528; and here
-the next rows are on the way while one is computed. On an H200 4 x 4096 rows of 4096 bf16 take 74 us, and of 8192 144 (a
-copy 66 and 127), where those of the other form take 81 and 161. A program for each row takes 84 and 160, and one that
-has the next row in registers 76 and 144.
+``fused_rmsnorm_rope.premake`` is the NineToothed version, which takes rows of any heads. It computes places and masks
+for each of eight tensors, with 864 instructions for a row's warps; this kernel needs 528, and prefetches the next rows
+while one is computed. On an H200 4 x 4096 rows of 4096 bf16 take 74 us, and rows of 8192 take 144 (a copy 66 and 127);
+the other version takes 81 and 161. A program for each row takes 84 and 160, and one that holds the next row in
+registers takes 76 and 144.
 """
 
 import triton
@@ -13,15 +13,15 @@ import triton.language as tl
 
 @triton.jit
 def _load(pointers, kept):
-    """What is kept, and 0; all of it where ``kept`` is ``None``."""
+    """Load elements, with 0 where ``kept`` is false; all of them if ``kept`` is ``None``."""
     return tl.load(pointers) if kept is None else tl.load(pointers, mask=kept, other=0.0)
 
 
 @triton.jit
 def _pairs(row, head, kept, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, DTYPE: tl.constexpr):
-    """The first and the second elements of all pairs, (heads, PAIRS)."""
+    """Load the first and the second elements of all pairs, (heads, PAIRS)."""
     if INTERLEAVED:
-        # Loaded as they lie, 16 bytes at a time.
+        # Load in memory order, 16 bytes at a time.
         whole = _load(row + head + tl.arange(0, 2 * PAIRS)[None, :], kept).to(DTYPE)
         first, second = whole.reshape(head.shape[0], PAIRS, 2).split()
     else:
@@ -53,13 +53,13 @@ def norm_and_rotate(
     DTYPE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Rows of ``x``, of HEADS heads of PAIRS pairs, one after the other to ``output``, contiguous.
+    """Compute rows of ``x`` with HEADS heads of PAIRS pairs, one after the other, to ``output``, contiguous.
 
-    :param rows: Of all sequences, of ``length`` rows each.
-    :param step_b: The stride of ``x`` along the batch, ``step_t`` that along positions, and ``step_cos`` and
-        ``step_sin`` those of the tables, in 16 elements.
-    :param DTYPE: What is computed in.
-    :param STAGES: Rows that are loaded at a time.
+    :param rows: The number of rows of all sequences, of ``length`` rows each.
+    :param step_b: The stride of ``x`` along the batch; ``step_t`` is the stride along positions, and ``step_cos`` and
+        ``step_sin`` are the strides of the tables; all in units of 16 elements.
+    :param DTYPE: The compute dtype.
+    :param STAGES: The number of rows in flight.
     """
     columns: tl.constexpr = 2 * HEADS * PAIRS
     number_of_head = tl.arange(0, BLOCK_HEADS)[:, None]
@@ -79,7 +79,7 @@ def norm_and_rotate(
         scale = 1 / tl.sqrt_rn(mean + eps.to(DTYPE))
         n0 = x0 * scale * w0
         n1 = x1 * scale * w1
-        # Which of the products is fused is said, since compilers choose by layout.
+        # The fused product is chosen explicitly, since compilers choose by layout.
         first = tl.fma(n0, cosine, -(n1 * sine)).to(output.dtype.element_ty)
         second = tl.fma(n0, sine, n1 * cosine).to(output.dtype.element_ty)
         places = output + number.to(tl.int64) * columns + head

@@ -16,21 +16,21 @@ def application(output, input, exponent, compute_dtype, ordinary):
     if compute_dtype == ntl.float64:
         result = libdevice.pow(base, power)
     else:
-        # Infinity is as good as a large power, but for what it makes of zeros.
+        # Replace infinity by a large power, which gives the same except for zeros.
         power = ntl.where(power == float("inf"), 1.7014118346046923e38, power)
         power = ntl.where(power == float("-inf"), -1.7014118346046923e38, power)
-        # 2^(power log2(size)), where the logarithm and its product with the power are each the sum of two numbers: what
-        # a single one is off by counts as many times as the power is large. A negative number has whole powers alone.
+        # 2^(power log2(size)), where the logarithm and its product with the power are each the sum of two numbers: the
+        # error of a single number would be multiplied by the power. A negative number has integer powers only.
         is_whole = ntl.floor(power) == power
         size = ntl.where(is_whole | (base == float("-inf")), ntl.abs(base), base)
         tiny = size < 1.1754943508222875e-38
         size = ntl.where(tiny, size * 16777216.0, size)
         bits = ntl.cast(size, ntl.int32, bitcast=True)
-        # It is m 2^n with m from sqrt(1/2) to sqrt(2), and the logarithm of m 2 atanh((m - 1) / (m + 1)), whose
-        # coefficients are a minimax fit, off by 8.2e-10 at most. 2 / ln(2) is 2.88539004 + 3.85e-8.
+        # The size is m 2^n with m from sqrt(1/2) to sqrt(2), and the logarithm of m is 2 atanh((m - 1) / (m + 1)),
+        # whose coefficients are a minimax fit, off by at most 8.2e-10. 2 / ln(2) is 2.88539004 + 3.85e-8.
         binade = (bits - 1060439283) & -8388608
         above = ntl.cast(bits - binade, ntl.float32, bitcast=True) - 1
-        # Negated, here and below, where a difference would otherwise take a negation of its own.
+        # Values are negated here and below where a difference would otherwise need another negation.
         inverse = libdevice.fast_dividef(-1.0, above + 2)
         quotient = above * inverse
         rest = inverse * ntl.fma(quotient, above, ntl.fma(quotient, 2.0, above))
@@ -40,7 +40,7 @@ def application(output, input, exponent, compute_dtype, ordinary):
         logarithm = ntl.fma(quotient, -2.885390043258667, whole)
         low = ntl.fma(quotient, -2.885390043258667, whole - logarithm) - rest * 2.885390043258667
         low = low - quotient * (square * series + 3.851925982253235e-08)
-        # Of zeros, infinity, NaN and negative numbers there is nothing to compute: two roots make -inf, inf and NaN.
+        # Zeros, infinity, NaN and negative numbers need no logarithm: two roots give -inf, inf and NaN.
         special = ntl.cast(bits - 1, ntl.uint32, bitcast=True) >= 2139095039
         inverse = ntl.rsqrt(size)
         logarithm = ntl.where(special, ntl.sqrt(size) - inverse * inverse, logarithm)
@@ -50,7 +50,7 @@ def application(output, input, exponent, compute_dtype, ordinary):
         # Adding 1.5 * 2^24 rounds to an even number, whose half is in the last bits.
         shifted = 25165824.0 - negated
         result = ntl.exp2(low - (negated + (shifted - 25165824.0)))
-        # 2^n as the square of 2^(n / 2): of two products only the second can round.
+        # 2^n is the square of 2^(n / 2): of the two products only the second can round.
         root = ntl.cast((ntl.cast(shifted, ntl.int32, bitcast=True) << 23) + 1065353216, ntl.float32, bitcast=True)
         result = result * root * root
         # Odd powers have the sign of the number.
@@ -73,7 +73,7 @@ def application_square(output, input, exponent, compute_dtype):
 def application_integer(output, input, exponent, compute_dtype):
     base = ntl.cast(input, compute_dtype)
     rest = ntl.cast(exponent, compute_dtype)
-    # A negative power of an integer is 0, but for those of 1 and -1.
+    # A negative power of an integer is 0, except for powers of 1 and -1.
     unit = ntl.where(base == 1, 1, ntl.where(base == -1, ntl.where((rest & 1) == 0, 1, -1), 0))
     negative = rest < 0
     rest = ntl.where(negative, 0, rest)
@@ -92,10 +92,10 @@ APPLICATIONS = {"square": application_square, "integer": application_integer}
 
 
 def premake(ndim, kind=None, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Arrangement, application and tensors of ``pow``.
+    """Return the arrangement, application and tensors of ``pow``.
 
-    ``kind`` is "integer" for integer powers of integers, in int64; "square" where ``exponent``, then not looked at, is
-    known to be 2; "ordinary" where it is known to be finite and not 0.
+    ``kind`` is "integer" for integer powers of integers, in int64; "square" if ``exponent``, then not read, is known to
+    be 2; "ordinary" if it is known to be finite and not 0.
     """
     if dtype:
         floating = constants.is_floating(output_dtype or dtype)

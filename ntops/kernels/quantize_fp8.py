@@ -1,4 +1,4 @@
-"""``tensor / scale`` in 8-bit floating point with the scales, for those who build kernels ahead of time.
+"""``tensor / scale`` in 8-bit floating point with the scales, for ahead-of-time builds.
 
 ``ntops.torch`` runs the kernels of ``ntops.kernels.fp8``. NineToothed has no 8-bit floating-point types: the numbers
 are the bytes of a "u8" tensor.
@@ -28,7 +28,7 @@ def application(output, scale, input, e4m3):
     values = ntl.cast(input, ntl.float32)
     magnitude = ntl.abs(values)
     amax = ntl.max(ntl.where(magnitude < float("inf"), magnitude, 0.0), axis=1)[:, None]
-    # At least the smallest normal number, of which the reciprocal is finite.
+    # At least the smallest normal number, whose reciprocal is finite.
     found = ntl.maximum(ntl.div_rn(amax, 448.0 if e4m3 else 57344.0), 1.1754943508222875e-38)
     found = ntl.where(amax == 0, 1.0, found)
     scale = found
@@ -37,7 +37,7 @@ def application(output, scale, input, e4m3):
 
 
 def premake(dtype=None, e4m3=True, block_rows=None, block_columns=None):
-    """Arrangement, application and tensors of ``quantize_fp8`` that finds scales, of GPUs from sm_89 on.
+    """Return the arrangement, application and tensors of ``quantize_fp8`` with computed scales, for GPUs from sm_89 on.
 
     :param dtype: The element type of the input, (rows, columns).
     :param e4m3: Whether the numbers are float8_e4m3fn, else float8_e5m2.

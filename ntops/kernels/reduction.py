@@ -10,11 +10,11 @@ from ntops.kernels import constants
 def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, looped=False, parameters=()):
     """Bring each tensor to rows x columns, the last ``num_reduced`` dims being the columns, and tile it.
 
-    :param num_reduced: How many trailing dims are reduced.
-    :param block_rows: How many rows a program takes.
-    :param block_columns: How many columns a tile has; it must hold the whole row unless ``looped``.
-    :param looped: Whether a program walks over the tiles of its rows; then each tensor is a row of tiles to it.
-    :param parameters: The names of tensors whose rows are all the same: of these a program takes a single one.
+    :param num_reduced: The number of trailing dims that are reduced.
+    :param block_rows: The number of rows that a program takes.
+    :param block_columns: The number of columns of a tile; it must hold the whole row unless ``looped``.
+    :param looped: Whether a program walks over the tiles of its rows; then each tensor is a row of tiles.
+    :param parameters: The names of tensors whose rows are all equal; a program takes a single row of these.
     """
     if block_rows is None:
         block_rows = block_size()
@@ -34,7 +34,7 @@ def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, lo
         if not looped and not single:
             return tiled
 
-        # Of single rows there is one for each program, the first of those that it takes.
+        # Tensors of equal rows give one row to each program, the first of those that it takes.
         rows = tiled.tile((1, -1), (block_rows if single else -1, -1), floor_mode=single)
         rows.dtype = rows.dtype.squeeze(0 if looped else (0, 1))
         return rows
@@ -45,7 +45,8 @@ def arrangement(*tensors, num_reduced=1, block_rows=None, block_columns=None, lo
 def bind(
     application, tensors, compute_dtype, looped=False, block_rows=None, block_columns=None, parameters=(), **literals
 ):
-    """Arrangement, application and tensors of a kernel that reduces the last dim and computes in ``compute_dtype``."""
+    """Return the arrangement, application and tensors of a kernel that reduces the last dim and computes in
+    ``compute_dtype``."""
     arranged = functools.partial(
         arrangement, block_rows=block_rows, block_columns=block_columns, looped=looped, parameters=parameters
     )

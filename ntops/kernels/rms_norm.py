@@ -26,13 +26,13 @@ def application_looped(output, input, weight, count, eps, compute_dtype, far):
         grown = squares + square
 
         if far:
-            # A lane adds up thousands: it keeps what is lost to rounding (W. Kahan, CACM 8(1), 1965).
+            # A lane adds up thousands of numbers, so it compensates for rounding (W. Kahan, CACM 8(1), 1965).
             lost += square - (grown - squares)
 
         squares = grown
 
     if far:
-        # Of infinity nothing is lost.
+        # An infinite sum has no rounding error.
         squares = ntl.where(squares < float("inf"), squares + lost, squares)
 
     mean = ntl.sum(squares, axis=1) / ntl.cast(count, compute_dtype)
@@ -54,10 +54,10 @@ def premake(
     block_rows=None,
     block_columns=None,
 ):
-    """Arrangement, application and tensors of ``rms_norm``; ``looped`` where a row is longer than a tile.
+    """Return the arrangement, application and tensors of ``rms_norm``; ``looped`` where a row is longer than a tile.
 
-    ``far`` is whether it may be many tiles, so that sums keep what they lose to rounding.
-    ``count`` is the number of elements that are reduced.
+    ``far`` is whether a row may have many tiles, so that sums compensate for rounding. ``count`` is the number of
+    elements that are reduced.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     scalars = scalars or constants.numbers(dtype, "count", "eps")
@@ -72,7 +72,7 @@ def premake(
     variant = application_looped if looped else application
     literals = {"far": far} if looped else {}
 
-    # Whoever calls a kernel that was built ahead of time says which rows the parameters have.
+    # The caller of an ahead-of-time kernel says which rows the parameters have.
     parameters = () if dtype else ("weight",)
 
     return reduction.bind(variant, tensors, compute_dtype, looped, block_rows, block_columns, parameters, **literals)

@@ -1,4 +1,4 @@
-"""Rotation of pairs of elements by the angles whose sines and cosines are given."""
+"""Rotation of pairs of elements by angles given as sines and cosines."""
 
 import functools
 
@@ -10,8 +10,8 @@ from ntops.kernels import constants
 
 
 def arrangement(*tensors, block_rows=None, block_heads=None, block_pairs=None, interleaved=False):
-    """Tile tensors of (batch, positions, heads, columns), behind which come the two tables, (batch, positions, 1,
-    pairs): their tile serves all the heads of a program.
+    """Tile tensors of (batch, positions, heads, columns) and, after them, the two tables, (batch, positions, 1, pairs),
+    whose tile serves all the heads of a program.
 
     :param interleaved: Whether heads are whole, so that their tiles have two columns for each pair.
     """
@@ -35,8 +35,8 @@ def application(output, rotated, first, second, sin, cos, compute_dtype):
     x1 = ntl.cast(second, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
-    # In place, both are read before either is written. Which of two products is fused with the addition is said here:
-    # left to the compiler it is another one in another layout.
+    # In place, both are read before either is written. The product that is fused with the addition is chosen
+    # explicitly: a compiler's choice would depend on the layout.
     output = ntl.cast(ntl.fma(x0, cosine, -(x1 * sine)), output.dtype)
     rotated = ntl.cast(ntl.fma(x0, sine, x1 * cosine), rotated.dtype)
 
@@ -46,7 +46,7 @@ def application_interleaved(output, input, sin, cos, compute_dtype):
     x0, x1 = ntl.split(ntl.reshape(values, (values.shape[0], values.shape[1], values.shape[2] // 2, 2)))
     sine = ntl.cast(sin, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
-    # Loaded and stored as they lie, 16 bytes at a time: elements two apart would be loaded one by one.
+    # Load and store in memory order, 16 bytes at a time: elements two apart would be loaded one by one.
     turned = ntl.interleave(ntl.fma(x0, cosine, -(x1 * sine)), ntl.fma(x0, sine, x1 * cosine))
     output = ntl.cast(turned, output.dtype)
 
@@ -60,10 +60,10 @@ def premake(
     block_heads=None,
     block_pairs=None,
 ):
-    """Arrangement, application and tensors of ``rotary_position_embedding``.
+    """Return the arrangement, application and tensors of ``rotary_position_embedding``.
 
-    :param interleaved: Whether heads are whole, and neighbours in them are pairs; else the first and the second
-        elements of all pairs are tensors of their own, whatever their strides.
+    :param interleaved: Whether heads are whole and neighbours are pairs; else the first and the second elements of all
+        pairs are separate tensors of any strides.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
     output = Tensor(4, dtype=dtype, name="output")

@@ -1,6 +1,6 @@
-"""``softmax(query @ key.T * scale + mask) @ value``, for those who build kernels ahead of time.
+"""``softmax(query @ key.T * scale + mask) @ value``, for ahead-of-time builds.
 
-``ntops.torch`` runs the kernels of ``ntops.kernels.attention``, which says why they are no NineToothed.
+``ntops.torch`` runs the kernels of ``ntops.kernels.attention``, which says why they are not in NineToothed.
 """
 
 import enum
@@ -13,7 +13,7 @@ from ntops.kernels import constants
 
 
 class CausalVariant(enum.IntEnum):
-    """Where the diagonal of a causal mask lies if there are not as many keys as queries.
+    """The place of a causal mask's diagonal if the numbers of keys and queries differ.
 
     Equal to the members of ``torch.nn.attention.bias.CausalVariant``.
     """
@@ -54,7 +54,7 @@ def arrangement(
 
 
 def _squeeze(tensor, walked=()):
-    """Drop the batch dims of the tiles, and those of the tiles of a program that are not walked."""
+    """Drop the batch dims of the tiles, and the dims along which a program's tiles are not walked."""
     level = tensor
 
     if walked:
@@ -85,7 +85,7 @@ def application(output, query, key, value, mask, scale, shift, is_causal, is_mas
 
         scores = ntl.where((columns < key.source.shape[-2])[None, :], scores, float("-inf"))
         largest = ntl.maximum(maximum, ntl.max(scores, axis=1))
-        # Where nothing took part yet, the difference of two infinities must not arise.
+        # Before any key took part, the difference of two infinities must be avoided.
         reference = ntl.where(largest == float("-inf"), 0, largest)
         weights = ntl.exp(scores - reference[:, None])
         shrunk = ntl.exp(maximum - reference)
@@ -99,7 +99,7 @@ def application(output, query, key, value, mask, scale, shift, is_causal, is_mas
         )
         maximum = largest
 
-    # A row to which nothing took part is 0.
+    # A row to which no key took part is 0.
     output = ntl.cast(accumulator / ntl.where(normalizer == 0, 1, normalizer)[:, None], output.dtype)
 
 
@@ -115,12 +115,12 @@ def premake(
     block_size_e=None,
     block_size_ev=None,
 ):
-    """Arrangement, application and tensors of attention without a cache.
+    """Return the arrangement, application and tensors of attention without a cache.
 
-    The tensors are (batch, key/value heads, query heads that read each, rows, columns): of key and value the third dim
-    has one element, and the mask, of floats that are added to the scores, is expanded (where not ``is_masked``, it is
-    not read). Then come the scale of the scores, and where the diagonal is if causal: row l sees the keys up to
-    l + shift.
+    The tensors are (batch, key/value heads, query heads that read each, rows, columns). For key and value the third dim
+    has one element, and the mask, of floats that are added to the scores, is expanded (and not read unless
+    ``is_masked``). Then come the scale of the scores and, if causal, the place of the diagonal: row l sees the keys up
+    to l + shift.
 
     :param mask_dtype: The element type of the mask, by default ``dtype``.
     :param block_size_e: The head dim, padded to a power of two that is at least 16; ``block_size_ev`` that of values.

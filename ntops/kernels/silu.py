@@ -12,13 +12,13 @@ from ntops.kernels.element_wise import arrangement
 def application(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
     power = 1 + libdevice.exp(-value)
-    # Where this is 0, exp(-value) is from 2^126 on.
+    # If the reciprocal is 0, exp(-value) is 2^126 or more.
     sigmoid = functions.reciprocal(power, compute_dtype)
     output = ntl.cast(value * sigmoid, output.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``silu``."""
+    """Return the arrangement, application and tensors of ``silu``."""
     output_dtype = output_dtype or constants.floating(dtype)
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)

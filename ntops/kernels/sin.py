@@ -16,18 +16,17 @@ def application(output, input, compute_dtype):
     else:
         short = (input.dtype == ntl.float16) | (input.dtype == ntl.bfloat16)
         size = ntl.abs(value)
-        # Adding 1.5 * 2^23 rounds to a whole number, which is in the last bits.
+        # Adding 1.5 * 2^23 rounds to an integer, which is in the last bits.
         shifted = ntl.fma(size, 0.3183098861837907, 12582912.0)
         sign = ntl.cast(value, ntl.int32, bitcast=True)
         result = functions.sine(size, shifted, shifted - 12582912.0, sign, short)
         output = ntl.cast(result, output.dtype)
 
-        # Up to 2^16, more than float16 has, that is enough. For more there is libdevice's sine. Whether it is needed is
-        # asked once the tile is written, not before, when all its loads would be waited for; and of what is written
-        # nothing is kept, since libdevice's leaves few registers. On an H200 64M bfloat16 take 70 us, cosines 71; asked
-        # before, they took 72 and 76, and not asked 66 and 66.5 (a copy 65). Each thread reads back what it wrote: the
-        # tile lies in the same way for both where input and output are of one size, and smaller inputs, integers, are
-        # never so large.
+        # Up to 2^16, which exceeds float16, this is enough; larger numbers use libdevice's sine. The check comes after
+        # the tile is written, since before it would wait for all loads; and nothing of the written tile is kept, since
+        # libdevice's sine leaves few registers. On an H200 64M bfloat16 take 70 us, cosines 71; with the check before,
+        # 72 and 76, without a check 66 and 66.5 (a copy 65). Each thread reads back what it wrote: the tile has one
+        # layout if input and output have one size, and smaller inputs, integers, are never so large.
         if input.dtype != ntl.float16:  # noqa: SIM102  (the compiler settles this one, the program the next)
             if ntl.max(ntl.cast(size, ntl.int32, bitcast=True)) > 1199570944:
                 far = ntl.cast(ntl.sin(value), output.dtype)
@@ -35,7 +34,7 @@ def application(output, input, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``sin``."""
+    """Return the arrangement, application and tensors of ``sin``."""
     output_dtype = output_dtype or constants.floating(dtype)
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)

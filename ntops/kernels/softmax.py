@@ -11,7 +11,7 @@ arrangement = reduction.arrangement
 def application(output, input, compute_dtype):
     # A dtype= argument casts first, so the input is rounded to the output's dtype before anything is computed.
     values = ntl.cast(ntl.cast(input, output.dtype), compute_dtype)
-    # NaN: one in a row makes its sum NaN, +inf gives inf - inf, and a row of -inf gives -inf - -inf.
+    # NaN propagates: a NaN in a row makes its sum NaN, +inf gives inf - inf, and a row of -inf gives -inf - -inf.
     powers = ntl.exp(values - ntl.max(values, axis=1)[:, None])
     output = ntl.cast(powers * (1 / ntl.sum(powers, axis=1))[:, None], output.dtype)
 
@@ -20,7 +20,7 @@ def application_looped(output, input, compute_dtype):
     # Online softmax: the running sum is rescaled whenever the running maximum grows.
     first = ntl.cast(ntl.cast(input[0], output.dtype.dtype), compute_dtype)
     maximum = ntl.max(first, axis=1)
-    # A block of -inf at the front is worth nothing, and -inf - -inf must not make it NaN.
+    # A block of -inf at the front adds nothing, and -inf - -inf must not make it NaN.
     reference = ntl.where(maximum == float("-inf"), 0, maximum)
     total = ntl.sum(ntl.exp(first - reference[:, None]), axis=1)
 
@@ -40,7 +40,7 @@ def application_looped(output, input, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, looped=False, block_rows=None, block_columns=None):
-    """Arrangement, application and tensors of ``softmax``; ``looped`` where a row is longer than a tile."""
+    """Return the arrangement, application and tensors of ``softmax``; ``looped`` where a row is longer than a tile."""
     output_dtype = output_dtype or dtype
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)
     output = Tensor(ndim, dtype=output_dtype, name="output")

@@ -1,4 +1,4 @@
-"""What makes one product of several, each of a part of the terms."""
+"""Add up the partial products of a split K."""
 
 import triton
 import triton.language as tl
@@ -26,9 +26,9 @@ def add_up(
 
     :param output: (M, N).
     :param partial: (splits, M, N), contiguous, in the compute dtype.
-    :param added: Where ADDED, (M, N).
+    :param added: With ADDED, (M, N).
     :param count: M * N.
-    :param alpha: Where SCALED, the factor of the product; ``beta`` where ADDED, that of ``added``.
+    :param alpha: With SCALED, the factor of the product; ``beta`` is, with ADDED, the factor of ``added``.
     """
     dtype = partial.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

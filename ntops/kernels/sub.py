@@ -14,7 +14,8 @@ def application(output, input, other, alpha, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Arrangement, application and tensors of ``sub``; ``scalars`` has the type of ``alpha`` and of number operands."""
+    """Return the arrangement, application and tensors of ``sub``; ``scalars`` has the type of ``alpha`` and of number
+    operands."""
     result_dtype = output_dtype or dtype
     compute_dtype = compute_dtype or constants.accumulated(result_dtype)
     scalars = scalars or constants.numbers(result_dtype, "alpha")

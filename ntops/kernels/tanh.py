@@ -15,8 +15,8 @@ def application(output, input, compute_dtype):
     if compute_dtype == ntl.float64:
         result = libdevice.tanh(value)
     else:
-        # Both branches of libdevice's, without a branch: 1 - 2 / (1 + exp(2x)) cancels where x is small. The
-        # coefficients are a minimax fit of tanh(x) / x, off by 3.8e-8 at most.
+        # Both branches of libdevice's tanh, computed without branching: 1 - 2 / (1 + exp(2x)) cancels for small x. The
+        # coefficients are a minimax fit of tanh(x) / x, off by at most 3.8e-8.
         size = ntl.abs(value)
         square = size * size
         series = 0.13320599108950176 + square * (-0.05266347474697672 + square * 0.016421247743019497)
@@ -30,7 +30,7 @@ def application(output, input, compute_dtype):
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, block_size=None):
-    """Arrangement, application and tensors of ``tanh``."""
+    """Return the arrangement, application and tensors of ``tanh``."""
     output_dtype = output_dtype or constants.floating(dtype)
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)
     tensors = element_wise.tensors(ndim, "input", dtype=dtype, output_dtype=output_dtype)

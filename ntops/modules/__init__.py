@@ -1,4 +1,4 @@
-"""Modules over the operators, and the call that puts them into a model; exported from ``ntops.torch``."""
+"""Modules over the operators, and the function that puts them into a model; exported from ``ntops.torch``."""
 
 from ntops.modules.fp8_linear import FP8Linear
 from ntops.modules.fused_gated_mlp import FusedGatedMLP

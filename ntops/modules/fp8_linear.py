@@ -13,12 +13,12 @@ class FP8Linear(torch.nn.Module):
 
     ``weight`` is float8_e4m3fn, (out_features, in_features), ``weight_scale`` float32, (out_features, 1): both are
     buffers, in the ``state_dict``, and keep their dtypes whatever the module is cast to. The product is
-    :func:`ntops.torch.fp8_gemm`'s. There is no backward kernel: call it under :class:`torch.no_grad`.
+    :func:`ntops.torch.fp8_gemm`'s. It has no gradient: call it under :class:`torch.no_grad`.
 
     :param in_features: The size of the rows of ``x``.
     :param out_features: The size of the rows of the result.
-    :param bias: Whether there is one.
-    :param dtype: Of the bias; by default torch's default dtype.
+    :param bias: Whether the layer has a bias.
+    :param dtype: The dtype of the bias; by default torch's default dtype.
     """
 
     def __init__(self, in_features, out_features, bias=True, device=None, dtype=None):
@@ -32,10 +32,11 @@ class FP8Linear(torch.nn.Module):
 
     @classmethod
     def from_linear(cls, linear):
-        """The module with the weight of a linear layer, quantized where it is, and its very bias, not a copy.
+        """Return a module with the weight of a linear layer, quantized on its device, and the layer's own bias, not a
+        copy.
 
         :param linear: A :class:`torch.nn.Linear` of float16, bfloat16 or float32, on a device where kernels run.
-        :raises TypeError: It is no linear layer.
+        :raises TypeError: It is not a linear layer.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise TypeError(f"argument 'linear' must be a torch.nn.Linear, not {type(linear).__name__}")
@@ -47,11 +48,11 @@ class FP8Linear(torch.nn.Module):
         return module.train(linear.training)
 
     def to_linear(self, dtype=None):
-        """A :class:`torch.nn.Linear` with the dequantized weight and the very bias.
+        """Return a :class:`torch.nn.Linear` with the dequantized weight and this module's own bias.
 
-        What quantizing has rounded away is not in it: who needs the original layer keeps it.
+        The weight lacks what quantization has rounded away; keep the original layer if you need it.
 
-        :param dtype: Of the weight; by default that of the bias, or torch's default dtype.
+        :param dtype: The dtype of the weight; by default that of the bias, or torch's default dtype.
         """
         dtype = dtype or (torch.get_default_dtype() if self.bias is None else self.bias.dtype)
         linear = torch.nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
@@ -71,7 +72,8 @@ class FP8Linear(torch.nn.Module):
             torch.nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x):
-        """``x`` is (..., in_features), float16, bfloat16 or float32; returns (..., out_features) of its dtype."""
+        """Return (..., out_features) for ``x``, (..., in_features), of float16, bfloat16 or float32; the dtype
+        stays."""
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         result = fp8_gemm(rows, self.weight.mT, None, self.weight_scale.mT, x.dtype)
 
@@ -84,7 +86,7 @@ class FP8Linear(torch.nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def _apply(self, fn, recurse=True):
-        """Moves the module; a cast is for the bias alone."""
+        """Move the module; a cast changes the bias only."""
         weight, scale = self.weight, self.weight_scale
         super()._apply(fn, recurse)
 
@@ -102,7 +104,7 @@ class FP8Linear(torch.nn.Module):
         weight = state_dict.get(f"{prefix}weight")
 
         if weight is not None and weight.dtype is not self.weight.dtype:
-            # It would be cast without its scales.
+            # The weight would be cast without its scales.
             error_msgs.append(
                 f"{prefix}weight is {weight.dtype}, not {self.weight.dtype}: load it into a torch.nn.Linear, and make "
                 "this module with FP8Linear.from_linear"

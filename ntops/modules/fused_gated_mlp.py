@@ -9,8 +9,7 @@ from ntops.torch.fused_gated_mlp import fused_gated_mlp
 class FusedGatedMLP(torch.nn.Module):
     """``act(x @ gate_weight.T) * (x @ up_weight.T)`` in one kernel: see :func:`ntops.torch.fused_gated_mlp`.
 
-    The projection back to ``hidden_dim`` is not part of it. There is no backward kernel: call it under
-    :class:`torch.no_grad`.
+    The projection back to ``hidden_dim`` is not part of it. Gradients are supported.
 
     :param hidden_dim: The size of the rows of ``x``, (..., hidden_dim).
     :param intermediate_dim: The size of the rows of the result, (..., intermediate_dim).
@@ -34,11 +33,11 @@ class FusedGatedMLP(torch.nn.Module):
 
     @classmethod
     def from_linear(cls, gate, up, activation="silu"):
-        """The module with the weights of two linear layers: the very parameters, not copies.
+        """Return a module with the weights of two linear layers: their own parameters, not copies.
 
         :param gate: A :class:`torch.nn.Linear` without bias.
         :param up: Another one, with a weight of the same shape.
-        :raises TypeError: One is no linear layer.
+        :raises TypeError: One is not a linear layer.
         :raises ValueError: One has a bias, or the shapes differ.
         """
         for name, linear in (("gate", gate), ("up", up)):
@@ -66,7 +65,7 @@ class FusedGatedMLP(torch.nn.Module):
             torch.nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
 
     def forward(self, x):
-        """``x`` is (..., hidden_dim); returns (..., intermediate_dim)."""
+        """Return (..., intermediate_dim) for ``x``, (..., hidden_dim)."""
         return fused_gated_mlp(x, self.gate_weight, self.up_weight, self.activation)
 
     def extra_repr(self):

@@ -7,11 +7,11 @@ from ntops.torch.fused_rmsnorm_rope import fused_rmsnorm_rope
 class FusedRMSNormRoPE(torch.nn.Module):
     """Root mean square norm of rows, then rotation of their heads: see :func:`ntops.torch.fused_rmsnorm_rope`.
 
-    There is no backward kernel: call it under :class:`torch.no_grad`.
+    Gradients are supported.
 
     :param hidden_dim: The size of the rows, a multiple of ``head_dim``.
     :param head_dim: The size of a head, even.
-    :param eps: What is added to the mean of the squares.
+    :param eps: The number that is added to the mean of the squares.
     :param interleaved: Whether pairs are neighbours, not half a head apart.
     :raises ValueError: ``head_dim`` is odd, or does not divide ``hidden_dim``.
     """
@@ -33,10 +33,10 @@ class FusedRMSNormRoPE(torch.nn.Module):
 
     @classmethod
     def from_rms_norm(cls, norm, head_dim, interleaved=False):
-        """The module with the weight of a norm: the very parameter, not a copy.
+        """Return a module with the weight of a norm: its own parameter, not a copy.
 
         :param norm: A :class:`torch.nn.RMSNorm` of one dim, with a weight.
-        :raises TypeError: It is no such norm.
+        :raises TypeError: It is not a :class:`torch.nn.RMSNorm`.
         :raises ValueError: It has several dims or no weight, or ``head_dim`` does not fit.
         """
         if not isinstance(norm, torch.nn.RMSNorm):
@@ -56,7 +56,7 @@ class FusedRMSNormRoPE(torch.nn.Module):
         torch.nn.init.ones_(self.weight)
 
     def forward(self, x, cos, sin):
-        """``x`` is (B, T, hidden_dim), the tables (T', head_dim) or (T', head_dim / 2); returns what ``x`` is."""
+        """Normalize and rotate ``x``, (B, T, hidden_dim), by tables of (T', head_dim) or (T', head_dim / 2)."""
         return fused_rmsnorm_rope(
             x, self.weight, cos, sin, self.eps, interleaved=self.interleaved, head_dim=self.head_dim
         )

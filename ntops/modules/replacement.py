@@ -1,19 +1,19 @@
-"""Other modules in the places of a model's own, and back."""
+"""Replace a model's modules by others, and restore them."""
 
 _ORIGINAL = "_ntops_replaced"
 
 
 def replace(model, replacements):
-    """Put other modules in the places of those of some types, in ``model`` itself.
+    """Replace modules of some types in ``model`` itself.
 
-    What was replaced is kept, as it is, until :func:`restore` puts it back; a replacement that shares its parameters
-    needs no further memory, and has what is loaded into the model or moved with it. A module that the model has in two
-    places is replaced once. Types are looked up exactly: subclasses may compute something else.
+    Each original is kept, unchanged, until :func:`restore` puts it back. A replacement that shares its parameters needs
+    no further memory, and follows loading and moving the model. A module that the model has in two places is replaced
+    once. Types are looked up exactly: subclasses may compute something else.
 
     :param model: A :class:`torch.nn.Module`.
     :param replacements: A function for each type of module: it takes a module of the type and returns the one that
         replaces it, such as ``{MyMLP: lambda mlp: FusedGatedMLP.from_linear(mlp.gate, mlp.up)}``.
-    :return: The model, or what replaces it, where its own type is among them.
+    :return: The model, or its replacement if its own type is among them.
     """
 
     def swapped(module):
@@ -23,7 +23,7 @@ def replace(model, replacements):
             return module
 
         replacement = make(module)
-        # Past Module.__setattr__: the original is not a part of its replacement.
+        # Bypass Module.__setattr__: the original is not a submodule of its replacement.
         replacement.__dict__[_ORIGINAL] = module
 
         return replacement
@@ -32,7 +32,7 @@ def replace(model, replacements):
 
 
 def restore(model):
-    """Put back whatever :func:`replace` has replaced in ``model``, and return the model as it was."""
+    """Put back all modules that :func:`replace` has replaced in ``model``, and return the model as it was."""
 
     def swapped(module):
         original = module.__dict__.get(_ORIGINAL)
@@ -43,7 +43,7 @@ def restore(model):
         if original.training != module.training:
             original.train(module.training)
 
-        # Something in it may have been replaced before it was itself.
+        # A module inside may have been replaced before this one was.
         return restore(original)
 
     return _swap(model, swapped)
@@ -57,7 +57,7 @@ def _swap(model, swapped):
             found[module] = swapped(module)
 
             if found[module] is module:
-                # named_children() leaves out what comes a second time.
+                # named_children() omits a module's second occurrence.
                 for name, child in module._modules.items():
                     if child is not None and visit(child) is not child:
                         setattr(module, name, found[child])

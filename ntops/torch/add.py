@@ -3,13 +3,13 @@ import torch
 from ntops.host.arguments import check_fits, check_operands, check_scale
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
-from ntops.host.repetition import repeatable
 from ntops.kernels.add import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def add(input, other, *, alpha=1, out=None):
-    """``input + alpha * other``, elementwise, as :func:`torch.add`.
+    """Compute ``input + alpha * other`` elementwise, as :func:`torch.add` does.
 
     :param input: A tensor of any shape, or a number.
     :param other: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.
@@ -18,11 +18,11 @@ def add(input, other, *, alpha=1, out=None):
     :return: A tensor of the broadcast shape and the promoted dtype.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, devices, ``alpha`` or ``out`` do not fit.
-    :raises NotImplementedError: Complex, sparse, quantized or nested operands, or one that requires grad.
+    :raises NotImplementedError: Complex, sparse, quantized or nested operands.
     """
     check_operands(input=input, other=other)
     dtype = result_dtype(input, other)
-    # torch on CUDA asks what out= can take.
+    # torch on CUDA checks what out= can take.
     alpha = check_scale(alpha, out.dtype if isinstance(out, torch.Tensor) else dtype, "alpha")
     check_fits(alpha, dtype, "alpha")
     # Sums of bools are logical: 1 + 1 is 2 in the kernel, and True again in the result.

@@ -2,13 +2,13 @@ import torch
 
 from ntops.host.arguments import check_fits, check_scale
 from ntops.host.products import check_dims, check_factors, check_inner, multiplies, product
-from ntops.host.repetition import repeatable
 from ntops.kernels.addmm import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
 def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
-    """``beta * input + alpha * (mat1 @ mat2)``, as :func:`torch.addmm`.
+    """Compute ``beta * input + alpha * (mat1 @ mat2)``, as :func:`torch.addmm` does.
 
     Half types accumulate in float32. Float32 follows :func:`torch.get_float32_matmul_precision` at the time of the
     call: "highest" is IEEE, anything else TF32.
@@ -23,10 +23,10 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
     :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
-        nested operands, or one that requires grad.
+        nested operands.
     """
     check_factors(mat1=mat1, mat2=mat2, input=input)
-    # torch on CUDA asks of a factor that it fits where there is something to multiply, once it has found a kernel.
+    # torch on CUDA checks that a factor fits if the product has terms, after it has found a kernel.
     asked = input.dtype if input.dtype.is_floating_point and multiplies(mat1, mat2) else torch.float64
     beta = check_scale(int(beta) if isinstance(beta, bool) else beta, asked, "beta")
     check_fits(beta, asked, "beta")
@@ -37,7 +37,7 @@ def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
     shape = torch.Size((mat1.shape[0], mat2.shape[1]))
 
     try:
-        # What is ignored is not looked at, as by torch on CUDA.
+        # As in torch on CUDA, an ignored input is not checked.
         added = input.expand(shape) if beta != 0 else None
     except RuntimeError:
         raise RuntimeError(

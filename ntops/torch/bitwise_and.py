@@ -1,11 +1,11 @@
 from ntops.host.elementwise import bitwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.bitwise_and import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def bitwise_and(input, other, *, out=None):
-    """``input & other``, elementwise and logical on bools, as :func:`torch.bitwise_and`.
+    """Compute ``input & other`` elementwise, logical on bools, as :func:`torch.bitwise_and` does.
 
     :param input: An integer or bool tensor of any shape, or a number.
     :param other: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.

@@ -1,12 +1,12 @@
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.bitwise_not import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def bitwise_not(input, *, out=None):
-    """``~input``, elementwise, as :func:`torch.bitwise_not`.
+    """Compute ``~input`` elementwise, as :func:`torch.bitwise_not` does.
 
     :param input: A tensor of any shape.
     :param out: Where the result is written; it has the very dtype of ``input``.
@@ -14,7 +14,7 @@ def bitwise_not(input, *, out=None):
     :raises NotImplementedError: ``input`` is floating-point.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: The device or ``out`` does not fit.
-    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
     check_tensor(input, "input")
 

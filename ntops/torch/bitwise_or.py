@@ -1,11 +1,11 @@
 from ntops.host.elementwise import bitwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.bitwise_or import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def bitwise_or(input, other, *, out=None):
-    """``input | other``, elementwise and logical on bools, as :func:`torch.bitwise_or`.
+    """Compute ``input | other`` elementwise, logical on bools, as :func:`torch.bitwise_or` does.
 
     :param input: An integer or bool tensor of any shape, or a number.
     :param other: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.

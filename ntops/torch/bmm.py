@@ -1,13 +1,13 @@
 import torch
 
 from ntops.host.products import check_dims, check_factors, check_inner, product
-from ntops.host.repetition import repeatable
 from ntops.kernels.bmm import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
 def bmm(input, mat2, *, out=None):
-    """The products of a batch of matrices, as :func:`torch.bmm`; an expanded batch is not copied.
+    """Compute the products of a batch of matrices, as :func:`torch.bmm` does; an expanded batch is not copied.
 
     Half types accumulate in float32. Float32 follows :func:`torch.get_float32_matmul_precision` at the time of the
     call: "highest" is IEEE, anything else TF32.
@@ -16,10 +16,10 @@ def bmm(input, mat2, *, out=None):
     :param mat2: A tensor of the same dtype, (B, K, N); of any dtype where there is nothing to multiply.
     :param out: Where the result is written; it has the very dtype of the result.
     :return: A tensor, (B, M, N).
-    :raises TypeError: An argument is no tensor.
+    :raises TypeError: An argument is not a tensor.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
     :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
-        nested operands, or one that requires grad.
+        nested operands.
     """
     check_factors(input=input, mat2=mat2, mixed_empty=True)
     check_dims(3, input=input, mat2=mat2)
@@ -31,7 +31,7 @@ def bmm(input, mat2, *, out=None):
         )
 
     if input.dtype is not mat2.dtype:
-        # Nothing is multiplied, and the result has the second dtype, as torch's.
+        # Nothing is multiplied, and the result has the second dtype, as in torch.
         input = mat2.new_empty(input.shape)
 
     return product(premake, torch.Size((*input.shape[:2], mat2.shape[2])), input, mat2, out)

@@ -5,13 +5,13 @@ import torch
 from ntops.host.arguments import check_fits, check_operands, check_tensor
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
-from ntops.host.repetition import repeatable
 from ntops.kernels.clamp import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def clamp(input, min=None, max=None, *, out=None):
-    """``min(max(input, min), max)``, elementwise, as :func:`torch.clamp`; NaN of any operand stays.
+    """Compute ``min(max(input, min), max)`` elementwise, as :func:`torch.clamp` does; NaN of any operand stays.
 
     :param input: A tensor of any shape.
     :param min: The lower bound: a tensor that broadcasts with ``input``, a number, or ``None``.
@@ -23,7 +23,7 @@ def clamp(input, min=None, max=None, *, out=None):
     :raises RuntimeError: There is no bound, or one that the dtype does not hold; shapes, devices or ``out`` do not
         fit.
     :raises NotImplementedError: A bool result, unless the only bound is a tensor; complex, sparse, quantized or
-        nested operands, or one that requires grad.
+        nested operands.
     """
     check_tensor(input, "input")
     bounds = {name: bound for name, bound in (("min", min), ("max", max)) if bound is not None}
@@ -39,7 +39,7 @@ def clamp(input, min=None, max=None, *, out=None):
             if bound.ndim:
                 raise TypeError(f"argument '{name}' is a tensor and the other bound a number; give two of one kind")
 
-            # As for torch, a 0-d tensor beside a number is one.
+            # As in torch, a 0-d tensor beside a number counts as a number.
             bounds[name] = bound.item()
 
     dtype = _number_dtype(input, bounds) if numbers else _tensor_dtype(input, *bounds.values())
@@ -69,7 +69,7 @@ def _number_dtype(input, bounds):
 
 
 def _tensor_dtype(*tensors):
-    """The dtype to which torch promotes tensors: that of the 0-d ones counts where it is of a higher category."""
+    """Return the dtype to which torch promotes tensors; a 0-d tensor counts if it has a higher category."""
     if all(tensor.dtype is tensors[0].dtype for tensor in tensors):
         return tensors[0].dtype
 

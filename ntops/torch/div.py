@@ -3,13 +3,13 @@ import torch
 from ntops.host.arguments import check_operands
 from ntops.host.elementwise import check_any_tensor, elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype, rounded
-from ntops.host.repetition import repeatable
 from ntops.kernels.div import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def div(input, other, *, rounding_mode=None, out=None):
-    """``input / other``, elementwise, as :func:`torch.div`.
+    """Compute ``input / other`` elementwise, as :func:`torch.div` does.
 
     :param input: A tensor of any shape, or a number.
     :param other: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.
@@ -18,8 +18,7 @@ def div(input, other, *, rounding_mode=None, out=None):
     :return: A tensor of the broadcast shape and the promoted dtype; the default dtype for integers without rounding.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, devices, ``rounding_mode`` or ``out`` do not fit.
-    :raises NotImplementedError: Bools with rounding; complex, sparse, quantized or nested operands, or one that
-        requires grad.
+    :raises NotImplementedError: Bools with rounding; complex, sparse, quantized or nested operands.
     """
     check_operands(input=input, other=other)
 
@@ -40,7 +39,7 @@ def div(input, other, *, rounding_mode=None, out=None):
         raise NotImplementedError("arguments 'input' and 'other' are bool, which division with rounding leaves out")
 
     if not isinstance(input, torch.Tensor) and dtype.is_floating_point:
-        # torch keeps a divisor that is a number at float32 for half types, but rounds a dividend.
+        # For half types, torch keeps a divisor that is a number in float32, but rounds a dividend.
         input = rounded(input, dtype)
 
     compute_dtype = accumulate_dtype(dtype)

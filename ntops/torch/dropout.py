@@ -1,18 +1,15 @@
 import torch
 
-from ntops.host import repetition
 from ntops.host.arguments import check_real, check_tensor, common_device
-from ntops.host.elementwise import launch
-from ntops.host.iteration import contiguous_strides, result_strides
-from ntops.host.output import check_written, given
-from ntops.host.promotion import accumulate_dtype
-from ntops.host.repetition import repeatable
-from ntops.kernels.dropout import premake
+from ntops.host.dropout import dropped
+from ntops.host.output import check_written
+from ntops.launch import recorder
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def dropout(input, p=0.5, training=True, inplace=False):
-    """Zero elements with probability ``p`` and scale the rest by 1 / (1 - p), as torch's of that name.
+    """Zero elements with probability ``p`` and scale the rest by 1 / (1 - p), as torch's function of that name does.
 
     :func:`torch.nn.functional.dropout`; Srivastava et al., JMLR 15, 2014. The mask comes from Philox4x32 with
     seven rounds, the fewest with which it passes TestU01's BigCrush (Salmon et al., Parallel random numbers: as easy as
@@ -29,7 +26,7 @@ def dropout(input, p=0.5, training=True, inplace=False):
     :raises RuntimeError: ``p`` is NaN; an expanded ``input`` that is to be written, or an integer or bool one with
         ``p`` between 0 and 1.
     :raises NotImplementedError: An integer or bool ``input`` with ``p`` between 0 and 1 that is not to be written; a
-        complex, sparse, quantized or nested ``input``, or one that requires grad.
+        complex, sparse, quantized or nested ``input``.
     """
     p = check_real(p, "p")
 
@@ -49,30 +46,12 @@ def dropout(input, p=0.5, training=True, inplace=False):
     device = common_device({"input": input})
 
     if not input.dtype.is_floating_point and p < 1:
-        # torch's two paths refuse it each in its own way.
+        # torch's in-place and functional paths raise different errors.
         kind = RuntimeError if inplace else NotImplementedError
         raise kind(f"argument 'input' has dtype {input.dtype}, which can't be scaled; cast it to floating-point")
 
     if inplace:
         check_written(input, "input")
-        output = input
-    else:
-        strides = result_strides(input.shape, [input], has_numbers=False)
-        output = repetition.empty(input.shape, strides, input.dtype, device)
 
-    if not input.dtype.is_floating_point:
-        return output.zero_()
-
-    compute_dtype = accumulate_dtype(input.dtype)
-    operands = {
-        "output": output,
-        "input": input,
-        "index": output.as_strided(input.shape, contiguous_strides(input.shape)),
-        "seed": repetition.drawn(device),
-        "threshold": round(p * 2**32),
-        "scale": 1 / (1 - p) if p < 1 else 0.0,
-    }
-    contiguous = input.is_contiguous() and output.is_contiguous()
-    launch(premake, input.shape, operands, compute_dtype, contiguous=contiguous)
-
-    return given(input if inplace else None, output)
+    seed = recorder.drawn(device) if input.dtype.is_floating_point else None
+    return dropped(input, p, seed, inplace)

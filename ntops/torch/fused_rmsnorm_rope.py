@@ -1,6 +1,6 @@
-from ntops.host import rotations
+from ntops.host import rope
 from ntops.host.arguments import check_real, check_tensor, common_device
-from ntops.host.repetition import repeatable
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
@@ -14,7 +14,7 @@ def fused_rmsnorm_rope(x, weight, cos, sin, eps=1e-6, *, interleaved=False, head
     :param x: A floating-point tensor, (B, T, hidden), of any strides; hidden is a multiple of ``head_dim``.
     :param weight: A floating-point tensor, (hidden,).
     :param cos: A floating-point tensor of the cosines by position, (T', head_dim) or (T', head_dim / 2), T' >= T: row t
-        is for position t. Of the full width the second half repeats the first (with ``interleaved``, each second
+        is for position t. In a full-width table the second half repeats the first (with ``interleaved``, each second
         element the one before it), as models of the Llama family make it, and is not read.
     :param sin: The sines likewise, of the shape of ``cos``.
     :param eps: A number.
@@ -25,7 +25,7 @@ def fused_rmsnorm_rope(x, weight, cos, sin, eps=1e-6, *, interleaved=False, head
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, ``head_dim`` or devices do not fit.
     :raises NotImplementedError: Heads of more than 16384 elements; integer, bool, complex, sparse, quantized or nested
-        operands, or one that requires grad.
+        operands.
     """
     tensors = {"x": x, "weight": weight, "cos": cos, "sin": sin}
 
@@ -43,8 +43,8 @@ def fused_rmsnorm_rope(x, weight, cos, sin, eps=1e-6, *, interleaved=False, head
     if weight.shape != x.shape[2:]:
         raise RuntimeError(f"argument 'weight' must be ({x.shape[2]},), as 'x' has rows, not {tuple(weight.shape)}")
 
-    pairs = rotations.check_tables(x, cos, sin, head_dim)
+    pairs = rope.check_tables(x, cos, sin, head_dim)
     eps = check_real(eps, "eps")
     common_device(tensors)
 
-    return rotations.norm_and_rotate(x, weight, cos, sin, eps, pairs, bool(interleaved))
+    return rope.norm_and_rotate(x, weight, cos, sin, eps, pairs, bool(interleaved))

@@ -1,11 +1,11 @@
 from ntops.host.elementwise import comparison
-from ntops.host.repetition import repeatable
 from ntops.kernels.ge import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def ge(input, other, *, out=None):
-    """``input >= other``, elementwise, as :func:`torch.ge`.
+    """Compute ``input >= other`` elementwise, as :func:`torch.ge` does.
 
     :param input: A tensor of any shape.
     :param other: A tensor that broadcasts with ``input``, or a number, which is first wrapped to the dtype to which
@@ -14,6 +14,6 @@ def ge(input, other, *, out=None):
     :return: A bool tensor of the broadcast shape.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Complex, sparse, quantized or nested operands, or one that requires grad.
+    :raises NotImplementedError: Complex, sparse, quantized or nested operands.
     """
     return comparison(premake, input, other, out)

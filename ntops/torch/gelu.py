@@ -1,11 +1,11 @@
 from ntops.host.elementwise import activation
-from ntops.host.repetition import repeatable
 from ntops.kernels.gelu import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def gelu(input, approximate="none"):
-    """``input * Phi(input)``, elementwise, as :func:`torch.nn.functional.gelu`.
+    """Compute ``input * Phi(input)`` elementwise, as :func:`torch.nn.functional.gelu` does.
 
     :param input: A floating-point tensor of any shape.
     :param approximate: ``"none"`` (the normal distribution's Phi, through erf) or ``"tanh"``:
@@ -13,8 +13,7 @@ def gelu(input, approximate="none"):
     :return: A tensor of the shape and dtype of ``input``.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: ``approximate`` is another string.
-    :raises NotImplementedError: An integer, bool, complex, sparse, quantized or nested ``input``, or one that
-        requires grad.
+    :raises NotImplementedError: An integer, bool, complex, sparse, quantized or nested ``input``.
     """
     if not isinstance(approximate, str):
         raise TypeError(f"argument 'approximate' must be a str, not {type(approximate).__name__}")

@@ -2,18 +2,18 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.isinf import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def isinf(input):
-    """Whether ``input`` is infinite, elementwise, as :func:`torch.isinf`; no integer is.
+    """Tell whether ``input`` is infinite, elementwise, as :func:`torch.isinf` does; integers never are.
 
     :param input: A tensor of any shape and dtype.
     :return: A bool tensor of the shape of ``input``.
-    :raises TypeError: ``input`` is no tensor.
-    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises TypeError: ``input`` is not a tensor.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
     check_tensor(input, "input")
     # No integer is infinite in float32.

@@ -2,18 +2,18 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.isnan import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def isnan(input):
-    """Whether ``input`` is NaN, elementwise, as :func:`torch.isnan`; no integer is.
+    """Tell whether ``input`` is NaN, elementwise, as :func:`torch.isnan` does; integers never are.
 
     :param input: A tensor of any shape and dtype.
     :return: A bool tensor of the shape of ``input``.
-    :raises TypeError: ``input`` is no tensor.
-    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises TypeError: ``input`` is not a tensor.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
     check_tensor(input, "input")
 

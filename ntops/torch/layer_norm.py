@@ -2,17 +2,17 @@ import torch
 
 from ntops.host.arguments import check_real
 from ntops.host.norms import has_rows, norm, normalized
-from ntops.host.repetition import repeatable
-from ntops.kernels import walked_rows
+from ntops.kernels import long_rows
 from ntops.kernels.layer_norm import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
-    """``(input - mean) / sqrt(variance + eps) * weight + bias`` over the last dims, as torch's of that name.
+    """Compute ``(input - mean) / sqrt(variance + eps) * weight + bias`` over the last dims.
 
-    :func:`torch.nn.functional.layer_norm`; Ba, Kiros and Hinton, arXiv:1607.06450. The variance is the biased one,
-    from two passes. Computed in float32 for half types.
+    The function is :func:`torch.nn.functional.layer_norm`; Ba, Kiros and Hinton, arXiv:1607.06450. The variance is the
+    biased one, from two passes. Half types are computed in float32.
 
     :param input: A floating-point tensor, (*, *normalized_shape).
     :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints; an int for the last
@@ -24,7 +24,7 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, dtypes or devices do not fit.
     :raises NotImplementedError: An integer or bool ``input``, unless it has no rows; complex, sparse, quantized or
-        nested operands, or one that requires grad.
+        nested operands.
     """
     shape = normalized(input, normalized_shape, {"weight": weight, "bias": bias})
     eps = check_real(eps, "eps")
@@ -42,4 +42,4 @@ def layer_norm(input, normalized_shape, weight=None, bias=None, eps=1e-5):
             raise RuntimeError(f"argument '{name}' must have the dtype {input.dtype} of 'input', not {parameter.dtype}")
 
     affine = {"weight": 1.0 if weight is None else weight, "bias": 0.0 if bias is None else bias}
-    return norm(premake, walked_rows.layer_norm, input, shape, affine, eps)
+    return norm(premake, long_rows.layer_norm, input, shape, affine, eps)

@@ -2,27 +2,28 @@ import itertools
 
 import torch
 
+from ntops.host.dim_order import broadcast_shapes
 from ntops.host.products import check_factors, check_inner, product
-from ntops.host.repetition import repeatable
 from ntops.kernels.matmul import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
 def matmul(input, other, *, out=None):
-    """The product of two tensors, as :func:`torch.matmul`: of vectors, matrices, or batches of them that broadcast.
+    """Compute the product of two vectors, matrices, or batches of them that broadcast, as :func:`torch.matmul` does.
 
     Half types accumulate in float32. Float32 follows :func:`torch.get_float32_matmul_precision` at the time of the
-    call: "highest" is IEEE, anything else TF32. A broadcast batch is not copied, but
-    for rows of ``input`` that are not evenly spaced where ``other`` is one matrix.
+    call: "highest" is IEEE, anything else TF32. A broadcast batch is not copied, except for rows of ``input`` that are
+    not evenly spaced if ``other`` is one matrix.
 
     :param input: A floating-point tensor, (K,) or (*, M, K).
     :param other: A tensor of the same dtype, (K,) or (*, K, N).
     :param out: Where the result is written; it has the very dtype of the operands.
     :return: A tensor, (*, M, N), without M for a vector ``input``, without N for a vector ``other``.
-    :raises TypeError: An argument is no tensor.
+    :raises TypeError: An argument is not a tensor.
     :raises RuntimeError: Shapes, dtypes, devices or ``out`` do not fit.
     :raises NotImplementedError: Integers or bools, unless there is nothing to multiply; complex, sparse, quantized or
-        nested operands, or one that requires grad.
+        nested operands.
     """
     check_factors(input=input, other=other)
 
@@ -34,14 +35,14 @@ def matmul(input, other, *, out=None):
     right = other[:, None] if other.ndim == 1 else other
 
     try:
-        batch = torch._C._infer_size(left.shape[:-2], right.shape[:-2])
+        batch = broadcast_shapes(left.shape[:-2], right.shape[:-2])
     except RuntimeError:
         raise RuntimeError(
             f"the batch dims of arguments 'input' {tuple(input.shape)} and 'other' {tuple(other.shape)} do not "
             "broadcast together"
         ) from None
 
-    # Many rows at a time take all of a matrix from memory once: 16 x 1 x 4096 took 77 us on an H200, one product 17 us.
+    # Many rows at a time read a matrix from memory once: 16 x 1 x 4096 took 77 us on an H200, and 17 us as one product.
     folded = left.ndim > 2 and right.ndim == 2
 
     if not folded:
@@ -64,8 +65,8 @@ def matmul(input, other, *, out=None):
 
 
 def _merges(input, other):
-    """Whether torch, where ``out`` is given, makes one product of a batch of matrices and a matrix or vector: where the
-    rows of the batch, or its columns behind a vector, are evenly spaced or none."""
+    """Tell whether torch, given ``out``, makes one product of a batch of matrices and a matrix or vector: if the batch
+    is empty, or the rows of the batch, or its columns after a vector, are evenly spaced."""
     larger, smaller = (input, other) if input.ndim >= other.ndim else (other.mT, input)
 
     if larger.ndim < 3 or smaller.ndim > 2 or input.ndim == 2:

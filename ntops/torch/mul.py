@@ -1,13 +1,13 @@
 from ntops.host.arguments import check_operands
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
-from ntops.host.repetition import repeatable
 from ntops.kernels.mul import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def mul(input, other, *, out=None):
-    """``input * other``, elementwise, as :func:`torch.mul`.
+    """Compute ``input * other`` elementwise, as :func:`torch.mul` does.
 
     :param input: A tensor of any shape, or a number.
     :param other: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.
@@ -15,7 +15,7 @@ def mul(input, other, *, out=None):
     :return: A tensor of the broadcast shape and the promoted dtype.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: Shapes, devices or ``out`` do not fit.
-    :raises NotImplementedError: Complex, sparse, quantized or nested operands, or one that requires grad.
+    :raises NotImplementedError: Complex, sparse, quantized or nested operands.
     """
     check_operands(input=input, other=other)
     dtype = result_dtype(input, other)

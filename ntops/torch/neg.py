@@ -2,13 +2,13 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.neg import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def neg(input, *, out=None):
-    """``-input``, elementwise, as :func:`torch.neg`.
+    """Compute ``-input`` elementwise, as :func:`torch.neg` does.
 
     :param input: A tensor of any shape.
     :param out: Where the result is written; it has the very dtype of ``input``.
@@ -16,7 +16,7 @@ def neg(input, *, out=None):
     :raises RuntimeError: ``input`` is bool.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: The device or ``out`` does not fit.
-    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
     check_tensor(input, "input")
 

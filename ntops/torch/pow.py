@@ -4,17 +4,17 @@ import numbers
 import torch
 
 from ntops.host.arguments import check_fits, check_operands, check_tensor
+from ntops.host.dim_order import contiguous_strides
 from ntops.host.elementwise import elementwise
-from ntops.host.iteration import contiguous_strides
 from ntops.host.output import resize_out
 from ntops.host.promotion import accumulate_dtype, result_dtype, rounded
-from ntops.host.repetition import repeatable
 from ntops.kernels.pow import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def pow(input, exponent, *, out=None):
-    """``input ** exponent``, elementwise, as :func:`torch.pow`.
+    """Compute ``input ** exponent`` elementwise, as :func:`torch.pow` does.
 
     :param input: A tensor of any shape, or a number.
     :param exponent: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.
@@ -22,7 +22,7 @@ def pow(input, exponent, *, out=None):
     :return: A tensor of the broadcast shape and the promoted dtype; powers of integers wrap.
     :raises TypeError: An argument has the wrong type, or both are numbers.
     :raises RuntimeError: Shapes, devices or ``out`` do not fit; a negative number as the exponent of integers.
-    :raises NotImplementedError: Bools; complex, sparse, quantized or nested operands, or one that requires grad.
+    :raises NotImplementedError: Bools; complex, sparse, quantized or nested operands.
     """
     check_operands(input=input, exponent=exponent)
 
@@ -50,7 +50,7 @@ def pow(input, exponent, *, out=None):
     if not isinstance(exponent, torch.Tensor) and exponent == 2:
         kind, compute_dtype = "square", accumulate_dtype(dtype)
     elif integer:
-        # Powers wrap in 64 bits as in fewer.
+        # Powers wrap in 64 bits as they do in fewer.
         kind, compute_dtype = "integer", torch.int64
     else:
         operands = {name: _rounded(value, dtype) for name, value in operands.items()}
@@ -63,7 +63,7 @@ def pow(input, exponent, *, out=None):
         operands,
         dtype,
         out=out,
-        # So torch has it for numbers to the power of tensors.
+        # torch does the same for numbers to the power of tensors.
         contiguous=not isinstance(input, torch.Tensor),
         compute_dtype=compute_dtype,
         kind=kind,
@@ -71,7 +71,7 @@ def pow(input, exponent, *, out=None):
 
 
 def _ones(exponent, out):
-    """The powers of 1 in ``out``: torch reads nothing for them, and takes any dtype and any overlap."""
+    """Return the powers of 1 in ``out``: torch reads nothing for them, and accepts any dtype and any overlap."""
     check_tensor(out, "out")
 
     if out.device != exponent.device:
@@ -82,7 +82,7 @@ def _ones(exponent, out):
 
 
 def _rounded(operand, dtype):
-    """The operand as torch takes it to a floating-point power: a number is first rounded to the dtype."""
+    """Return the operand as torch uses it in a floating-point power: a number is first rounded to the dtype."""
     if isinstance(operand, torch.Tensor):
         return operand
 

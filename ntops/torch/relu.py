@@ -2,20 +2,20 @@ import torch
 
 from ntops.host.arguments import check_tensor
 from ntops.host.elementwise import elementwise
-from ntops.host.repetition import repeatable
 from ntops.kernels.relu import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def relu(input, inplace=False):
-    """``max(input, 0)``, elementwise and keeping NaN, as :func:`torch.nn.functional.relu`.
+    """Compute ``max(input, 0)`` elementwise, keeping NaN, as :func:`torch.nn.functional.relu` does.
 
     :param input: A tensor of any shape, not of bool.
     :param inplace: Whether ``input`` itself is written and returned.
     :return: A tensor of the shape and dtype of ``input``.
-    :raises TypeError: ``input`` is no tensor.
+    :raises TypeError: ``input`` is not a tensor.
     :raises RuntimeError: ``input`` is bool, or expanded and to be written.
-    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``, or one that requires grad.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
     check_tensor(input, "input")
 

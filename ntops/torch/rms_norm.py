@@ -1,31 +1,32 @@
 import torch
 
 from ntops.host.arguments import check_real
-from ntops.host.iteration import channels_last
+from ntops.host.dim_order import channels_last
 from ntops.host.norms import has_rows, norm, normalized
 from ntops.host.promotion import accumulate_dtype
-from ntops.host.repetition import repeatable
-from ntops.kernels import walked_rows
+from ntops.kernels import long_rows
 from ntops.kernels.rms_norm import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def rms_norm(input, normalized_shape, weight=None, eps=None):
-    """``input / sqrt(mean(input^2) + eps) * weight`` over the last dims, as :func:`torch.nn.functional.rms_norm`.
+    """Compute ``input / sqrt(mean(input^2) + eps) * weight`` over the last dims.
 
-    Zhang and Sennrich, arXiv:1910.07467. Computed in float32 for half types.
+    The function is :func:`torch.nn.functional.rms_norm`; Zhang and Sennrich, arXiv:1910.07467. Half types are computed
+    in float32.
 
     :param input: A floating-point tensor, (*, *normalized_shape).
     :param normalized_shape: The sizes of the dims that are normalized together, a tuple of ints; an int for the last
         dim alone, which torch's function does not take.
     :param weight: A tensor of ``normalized_shape``, or ``None``.
-    :param eps: A number; ``None``: the epsilon of the dtype in which is computed.
+    :param eps: A number; ``None``: the epsilon of the compute dtype.
     :return: A tensor of the shape and dtype of ``input``, channels-last where ``input`` is, else contiguous.
     :raises TypeError: An argument has the wrong type.
     :raises ValueError: ``input`` has fewer dims than ``normalized_shape``.
     :raises RuntimeError: Shapes or devices do not fit.
     :raises NotImplementedError: An integer or bool ``input``, unless it has no rows; complex, sparse, quantized or
-        nested operands, or one that requires grad.
+        nested operands.
     """
     shape = normalized(input, normalized_shape, {"weight": weight}, few_dims=ValueError)
     eps = None if eps is None else check_real(eps, "eps")
@@ -41,7 +42,7 @@ def rms_norm(input, normalized_shape, weight=None, eps=None):
     if eps is None:
         eps = torch.finfo(accumulate_dtype(input.dtype)).eps
 
-    output = norm(premake, walked_rows.rms_norm, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
+    output = norm(premake, long_rows.rms_norm, input, shape, {"weight": 1.0 if weight is None else weight}, eps)
     memory_format = channels_last(input)
 
     return output if memory_format is None else output.contiguous(memory_format=memory_format)

@@ -1,9 +1,9 @@
-from ntops.host import repetition
 from ntops.host.arguments import check_tensor, common_device
-from ntops.host.iteration import result_strides
+from ntops.host.dim_order import result_strides
 from ntops.host.output import check_written, given
-from ntops.host.repetition import repeatable
-from ntops.host.rotations import rotate
+from ntops.host.rope import rotate
+from ntops.launch import boundary, recorder
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
@@ -18,10 +18,9 @@ def rotary_position_embedding(input, sin_table, cos_table, interleaved=True, inp
     :param interleaved: Whether pairs are ``(x[2 i], x[2 i + 1])``, else ``(x[i], x[i + D / 2])``.
     :param inplace: Whether ``input`` itself is written and returned.
     :return: A tensor of the shape and dtype of ``input``.
-    :raises TypeError: An argument is no tensor.
+    :raises TypeError: An argument is not a tensor.
     :raises RuntimeError: Shapes or devices do not fit, or ``input`` is expanded and to be written.
-    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands, or one that requires
-        grad.
+    :raises NotImplementedError: Integer, bool, complex, sparse, quantized or nested operands.
     """
     tensors = {"input": input, "sin_table": sin_table, "cos_table": cos_table}
 
@@ -51,9 +50,9 @@ def rotary_position_embedding(input, sin_table, cos_table, interleaved=True, inp
         output = input
     else:
         strides = result_strides(input.shape, [input], has_numbers=False)
-        output = repetition.empty(input.shape, strides, input.dtype, device)
+        output = recorder.empty(input.shape, strides, input.dtype, device)
 
-    if output.numel():
+    if boundary.has_work(output):
         rotate(output, input, sin_table[:length], cos_table[:length], bool(interleaved))
 
     return given(input if inplace else None, output)

@@ -2,19 +2,20 @@ import operator
 
 import torch
 
-from ntops.host import repetition, rows
+from ntops.host import rows
 from ntops.host.arguments import DTYPES, check_tensor, common_device
-from ntops.host.iteration import contiguous_strides
-from ntops.host.repetition import repeatable
-from ntops.kernels import walked_rows
+from ntops.host.dim_order import contiguous_strides
+from ntops.kernels import long_rows
 from ntops.kernels.softmax import premake
+from ntops.launch import boundary, recorder
+from ntops.launch.recorder import repeatable
 
 FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
 @repeatable
 def softmax(input, dim, dtype=None):
-    """``exp(input) / sum(exp(input))`` over ``dim``, as :func:`torch.nn.functional.softmax`.
+    """Compute ``exp(input) / sum(exp(input))`` over ``dim``, as :func:`torch.nn.functional.softmax` does.
 
     :param input: A floating-point tensor of any shape and strides.
     :param dim: The dim whose elements sum to 1.
@@ -22,8 +23,8 @@ def softmax(input, dim, dtype=None):
     :return: A contiguous tensor of the shape of ``input``.
     :raises TypeError: An argument has the wrong type.
     :raises IndexError: ``dim`` is out of range.
-    :raises NotImplementedError: A result that is no floating-point type, unless it is empty; a complex, sparse,
-        quantized or nested ``input``, or one that requires grad.
+    :raises NotImplementedError: A result that is not floating-point, unless it is empty; a complex, sparse, quantized
+        or nested ``input``.
     """
     check_tensor(input, "input")
     dim = _dim(dim, input.ndim)
@@ -33,8 +34,8 @@ def softmax(input, dim, dtype=None):
 
     dtype = dtype or input.dtype
 
-    # Of no elements, torch takes any dtype.
-    if dtype not in (FLOATING if input.numel() else DTYPES):
+    # torch takes any dtype if there are no elements.
+    if dtype not in FLOATING and (dtype not in DTYPES or input.numel()):
         raise NotImplementedError(f"softmax of {dtype} is not defined; give a floating-point 'dtype' to cast to")
 
     device = common_device({"input": input})
@@ -43,12 +44,12 @@ def softmax(input, dim, dtype=None):
         # The kernel pads rows with -inf, which integers do not have.
         input = input.to(dtype)
 
-    output = repetition.empty(input.shape, contiguous_strides(input.shape), dtype, device)
+    output = recorder.empty(input.shape, contiguous_strides(input.shape), dtype, device)
 
-    if output.numel():
+    if boundary.has_work(output):
         operands = {"output": output, "input": input}
         operands = operands if input.ndim else {name: tensor.view(1) for name, tensor in operands.items()}
-        rows.launch(premake, operands, dim, walk=walked_rows.softmax)
+        rows.launch(premake, operands, dim, walk=long_rows.softmax, across=long_rows.softmax_across)
 
     return output
 

@@ -3,13 +3,13 @@ import torch
 from ntops.host.arguments import check_fits, check_operands, check_scale
 from ntops.host.elementwise import elementwise
 from ntops.host.promotion import accumulate_dtype, result_dtype
-from ntops.host.repetition import repeatable
 from ntops.kernels.sub import premake
+from ntops.launch.recorder import repeatable
 
 
 @repeatable
 def sub(input, other, *, alpha=1, out=None):
-    """``input - alpha * other``, elementwise, as :func:`torch.sub`.
+    """Compute ``input - alpha * other`` elementwise, as :func:`torch.sub` does.
 
     :param input: A tensor of any shape, or a number.
     :param other: A tensor that broadcasts with ``input``, or a number; one of the two is a tensor.
@@ -18,7 +18,7 @@ def sub(input, other, *, alpha=1, out=None):
     :return: A tensor of the broadcast shape and the promoted dtype.
     :raises TypeError: An argument has the wrong type.
     :raises RuntimeError: A bool operand; shapes, devices, ``alpha`` or ``out`` do not fit.
-    :raises NotImplementedError: Complex, sparse, quantized or nested operands, or one that requires grad.
+    :raises NotImplementedError: Complex, sparse, quantized or nested operands.
     """
     check_operands(input=input, other=other)
 
@@ -28,11 +28,11 @@ def sub(input, other, *, alpha=1, out=None):
 
     dtype = result_dtype(input, other)
     alpha = check_scale(alpha, out.dtype if isinstance(out, torch.Tensor) else dtype, "alpha")
-    # torch adds -alpha times other, so that is what has to fit; the least of int64 wraps.
+    # torch adds -alpha times other, so -alpha has to fit; the least int64 wraps.
     check_fits(alpha if alpha == -(2**63) else -alpha, dtype, "alpha")
 
     if dtype.is_floating_point:
-        # Of an int 0 that is 0., and it is -0. that gives the same when it is multiplied and subtracted.
+        # For an int 0 that is 0., but multiplied and subtracted only -0. gives the same.
         alpha = -float(-alpha)
 
     return elementwise(

@@ -1,6 +1,7 @@
-"""Which configuration of a kernel is the fastest on this GPU: measured once, kept, and used by every call after.
+"""Find the fastest configuration of a kernel on this GPU: measured once, kept, and used by every later call.
 
-``python -m ntops.tune`` measures ntops' own operators; :class:`Autotuner` kernels of anybody. docs/tuning.md.
+``python -m ntops.tune`` measures ntops' own operators; :class:`Autotuner` measures anybody's kernels. See
+docs/tuning.md.
 """
 
 from ntops.tune.autotuner import Autotuner, configurations, made

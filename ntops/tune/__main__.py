@@ -8,15 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ntops.host import store
+from ntops.launch import tuned_tables
 from ntops.tune import compiling, engine, operators
 
 COMPILING = 0.5
-"""The share of a budget after which nothing more is compiled ahead."""
+"""The share of a budget after which no further kernel is compiled ahead."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0; 2 for bad options, 130 where it was interrupted."""
+    """Return the exit status: 0; 2 for bad options, 130 if interrupted."""
     parser = argparse.ArgumentParser(prog="python -m ntops.tune", description=__doc__)
     parser.add_argument("--op", action="append", help=f"repeatable; default: all of {', '.join(operators.OPERATORS)}")
     parser.add_argument("--shape", action="append", help="of the one --op; repeatable; default: those worth it")
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         results = engine.run(works, device=device, deadline=begun + options.budget, again=options.again, **usable)
     except KeyboardInterrupt:
-        print(f"interrupted; what was measured is kept in {store.path(device)}, run this again to go on")
+        print(f"interrupted; what was measured is kept in {tuned_tables.path(device)}, run this again to go on")
         return 130
 
     for result in results:
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = sum(map(len, engine.missing(works, device)))
     print(
         f"{len(results)} of {len(works)} problems measured in {time.monotonic() - begun:.0f} s, kept in "
-        f"{store.path(device)}" + (f"; {left} configurations left, run this again to go on" if left else "")
+        f"{tuned_tables.path(device)}" + (f"; {left} configurations left, run this again to go on" if left else "")
     )
 
     if options.out:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"interrupted, {options.out} is as it was; run this again to go on")
             return 130
 
-        store.save_table(options.out, device, records)
+        tuned_tables.save_table(options.out, device, records)
         print(f"written: {options.out}, {len(records)} of {len(results)} problems")
 
         if len(records) < len(results):

@@ -1,4 +1,4 @@
-"""The fastest configuration of a kernel of one's own."""
+"""Find the fastest configuration of a user's own kernel."""
 
 import functools
 import hashlib
@@ -13,19 +13,20 @@ import torch
 from triton.runtime.jit import KernelInterface
 
 from ntops import timing
-from ntops.host import store
+from ntops.launch import tuned_tables
 from ntops.tune import engine
 from ntops.tune.result import Result
 
 
 def configurations(**options: Sequence[Any]) -> list[dict[str, Any]]:
-    """Every combination: ``configurations(BLOCK=(128, 256), num_warps=(4, 8))`` gives four."""
+    """Return every combination: ``configurations(BLOCK=(128, 256), num_warps=(4, 8))`` returns four."""
     return [dict(zip(options, values, strict=True)) for values in itertools.product(*options.values())]
 
 
 def made(premake: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
-    """A launch function for a NineToothed kernel: ``premake(**arguments, **blocks)`` gives arrangement, application and
-    tensors. It is made once for each configuration; ``num_warps`` and ``num_stages`` go to ``ninetoothed.make``."""
+    """Return a launch function for a NineToothed kernel: ``premake(**arguments, **blocks)`` returns arrangement,
+    application and tensors. The kernel is made once for each configuration; ``num_warps`` and ``num_stages`` go to
+    ``ninetoothed.make``."""
 
     @functools.cache
     def make(options: tuple[tuple[str, Any], ...]) -> Any:
@@ -43,23 +44,23 @@ def made(premake: Callable[..., Any], **arguments: Any) -> Callable[..., Any]:
 class Autotuner:
     """A kernel with a space of configurations.
 
-    A call runs the best configuration that is known for arguments of this size, and measures nothing: where none is
-    known, it runs the first one. :meth:`tune` measures.
+    A call runs the best configuration known for arguments of this size, or the first one if none is known, and measures
+    nothing; :meth:`tune` measures.
 
     :param kernel: A launch function, called with the arguments and a configuration's options by keyword; or a
         ``@triton.jit`` kernel, with ``grid``; for one of NineToothed, see :func:`made`. It writes its result to
         arguments, or returns it.
     :param space: The configurations: mappings of options by name, ints, bools or strings. The first is the default.
-    :param grid: Of a ``@triton.jit`` kernel: a tuple, or a function of the arguments and options by name.
-    :param name: By which its configurations are kept; default: that of the kernel. Its source counts too.
-    :param sizes: ``sizes(*args)`` gives the positive sizes that the choice depends on, a mapping of ints by name; what
-        is measured counts for all sizes that have the same powers of two above them. Default: the number of elements
-        of each tensor, and each int.
-    :param fits: ``fits(options, *args)``: whether a configuration is worth trying; what cannot fit need not run.
-    :param check: ``check(result, args)`` raises an AssertionError where the result is wrong; ``result`` is what the
-        kernel returned, else its tensors.
-    :param bytes: ``bytes(*args)``, for the bandwidth; ``flops`` likewise.
-    :param timer: What times functions in turn, with the parameters of :func:`ntops.timing.interleaved`.
+    :param grid: The grid of a ``@triton.jit`` kernel: a tuple, or a function of the arguments and options by name.
+    :param name: The name under which its configurations are kept; default: the kernel's name. Its source counts too.
+    :param sizes: ``sizes(*args)`` returns the positive sizes on which the choice depends, a mapping of ints by name; a
+        measurement counts for all sizes with the same next powers of two. Default: the number of elements of each
+        tensor, and each int.
+    :param fits: ``fits(options, *args)`` tells whether a configuration is worth trying; others do not run.
+    :param check: ``check(result, args)`` raises an AssertionError if the result is wrong; ``result`` is what the kernel
+        returned, else its tensors.
+    :param bytes: ``bytes(*args)`` returns the bytes that the kernel moves, for the bandwidth; ``flops`` likewise.
+    :param timer: A function with the parameters of :func:`ntops.timing.interleaved` that times functions in turn.
     :raises ValueError: The space is empty, or a ``@triton.jit`` kernel has no grid.
     """
 
@@ -80,7 +81,7 @@ class Autotuner:
         if not space:
             raise ValueError("the space has no configuration")
 
-        # Compiled or interpreted, what triton.jit gives holds the function that was decorated.
+        # Compiled or interpreted, the result of triton.jit holds the decorated function.
         is_triton = isinstance(kernel, KernelInterface)
 
         if is_triton != (grid is not None):
@@ -100,12 +101,12 @@ class Autotuner:
         return self._launch(*args, **self.best(*args))
 
     def best(self, *args: Any) -> dict[str, Any]:
-        """The best configuration known for these arguments; the first of the space where nothing was measured."""
+        """Return the best configuration known for these arguments; the first of the space if nothing was measured."""
         kind, sizes = _kind(args, self._digest), self._sizes(*args)
-        key = (store.identity(self.name, kind), store.size_class(sizes), _index(args))
+        key = (tuned_tables.identity(self.name, kind), tuned_tables.size_class(sizes), _index(args))
 
         if key not in self._chosen:
-            best = store.best(engine.device_name(key[2])).get(key[0], {}).get(key[1])
+            best = tuned_tables.best(engine.device_name(key[2])).get(key[0], {}).get(key[1])
             known = best.options if best else None
             self._chosen[key] = known if known in self.space else self.space[0]
 
@@ -116,8 +117,8 @@ class Autotuner:
 
         Floating-point arguments get new contents for each call that is timed.
 
-        :param budget: Seconds after which nothing is begun; another call goes on from there.
-        :param again: Whether to measure what was measured before.
+        :param budget: Seconds after which no measurement begins; another call continues from there.
+        :param again: Whether to repeat earlier measurements.
         :raises RuntimeError: No configuration works.
         """
         self._chosen.clear()
@@ -160,7 +161,7 @@ def _source(function):
     try:
         return inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):
-        # What has no source is known by its name alone.
+        # A function without source is known by its name alone.
         return getattr(function, "__qualname__", "")
 
 
@@ -194,6 +195,7 @@ def _copied(args):
 
 
 def _sets(args):
-    """How many copies: together larger than the L2 cache of any GPU, but not more than a few, nor than memory holds."""
+    """Return the number of copies: together larger than any GPU's L2 cache, but only a few, and no more than fit
+    memory."""
     size = sum(tensor.nbytes for tensor in _tensors(args))
     return min(max((256 << 20) // max(size, 1), 1), 4)

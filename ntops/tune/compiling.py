@@ -1,6 +1,6 @@
-"""Kernels compiled before they are timed: in several processes, which leave them in Triton's cache on disk.
+"""Compile kernels before they are timed, in several processes, which leave them in Triton's cache on disk.
 
-What makes the compiler fail, die or hang, or breaks the GPU's context, does so in a process of its own.
+A kernel that makes the compiler fail, crash or hang, or that breaks the GPU's context, does so in a process of its own.
 """
 
 import dataclasses
@@ -25,15 +25,15 @@ DIED = "the process that compiled it died"
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """Calls of one kernel: it is the same for most sizes, and for any number of splits."""
+    """Calls that share one kernel, which is the same for most sizes, and for any number of splits."""
 
     name: str
     calls: tuple[tuple[int, str], ...]
-    """The number of a task, and options."""
+    """For each call, the number of its task, and its options."""
 
 
 class Compiled:
-    """What came of compiling; :meth:`usable` is for ``engine.run``."""
+    """The result of compiling kernels; :meth:`usable` is for ``engine.run``."""
 
     def __init__(self, works: Sequence[Work], errors: Mapping[tuple[int, str], str | None]) -> None:
         self._numbers = {id(work): number for number, work in enumerate(works)}
@@ -53,10 +53,10 @@ def compile_all(
 ) -> Compiled:
     """Compile kernels, the most promising first.
 
-    :param tasks: Of the works, in their order.
-    :param wanted: The candidates of each work that are to be compiled.
-    :param processes: How many compile at a time.
-    :param deadline: Of ``time.monotonic()``; what is not compiled by then is left for another time.
+    :param tasks: The tasks of the works, in their order.
+    :param wanted: The candidates of each work to compile.
+    :param processes: The number of processes that compile at a time.
+    :param deadline: A time of ``time.monotonic()`` after which nothing more is compiled.
     """
     ranks: dict[str, int] = {}
     calls: dict[str, list[tuple[int, str]]] = {}
@@ -100,7 +100,7 @@ def _text(options):
 
 
 def _feed(jobs, tasks, deadline, errors, step):
-    """Give jobs to one process, and to another one where it died, until there are no more or it is too late."""
+    """Give jobs to one process, and to a new one if it dies, until no job is left or the deadline passes."""
     process: Any = None
     connection: Any = None
 
@@ -151,7 +151,7 @@ def _started():
 
 
 def _serve(connection: Any) -> None:
-    """Run calls that come in, and say of each why it failed, or with an empty string that it did not."""
+    """Run incoming calls, and answer each with the reason why it failed, or with an empty string."""
     torch.set_num_threads(1)
     is_broken = False
 
@@ -165,7 +165,7 @@ def _serve(connection: Any) -> None:
                 if torch.cuda.is_available():
                     torch.cuda.synchronize()
             except RuntimeError as error:
-                # Nothing works in this process from here on.
+                # Nothing works in this process from now on.
                 answers[-1] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"[:200]
                 is_broken = True
 
@@ -173,14 +173,15 @@ def _serve(connection: Any) -> None:
 
 
 def _run(task, options):
-    """Why the operator does not run with the options; ``None`` where that cannot be told."""
+    """Return why the operator does not run with the options, an empty string if it does; ``None`` if that is
+    unknown."""
     try:
         args, kwargs = task.inputs(torch.empty)
         kernel, problem = task.asked(args, kwargs)
         task.forced(kernel, problem.OPTIONS(**options))(*args, **kwargs)
         return ""
     except torch.OutOfMemoryError:
-        # Of the memory of the GPU, which other processes have.
+        # Out of GPU memory, which other processes use, too.
         return None
     except Exception as error:  # noqa: BLE001  (compilers and drivers raise what they like)
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]

@@ -1,4 +1,5 @@
-"""Measuring the configurations of kernels: against one of them, in turn, as the benchmarks do; each kept at once."""
+"""Measure the configurations of kernels against a reference, in turn, as the benchmarks do; keep each result at
+once."""
 
 import dataclasses
 import json
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 
 from ntops import timing
-from ntops.host import choice, store
+from ntops.launch import config_selection, tuned_tables
 from ntops.tune.progress import shown
 from ntops.tune.result import Measured, Result
 
 INTERPRETER = "interpreter"
-"""What stands for the GPU model under the interpreter. Nothing reads what is measured there, but to continue."""
+"""The name that stands for the GPU model under the interpreter. Its measurements only serve to continue a run."""
 GROUP = 4
-"""Configurations that are timed together, and with the reference. An interruption loses one group at most."""
+"""The number of configurations that are timed together with the reference. An interruption loses at most one group."""
 SECONDS = 0.02
 ROUNDS = (10, 60)
 Options = Mapping[str, Any]
@@ -25,21 +26,21 @@ Inputs = Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
 
 
 class WrongResult(Exception):
-    """A configuration computed something else than it should have. ``args``: its place in the group, and what."""
+    """A configuration computed a wrong result. ``args`` has its place in the group, and the error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """A kernel and a problem: what is to be measured.
+    """A kernel and a problem to be measured.
 
     :param kernel: The kernel's name.
-    :param kind: What else than sizes must be equal for a configuration to count, as JSON has it.
-    :param sizes: By name; what is measured counts for its size class.
+    :param kind: The properties other than sizes that must be equal for a configuration to count, as JSON values.
+    :param sizes: The sizes by name; a measurement counts for its size class.
     :param candidates: The configurations; the first is the reference.
-    :param inputs: Makes several sets of arguments.
-    :param function: The function with a configuration, which takes these arguments and returns tensors.
+    :param inputs: Returns several sets of arguments.
+    :param function: Returns, for a configuration, the function that takes these arguments and returns tensors.
     :param check: ``check(result, args, kwargs)`` raises an AssertionError if the result is wrong.
-    :param pruned: How many configurations were left out before.
+    :param pruned: The number of configurations left out before.
     """
 
     kernel: str
@@ -55,13 +56,13 @@ class Work:
 
     @property
     def place(self) -> tuple[str, tuple[int, ...]]:
-        """Where its configurations are looked for."""
-        return store.identity(self.kernel, self.kind), store.size_class(self.sizes)
+        """The key under which its configurations are looked up."""
+        return tuned_tables.identity(self.kernel, self.kind), tuned_tables.size_class(self.sizes)
 
 
 def device_name(index: int = 0) -> str:
-    """The GPU model, or ``interpreter``."""
-    return choice.gpu(index) or INTERPRETER
+    """Return the GPU model, or ``interpreter``."""
+    return config_selection.gpu(index) or INTERPRETER
 
 
 def run(
@@ -73,16 +74,16 @@ def run(
     timer: Callable[..., Any] = timing.interleaved,
     usable: Callable[[Work, Options], str | None] = lambda work, options: "",
 ) -> list[Result]:
-    """Measure what has not been measured yet, and return what is known of each work: nothing of those without any.
+    """Measure missing configurations, and return the result of each work that has measurements.
 
     All works get their first configurations before any gets more, so that a short budget serves them all.
 
-    :param device: From :func:`device_name`.
-    :param deadline: Of ``time.monotonic()``; nothing is begun after it.
-    :param again: Whether to measure what was measured before.
-    :param timer: What times functions in turn, with the parameters of :func:`ntops.timing.interleaved`.
-    :param usable: Says of a configuration why it does not work, or with an empty string that it does; ``None``: leave
-        it for another time.
+    :param device: A name from :func:`device_name`.
+    :param deadline: A time of ``time.monotonic()`` after which nothing is begun.
+    :param again: Whether to repeat earlier measurements.
+    :param timer: A function with the parameters of :func:`ntops.timing.interleaved` that times functions in turn.
+    :param usable: Returns why a configuration does not work, or an empty string if it works, or ``None`` to leave it
+        for another time.
     """
     known = {} if again else _known(device)
     todo = missing(works, device, again=again)
@@ -94,12 +95,12 @@ def run(
 
             for record in _measure(work, group, timer, usable):
                 known[work.place, _text(record.options)] = record
-                store.append(device, record)
+                tuned_tables.append(device, record)
 
             for one in group:
                 step(f"{work.kernel} {'x'.join(map(str, work.sizes.values()))} {'x'.join(map(str, one.values()))}")
 
-    choice.forget()
+    config_selection.forget()
     return [found for work in works if (found := result(work, device, known)) is not None]
 
 
@@ -109,21 +110,21 @@ def table(
     device: str,
     deadline: float = math.inf,
     timer: Callable[..., Any] = timing.interleaved,
-) -> list[store.Record]:
-    """What to ship: the best configuration of each work that was measured.
+) -> list[tuned_tables.Record]:
+    """Return the table to ship: the best configuration of each measured work.
 
-    The fastest of many may have been lucky. One that is not the first candidate, the rule's choice, is timed once more
-    with it, and counts as it comes out then; those for which there is no time are left out. So is what was timed by the
-    host's clock, where events did not see all the work.
+    The fastest of many may have been lucky. So a best configuration other than the first candidate, the rule's choice,
+    is timed against it once more, and the new result counts; those for which no time is left are omitted. Measurements
+    by the host's clock, which is used if events did not see all the work, are omitted, too.
     """
     confirmed: set[Any] = set()
 
     while True:
-        known = store.grouped(store.read(device))
+        known = tuned_tables.grouped(tuned_tables.read(device))
         certain, doubtful = [], []
 
         for work in works:
-            best = store.fastest([one for one in known.get(work.place, ()) if one.clock == "events"])
+            best = tuned_tables.fastest([one for one in known.get(work.place, ()) if one.clock == "events"])
             rule = work.candidates[0]
 
             if best is None:
@@ -137,7 +138,7 @@ def table(
         if not doubtful or time.monotonic() > deadline:
             return certain
 
-        # One by one, so that what is timed is known when the time is over.
+        # Measure one by one, so that the results so far are known when time is up.
         for work in doubtful:
             if time.monotonic() <= deadline:
                 run([work], device=device, again=True, timer=timer)
@@ -145,7 +146,7 @@ def table(
 
 
 def missing(works: Sequence[Work], device: str, *, again: bool = False) -> list[list[Options]]:
-    """The candidates of each work that have not been measured; all of them, ``again``."""
+    """Return the candidates of each work that have not been measured, or all of them with ``again``."""
     known = {} if again else _known(device)
     return [[one for one in work.candidates if (work.place, _text(one)) not in known] for work in works]
 
@@ -162,19 +163,19 @@ def _text(options):
 
 
 def _known(device):
-    places = store.grouped(store.read(device))
+    places = tuned_tables.grouped(tuned_tables.read(device))
     return {(place, _text(record.options)): record for place, records in places.items() for record in records}
 
 
-def _measure(work: Work, group: Sequence[Options], timer: Any, usable: Any) -> list[store.Record]:
-    """The records of a group of configurations, timed with the reference."""
+def _measure(work: Work, group: Sequence[Options], timer: Any, usable: Any) -> list[tuned_tables.Record]:
+    """Return the records of a group of configurations, timed with the reference."""
     records, working = [], []
     reference = work.candidates[0]
     inputs = work.inputs()
 
-    def record(options: Options, **fields: Any) -> store.Record:
+    def record(options: Options, **fields: Any) -> tuned_tables.Record:
         is_reference = _text(options) == _text(reference)
-        return store.Record(
+        return tuned_tables.Record(
             work.kernel, dict(work.kind), dict(work.sizes), dict(options), reference=is_reference, **fields
         )
 
@@ -190,7 +191,7 @@ def _measure(work: Work, group: Sequence[Options], timer: Any, usable: Any) -> l
             working.append(options)
 
     while working:
-        # The reference comes first where it is not in the group itself.
+        # The reference comes first unless it is in the group itself.
         timed = list({_text(one): one for one in (reference, *working)}.values())
         functions = {str(number): work.function(one) for number, one in enumerate(timed)}
 
@@ -222,7 +223,8 @@ def _measure(work: Work, group: Sequence[Options], timer: Any, usable: Any) -> l
 
 
 def _trial(work, options, inputs):
-    """Why a configuration cannot run; empty if it can. What a kernel leaves broken on the device is raised later."""
+    """Return why a configuration cannot run; empty if it can. Errors that a kernel leaves on the device are raised
+    later."""
     args, kwargs = inputs[0]
 
     try:
@@ -243,16 +245,16 @@ def _checker(work):
 
 
 def refresh(args: Collection[Any], kwargs: Mapping[str, Any]) -> None:
-    """New contents for tensors of floats; integers, which may be places in others, and 8-bit floats stay."""
+    """Write new contents to float tensors. Integers, which may be indices, and 8-bit floats stay."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor) and value.dtype.is_floating_point and value.dtype.itemsize > 1:
             value.normal_()
 
 
-def result(work: Work, device: str, known: Mapping[Any, store.Record]) -> Result | None:
-    """What is known of a work, or ``None``."""
+def result(work: Work, device: str, known: Mapping[Any, tuned_tables.Record]) -> Result | None:
+    """Return the result of a work, or ``None``."""
     records = [known[key] for one in work.candidates if (key := (work.place, _text(one))) in known]
-    best = store.fastest(records)
+    best = tuned_tables.fastest(records)
 
     if best is None:
         return None

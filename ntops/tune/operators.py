@@ -1,4 +1,4 @@
-"""ntops' own operators as things to measure: their arguments for a shape, and which shapes are worth it."""
+"""ntops' own operators for tuning: their arguments for a shape, and the shapes worth measuring."""
 
 import dataclasses
 import functools
@@ -13,28 +13,29 @@ import torch
 import ntops.torch
 from ntops import timing
 from ntops._runtime import INTERPRETED
-from ntops.host import choice
+from ntops.launch import config_selection
 from ntops.tune import engine
 from ntops.tune.result import Result
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "tf32": torch.float32}
-"""By name; ``float32`` products are IEEE, ``tf32`` ones are what large models have."""
+"""The dtypes by name; products of ``float32`` are IEEE, and ``tf32`` is what large models use."""
 _TOLERANCE = {torch.float16: 2**-8, torch.bfloat16: 2**-6, torch.float32: 2**-8}
-"""Of the largest element: tells what is wrong from what is rounded in another order. Conformance judges exactly."""
+"""The tolerance as a share of the largest element: it separates wrong results from other orders of rounding.
+Conformance judges exactly."""
 _L2 = 128 << 20
-"""Bytes of which no GPU's L2 cache holds all."""
+"""Bytes that exceed any GPU's L2 cache."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """An operator that is tuned.
+    """An operator that can be tuned.
 
     :param dims: The names of the sizes of a shape.
-    :param shapes: Those that are measured where none is asked for, each with its dtype.
-    :param arguments: ``arguments(tensor, *shape)`` gives its arguments; ``tensor(*sizes)`` makes one.
+    :param shapes: The shapes to measure by default, each with its dtype.
+    :param arguments: ``arguments(tensor, *shape)`` returns its arguments; ``tensor(*sizes)`` makes a tensor.
     :param reference: torch's function.
-    :param elements: ``elements(*shape)``: how many must be read and written at least; ``flops`` likewise.
-    :param options: ``options(*shape)`` gives its keyword arguments.
+    :param elements: ``elements(*shape)`` returns the least number of elements read and written; ``flops`` likewise.
+    :param options: ``options(*shape)`` returns its keyword arguments.
     """
 
     name: str
@@ -49,14 +50,14 @@ class Operator:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """An operator at one shape: all that another process needs to know."""
+    """An operator at one shape, with all that another process needs to know."""
 
     op: str
     shape: tuple[int, ...]
     dtype: str
 
     def call(self) -> Callable[..., torch.Tensor]:
-        """The operator, each call of which chooses and launches anew."""
+        """Return the operator such that each call chooses and launches anew."""
         function = inspect.unwrap(getattr(ntops.torch, self.op))
         precision = "highest" if self.dtype == "float32" else "high"
 
@@ -73,28 +74,28 @@ class Task:
         return call
 
     def inputs(self, make: Callable[..., torch.Tensor]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Arguments; ``make`` is ``torch.empty`` or the like."""
+        """Return the arguments; ``make`` is ``torch.empty`` or the like."""
         operator = OPERATORS[self.op]
         tensor = functools.partial(_tensor, make, DTYPES[self.dtype])
 
         return operator.arguments(tensor, *self.shape), operator.options(*self.shape)
 
     def forced(self, kernel: str, options: Any) -> Callable[..., torch.Tensor]:
-        """The operator with a configuration."""
+        """Return the operator with a fixed configuration."""
         plain = self.call()
 
         def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-            with choice.forced(kernel, options):
+            with config_selection.forced(kernel, options):
                 return plain(*args, **kwargs)
 
         return call
 
-    def asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, choice.Problem]:
-        """The kernel and the problem for which the operator chooses, of these arguments.
+    def asked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, config_selection.Problem]:
+        """Return the kernel and the problem for which the operator chooses with these arguments.
 
         :raises ValueError: It chooses nothing.
         """
-        found = choice.asked(self.call(), *args, **kwargs)
+        found = config_selection.asked(self.call(), *args, **kwargs)
 
         if found is None:
             raise ValueError(f"{self.op} of {self.shape} launches nothing that is tuned")
@@ -102,10 +103,10 @@ class Task:
         return found
 
     def work(self) -> engine.Work:
-        """What is to be measured."""
+        """Return the work to measure."""
         operator = OPERATORS[self.op]
         kernel, problem = self.asked(*self.inputs(torch.empty))
-        device = choice.device(0)
+        device = config_selection.device(0)
         candidates = problem.candidates(device)
         size = operator.elements(*self.shape) * DTYPES[self.dtype].itemsize
 
@@ -133,7 +134,7 @@ def _tensor(make, dtype, *sizes):
     return make(*sizes, dtype=dtype, device="cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 
 
-# Rows of inputs, and of the weights (N, K) of models of 7 and of 70 billion parameters.
+# The rows of inputs, and of weights (N, K) of models of 7 and of 70 billion parameters.
 _WEIGHTS = ((4096, 4096), (11008, 4096), (4096, 11008), (8192, 8192), (28672, 8192), (8192, 28672))
 _TOKENS = tuple(("bfloat16", (m, n, k)) for m in (1, 16, 128, 4096) for n, k in _WEIGHTS)
 _SQUARES = tuple(("bfloat16", (n, n, n)) for n in (4096, 8192, 2048, 1024, 512))
@@ -143,7 +144,7 @@ _ROWS = tuple(
     for dtype in ("bfloat16", "float32")
     for columns in (4096, 16384, 1024, 8192, 65536, 32768, 2048)
 )
-# Batch, heads of queries, heads of keys, queries, keys, head dim, and whether later keys are hidden.
+# Batch, query heads, key heads, queries, keys, head dim, and whether the mask is causal.
 _ATTENTION = tuple(
     ("bfloat16", shape)
     for shape in (
@@ -165,7 +166,7 @@ def _product_flops(m, n, k):
 
 
 def _attention_flops(batch, heads, groups, queries, keys, dim, causal):
-    # Of a causal square of scores a half is computed.
+    # A causal call computes half of a square of scores.
     return 4 * batch * heads * queries * keys * dim // (2 if causal and queries > 1 else 1)
 
 
@@ -261,16 +262,16 @@ OPERATORS = {
 
 
 def check_operator(op: str) -> None:
-    """Refuse the name of what is not tuned.
+    """Refuse the name of an operator that is not tuned.
 
-    :raises ValueError: It is none of ``OPERATORS``.
+    :raises ValueError: It is not in ``OPERATORS``.
     """
     if op not in OPERATORS:
         raise ValueError(f"operator {op!r} is not tuned; valid are {', '.join(OPERATORS)}")
 
 
 def task(op: str, shape: Sequence[int], dtype: str = "bfloat16") -> Task:
-    """An operator at a shape.
+    """Return an operator at a shape.
 
     :raises ValueError: There is no such operator, shape or dtype; the message says what there is.
     """
@@ -303,13 +304,13 @@ def tune(
 ) -> Result:
     """Measure the configurations of an operator at a shape; later calls near this shape use the best.
 
-    :param op: Its name.
+    :param op: The operator's name.
     :param shape: ``mm`` and ``addmm``: (M, N, K); ``bmm``: (B, M, N, K); ``softmax``, ``layer_norm`` and ``rms_norm``:
         (rows, columns); ``scaled_dot_product_attention``: (B, Hq, Hkv, L, S, E, causal), the last 0 or 1.
     :param dtype: ``float16``, ``bfloat16``, ``float32``, or ``tf32``: float32 with products of TF32.
-    :param budget: Seconds after which nothing is begun.
-    :param again: Whether to measure what was measured before.
-    :param timer: What times functions in turn, with the parameters of :func:`ntops.timing.interleaved`.
+    :param budget: Seconds after which no measurement begins.
+    :param again: Whether to repeat earlier measurements.
+    :param timer: A function with the parameters of :func:`ntops.timing.interleaved` that times functions in turn.
     :raises ValueError: There is no such operator, shape or dtype, or a default of warps or stages is set.
     :raises RuntimeError: Nothing was measured.
     """
@@ -326,7 +327,7 @@ def tune(
 
 
 def check_defaults() -> None:
-    """Refuse defaults of the user, which would count for every configuration.
+    """Refuse the user's defaults, which would apply to every configuration.
 
     :raises ValueError: One is set.
     """

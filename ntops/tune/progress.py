@@ -1,4 +1,4 @@
-"""A progress bar where rich is installed, else a line of text now and then."""
+"""Show progress with a bar if rich is installed, else with a line of text now and then."""
 
 import sys
 import time
@@ -9,12 +9,12 @@ from typing import Protocol
 
 class Step(Protocol):
     def __call__(self, done: str) -> None:
-        """One more is done: ``done`` says what."""
+        """Count one more as done; ``done`` describes it."""
 
 
 @contextmanager
 def shown(title: str, total: int) -> Generator[Step]:
-    """Show on standard error how many of ``total`` are done."""
+    """Return a context that shows on standard error how many of ``total`` are done."""
     try:
         import rich.console
         import rich.progress
@@ -40,7 +40,7 @@ def shown(title: str, total: int) -> Generator[Step]:
 
 
 class _Text:
-    """A line every few seconds, and at the end."""
+    """A display with a line every few seconds, and one at the end."""
 
     INTERVAL = 10.0
 

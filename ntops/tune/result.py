@@ -1,4 +1,4 @@
-"""What came of measuring the configurations of a kernel for one problem."""
+"""The result of measuring a kernel's configurations for one problem."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,30 +7,30 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One configuration."""
+    """One measured configuration."""
 
     options: Mapping[str, Any]
     seconds: float
-    """The median; infinite where it failed."""
+    """The median; infinite if it failed."""
     speedup: float
-    """How many times as fast it is as the reference in the same rounds; 0 where it failed."""
+    """How many times as fast it is as the reference in the same rounds; 0 if it failed."""
     error: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The configurations of one problem, the fastest first; those that failed last.
+    """The measured configurations of one problem, the fastest first, failed ones last.
 
-    :param kernel: Its name.
-    :param sizes: Of the problem, by name.
+    :param kernel: The kernel's name.
+    :param sizes: The problem's sizes by name.
     :param device: The GPU model, or ``interpreter``.
-    :param clock: ``events`` (device time), or ``wall``: of the host, which says nothing about a GPU.
-    :param best: What is used from now on.
-    :param measured: All of them.
-    :param pruned: How many were left out, since they cannot fit the device.
-    :param missing: How many were not measured, since the budget ended.
-    :param bytes: That must move at least; 0 if it is not known.
-    :param flops: That must be computed at least; 0 if it is not known.
+    :param clock: ``events`` (device time), or ``wall`` (host time, which says nothing about a GPU).
+    :param best: The configuration that is used from now on.
+    :param measured: All measured configurations.
+    :param pruned: The number of configurations left out because they cannot fit the device.
+    :param missing: The number of configurations not measured before the budget ended.
+    :param bytes: The least number of bytes to move; 0 if unknown.
+    :param flops: The least number of operations to compute; 0 if unknown.
     """
 
     kernel: str
@@ -46,21 +46,21 @@ class Result:
 
     @property
     def latency(self) -> float:
-        """Of the best configuration, in seconds."""
+        """The time of the best configuration, in seconds."""
         return self.best.seconds
 
     @property
     def bandwidth(self) -> float:
-        """Of the best configuration, in TB/s."""
+        """The bandwidth of the best configuration, in TB/s."""
         return self.bytes / self.latency / 1e12
 
     @property
     def tflops(self) -> float:
-        """Of the best configuration, in TFLOP/s."""
+        """The rate of the best configuration, in TFLOP/s."""
         return self.flops / self.latency / 1e12
 
     def __str__(self) -> str:
-        """A table: a line for each configuration."""
+        """Return a table with a line for each configuration."""
         sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
         figures = [f"{self.latency * 1e6:.1f} us"]
         figures += [f"{self.bandwidth:.2f} TB/s"] if self.bytes else []

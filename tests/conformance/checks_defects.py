@@ -153,7 +153,7 @@ def softmax_sums_by_layout(input, dim, dtype=None):
     if result.dtype == torch.float32 and not input.is_contiguous():
         # Of a subnormal number the last bit is more than the bound.
         smaller = torch.nextafter(result, torch.zeros_like(result))
-        result.copy_(smaller.where(result > 1e-30, result))
+        result.data.copy_(smaller.where(result > 1e-30, result))
     return result
 
 
@@ -164,7 +164,7 @@ def softmax_splits_small_batches(input, dim, dtype=None):
     if result.ndim > 1 and result.numel() <= 4 * result.shape[dim]:
         # Of a subnormal number the last bit is more than the bound.
         smaller = torch.nextafter(result, torch.zeros_like(result))
-        result.copy_(smaller.where(result > 1e-30, result))
+        result.data.copy_(smaller.where(result > 1e-30, result))
     return result
 
 

@@ -19,9 +19,9 @@ def begins() -> None:
 def only_then(monkeypatch, folder: Path) -> None:
     """For the one that waits for judged processes, time passes while one of them hangs, and else never."""
     # Not where implementations are: these need no harness.
-    from conformance import child
+    from conformance import worker
 
-    path, now, kill = folder / "hangs", 0.0, child.Child._kill
+    path, now, kill = folder / "hangs", 0.0, worker.Child._kill
 
     def monotonic() -> float:
         nonlocal now
@@ -34,5 +34,5 @@ def only_then(monkeypatch, folder: Path) -> None:
         return status
 
     monkeypatch.setenv(_FILE, str(path))
-    monkeypatch.setattr(child, "time", types.SimpleNamespace(monotonic=monotonic))
-    monkeypatch.setattr(child.Child, "_kill", killed)
+    monkeypatch.setattr(worker, "time", types.SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(worker.Child, "_kill", killed)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from conformance import cases, deviations, drawing, session, stand_ins
+from conformance import cases, cpu_cuda_differences, deviations, drawing, session
 from conformance.cases import Case, Same
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, registry
@@ -43,7 +43,9 @@ def by_torch(case: Case) -> torch.Tensor:
     args, kwargs, _ = cases.materialize(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return stand_ins.answer(case.op, registry()[case.op].reference, Call(args, kwargs, None))(*args, **kwargs)
+        return cpu_cuda_differences.answer(case.op, registry()[case.op].reference, Call(args, kwargs, None))(
+            *args, **kwargs
+        )
 
 
 def judged(case: Case) -> Comparison:

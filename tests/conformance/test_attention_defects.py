@@ -1,4 +1,4 @@
-"""Planted attention defects: the ci profile catches every one, and what is left of a case is small enough to read."""
+"""Planted attention defects: what is left of a case is small enough to read. ``nox -s selftest`` has all of them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from conformance import cases
-from conformance.implementations import load
-from conformance.selftest import attention, search
-from conformance.selftest.bank import bank
+from conformance.selftest import attention
+from conformance.selftest.defect_registry import bank
 from conformance.session import PROFILES, Run
 
 OP = attention.OP
@@ -23,14 +22,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-def test_all_are_caught_and_what_is_right_is_not():
-    defects = [defect for defect in bank().values() if defect.op == OP]
-    assert len(defects) > 70
-    results, (control,) = search.study(OP, defects, [load("torch")], PROFILES["ci"], controlled=80)
-    assert [result.name for result in results if not result.killed] == []
-    assert (control.cases, control.alarms) == (80, 0)
 
 
 SHRUNK = {

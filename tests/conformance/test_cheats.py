@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from conformance.checks import CHECKS
-from conformance.plain import PLAIN
+from conformance.plain_calls import PLAIN
 from conformance.runner import CRASH
-from conformance.selftest import isolated
-from conformance.selftest.isolated import CHEATS, CONTROLS, HONEST, PLANTED, UNSEEN
+from conformance.selftest import cheats_alone
+from conformance.selftest.cheats_alone import CHEATS, CONTROLS, HONEST, PLANTED, UNSEEN
 from conformance.spec import registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "reward-hacks.md"
@@ -26,18 +26,18 @@ def each(modules):
 
 @pytest.mark.parametrize("cheat", each(PLANTED))
 def test_a_cheat_is_caught(cheat):
-    caught = isolated.catch(cheat, "auto" if cheat.gpu else "cpu")
+    caught = cheats_alone.catch(cheat, "auto" if cheat.gpu else "cpu")
     assert caught.verdict is not None, f"survived {caught.cases} cases"
 
 
 @pytest.mark.parametrize("cheat", each(UNSEEN))
 def test_a_cheat_that_the_page_says_is_not_seen_passes(cheat):
-    assert isolated.catch(cheat, "cpu", most=12).verdict is None
+    assert cheats_alone.catch(cheat, "cpu", most=12).verdict is None
 
 
 @pytest.mark.parametrize("control", each(CONTROLS))
 def test_what_is_right_passes(control):
-    found = isolated.alarms(control, "auto" if control.gpu else "cpu", most=25)
+    found = cheats_alone.alarms(control, "auto" if control.gpu else "cpu", most=25)
     assert [verdict.failure or verdict.status for verdict in found] == []
 
 

@@ -27,9 +27,9 @@ OTHER_OPERANDS = {"layout_invariant", "batch_invariant"}
 
 def search(name: str, folder: Path, examples: int) -> dict[str, str]:
     """What is found in a planted defect, a failure for each check; but for ``memory``, which is the interpreter's and
-    would be the first to tell of the same."""
+    would be the first to tell of the same, and for ``gradients``, which none of them has."""
     planted, found = checks_defects.DEFECTS[name], {}
-    checks = [check for check in CHECKS if check != "memory"]
+    checks = [check for check in CHECKS if check not in ("memory", "gradients")]
     settings = hypothesis.settings(PROFILES["ci"], max_examples=examples)
     run = Run(load(f"checks_defects:{name}"), CPU, planted.dtypes, checks, folder, settings, 0)
     for dtype in planted.dtypes:
@@ -72,7 +72,9 @@ def test_caught_by_that_check_alone(name, tmp_path, monkeypatch, capsys):
     path, script = (Path("found") / f"{s}{found[planted.check].id}{e}" for s, e in (("", ".json"), ("repro_", ".py")))
     assert command_line.main(["reproduce", str(path), "--implementation", implementation, "--device", "cpu"]) == 1
     said = capsys.readouterr().out
-    assert f"{planted.check} failed" in said or "memory failed" in said
+    # A call by keywords whose result lies in the memory of the first one's fails, too, and is made before.
+    shown = {planted.check, "memory"} | ({"keywords"} if planted.check == "aliasing" else set())
+    assert any(f"{check} failed" in said for check in shown)
     if not script.exists():
         assert planted.check in repro.ACROSS_CALLS
         return

@@ -15,8 +15,8 @@ def test_kernels_compile(tmp_path, capsys):
     assert "0 failed" in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert {name: {row["kernel"] for row in rows} for name, rows in found.items()} == {
-        "sm_90": {"ntops_relu"},
-        "gfx942": {"ntops_relu"},
+        "sm_90": {"ntops_relu", "ntops_elementwise_backward"},
+        "gfx942": {"ntops_relu", "ntops_elementwise_backward"},
     }
 
 

@@ -11,19 +11,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import deadly
+import crashing
 import hanging
 import hypothesis
 import pytest
 
 from conformance import __main__ as command_line
-from conformance import cases, journal, session
+from conformance import case_files, cases, journal, session
 from conformance.cases import Case
-from conformance.child import Child
 from conformance.implementations import ImplementationError
 from conformance.journal import Header, Journal
 from conformance.runner import Verdict
 from conformance.session import PROFILES, Run
+from conformance.worker import Child
 from strategies.specs import TensorSpec
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ ENDS = {
     "sin": ("timeout", "no result after 60 s", "in _hang"),
     "cos": ("errors", "can't allocate memory", ""),
 }
-"""By op of ``deadly``: the check, what the message says, and a line of the stack."""
+"""By op of ``crashing``: the check, what the message says, and a line of the stack."""
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_end_is_a_failure_and_the_next_case_is_judged(tmp_path, monkeypatch):
     hanging.only_then(monkeypatch, tmp_path)
-    with judging("deadly") as child:
+    with judging("crashing") as child:
         for op, (check, message, stack) in ENDS.items():
             verdict = child.judge(Case(op=op, args=(LARGE,)))
             assert (verdict.status, verdict.failure.check) == ("failed", check), op
@@ -84,7 +84,7 @@ def test_torch_out_of_memory_is_no_failure():
 def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "SHRINKING", {"crash": 2, "timeout": 1})
-    with judging("deadly") as child:
+    with judging("crashing") as child:
         report = run(child, Path("found"), 20).search("relu", "float32")
     drawn = []
     with judging("torch") as child:
@@ -94,14 +94,14 @@ def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path
     (message,) = report.failures
     (record,) = report.tally.sorted()
     assert (record.failed, record.failures[0].check) == (1, "crash")
-    peaceful = [case for case in drawn if math.prod(case.args[0].shape) <= deadly.SMALL]
+    peaceful = [case for case in drawn if math.prod(case.args[0].shape) <= crashing.SMALL]
     assert 0 < record.passed == len(peaceful) < len(drawn), "all that do not crash are judged, drawn before or after"
     (path,), (script,) = Path("found").glob("*.json"), Path("found").glob("*.py")
-    assert message.startswith(f"relu (float32): crash failed for deadly on cpu, case {path.stem}")
-    assert f"    python -m conformance reproduce {path} --implementation deadly\n" in message
+    assert message.startswith(f"relu (float32): crash failed for crashing on cpu, case {path.stem}")
+    assert f"    python -m conformance reproduce {path} --implementation crashing\n" in message
     assert "Judged again" not in message
 
-    assert command_line.main(["reproduce", str(path), "--implementation", "deadly", "--device", "cpu"]) == 1
+    assert command_line.main(["reproduce", str(path), "--implementation", "crashing", "--device", "cpu"]) == 1
     assert "crash failed: the process was ended by SIGSEGV; it printed last:" in capfd.readouterr().out
     done = subprocess.run([sys.executable, str(script.absolute())], cwd=HERE, capture_output=True, text=True)
     assert done.returncode == -signal.SIGSEGV
@@ -110,7 +110,7 @@ def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path
 
 def test_a_search_in_which_all_crashes_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "FATAL", {"crash": 2, "timeout": 1})
-    with judging("deadly") as child:
+    with judging("crashing") as child:
         report = run(child, tmp_path, 100).search("exp", "float32")
     assert report.failures[-1].startswith("exp (float32): 2 cases failed with crash; the search was given up after ")
     assert len(report.failures) == 2
@@ -118,15 +118,15 @@ def test_a_search_in_which_all_crashes_is_given_up(tmp_path, monkeypatch):
 
 def test_a_crash_that_does_not_happen_again_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "SHRINKING", {"crash": 1, "timeout": 1})
-    with judging("deadly") as child:
+    with judging("crashing") as child:
         (message,) = run(child, tmp_path, 40).search("tanh", "float32").failures
-    assert "tanh (float32): crash failed for deadly on cpu" in message
+    assert "tanh (float32): crash failed for crashing on cpu" in message
     assert "Judged again, alone in a fresh process, it passed" in message
 
 
 def test_a_crash_in_a_test_of_an_op_as_a_whole_is_its_failure(tmp_path):
     op = "rotary_position_embedding"
-    done = suite(tmp_path, "--op", op, "--implementation", "deadly", "-k", "identity or back")
+    done = suite(tmp_path, "--op", op, "--implementation", "crashing", "-k", "identity or back")
     assert done.returncode == 1, done.stdout
     assert "2 failed" in done.stdout
     assert "crash: the process was ended by SIGSEGV" in done.stdout
@@ -152,7 +152,7 @@ NEVER_ENDS = "import time\n\ndef wait():\n    while True:\n        time.sleep(1)
 def test_an_import_that_never_ends_is_told_with_its_stack(tmp_path, monkeypatch, capsys):
     (tmp_path / "never_ends.py").write_text(NEVER_ENDS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("conformance.child.SILENCE", 0.5)
+    monkeypatch.setattr("conformance.worker.SILENCE", 0.5)
     stack = r"importing it failed: no result after 3 s; it printed last:\n(.*\n)*.*never_ends.py\", line 5 in wait"
     with contextlib.closing(Child("never_ends", "cpu", import_timeout=3.0)) as child:
         with pytest.raises(ImplementationError, match=stack):
@@ -194,9 +194,9 @@ def test_a_journal_outlives_its_process(tmp_path):
 
 def test_workers_lose_nothing(tmp_path):
     ops = [part for op in ("relu", "neg", "eq") for part in ("--op", op)]
-    done = suite(tmp_path, "-n", "2", "--implementation", "deadly:at_once", "--max-examples", "1", *ops)
+    done = suite(tmp_path, "-n", "2", "--implementation", "crashing:at_once", "--max-examples", "1", *ops)
     assert done.returncode == 1, done.stdout
-    saved = {cases.read(path).op for path in tmp_path.glob("*.json")}
+    saved = {case_files.read(path).op for path in tmp_path.glob("*.json")}
     assert saved == {"relu", "neg"}
     for path in tmp_path.glob("*.json"):
         assert path.stem in done.stdout
@@ -206,12 +206,12 @@ def test_workers_lose_nothing(tmp_path):
 
 
 def test_a_killed_worker_is_reported_with_its_case(tmp_path):
-    arguments = ("-k", "test_legal", "--implementation", "deadly:kills_worker", "--max-examples", "3", "--op", "relu")
+    arguments = ("-k", "test_legal", "--implementation", "crashing:kills_worker", "--max-examples", "3", "--op", "relu")
     done = suite(tmp_path, "-n", "1", *arguments)
     assert done.returncode == 1, done.stdout
     assert "processes that were killed while they judged" in done.stdout
     (path,) = tmp_path.glob("*.json")
-    assert f"crash failed for deadly:kills_worker on cpu, case {path.stem}" in done.stdout
+    assert f"crash failed for crashing:kills_worker on cpu, case {path.stem}" in done.stdout
     assert "was killed while this case was judged" in done.stdout
 
     # A run without workers dies as a whole; the next one finds what it left.
@@ -221,4 +221,4 @@ def test_a_killed_worker_is_reported_with_its_case(tmp_path):
     done = suite(tmp_path, *arguments[:-1], "eq")
     assert done.returncode == 0, done.stdout
     (path,) = tmp_path.glob("*.json")
-    assert f"an earlier run of deadly:kills_worker was killed while it judged; saved {path}" in done.stdout
+    assert f"an earlier run of crashing:kills_worker was killed while it judged; saved {path}" in done.stdout

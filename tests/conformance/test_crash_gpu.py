@@ -13,8 +13,8 @@ import torch
 
 from conformance import __main__ as command_line
 from conformance import session
-from conformance.child import Child
 from conformance.session import PROFILES, Run
+from conformance.worker import Child
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 LIMIT = 120.0
@@ -37,7 +37,7 @@ def test_reported_and_repeated(name, check, says, tmp_path, monkeypatch, capfd):
     hanging.only_then(monkeypatch, tmp_path)
     monkeypatch.setattr(session, "FATAL", {"crash": 3, "timeout": 2})
     monkeypatch.setattr(session, "SHRINKING", {"crash": 2, "timeout": 1})
-    implementation, settings = f"deadly_gpu:{name}", hypothesis.settings(PROFILES["ci"], max_examples=20)
+    implementation, settings = f"crashing_gpu:{name}", hypothesis.settings(PROFILES["ci"], max_examples=20)
     with contextlib.closing(Child(implementation, "cuda", timeout=LIMIT)) as child:
         found = child.implementation, child.device, ("float32",), None, Path("found"), settings, 0
         report = Run(*found, child=child).search("relu", "float32")

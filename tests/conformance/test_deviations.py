@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_tools import by_torch, call, judged, normal
 
-from conformance import deviations, refusals, stand_ins
+from conformance import cpu_cuda_differences, cuda_refusals, deviations
 from conformance.cases import Case, NonFinite
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
@@ -45,7 +45,7 @@ def test_torch_really_deviates(name):
     assert not judged(case).passed
 
 
-@pytest.mark.parametrize("refusal", refusals.REFUSALS, ids=lambda r: r.name)
+@pytest.mark.parametrize("refusal", cuda_refusals.REFUSALS, ids=lambda r: r.name)
 def test_what_cuda_alone_refuses_the_cpu_takes_or_refuses_otherwise(refusal):
     assert registry()[refusal.ops[0]].cuda_refuses(call(refusal.case)) is refusal.error
     raised = None
@@ -58,10 +58,10 @@ def test_what_cuda_alone_refuses_the_cpu_takes_or_refuses_otherwise(refusal):
     assert deviations.named_deviation(refusal.case, "errors", "cuda") is None
 
 
-@pytest.mark.parametrize("stand_in", stand_ins.STAND_INS, ids=lambda s: s.name)
+@pytest.mark.parametrize("stand_in", cpu_cuda_differences.STAND_INS, ids=lambda s: s.name)
 def test_what_the_cpu_answers_otherwise_has_a_stand_in(stand_in):
     case, reference = stand_in.case, registry()[stand_in.case.op].reference
-    assert stand_ins.find(case.op, call(case)) is stand_in
+    assert cpu_cuda_differences.find(case.op, call(case)) is stand_in
     assert judged(case).passed
     given = call(case)
     if stand_in.check == "errors":
@@ -97,18 +97,18 @@ def test_half_products_are_rounded_once_and_otherwise_torchs(op, shapes, dtype):
     assert ((found - exact).abs() <= 1.001 * step + 1e-4).all()
     for out in (torch.empty(0, dtype=found.dtype), torch.full_like(theirs.mT, torch.nan).mT):
         version = out._version
-        answered = stand_ins.answer(op, reference, call(case))(*given.args, out=out)
+        answered = cpu_cuda_differences.answer(op, reference, call(case))(*given.args, out=out)
         assert answered is out
         assert out._version > version
         assert torch.equal(out, found)
     with pytest.raises(RuntimeError):
-        stand_ins.answer(op, reference, call(case))(*given.args, out=torch.empty(0, dtype=torch.float64))
+        cpu_cuda_differences.answer(op, reference, call(case))(*given.args, out=torch.empty(0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("shapes", [((65,), (65,)), ((65,), (65, 3)), ((3, 65), (65,)), ((2, 3, 65), (65,))], ids=str)
 def test_half_products_of_vectors(shapes):
     operands = tuple(TensorSpec(shape, "bfloat16", seed=place) for place, shape in enumerate(shapes))
-    assert stand_ins.find("matmul", call(Case(op="matmul", args=operands))) is not None
+    assert cpu_cuda_differences.find("matmul", call(Case(op="matmul", args=operands))) is not None
     assert judged(Case(op="matmul", args=operands)).passed
 
 

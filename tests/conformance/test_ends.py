@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from test_suite import QUICK, SUITE, _torch_is_whole, suite  # noqa: F401
 
-from conformance import cases, corpus, journal
+from conformance import case_files, corpus, journal
 from conformance.cases import Case
-from conformance.child import Child
 from conformance.journal import Header, Journal
+from conformance.worker import Child
 from strategies.specs import TensorSpec
 
 pytest_plugins = ["pytester"]
@@ -49,7 +49,7 @@ def test_a_full_disk_hides_no_failure(suite, pytester, full_disk):  # noqa: F811
     said = result.stdout.str()
     assert "relu (float32): values failed for defects:nan_lost on cpu, case relu-" in said
     case = re.search(r"^the case cannot be saved, No space left on device; make CASE.json of it:\n(.*)$", said, re.M)
-    assert cases.decode(case.group(1)).op == "relu"
+    assert case_files.decode(case.group(1)).op == "relu"
     result.stdout.fnmatch_lines(
         [
             "    python -m conformance reproduce CASE.json --implementation defects:nan_lost",
@@ -134,7 +134,9 @@ def test_ctrl_c(tmp_path, workers):
     while not ((tmp_path / "hangs").exists() and [*tmp_path.glob("failures/abs-*.json")]):
         assert run.poll() is None
         time.sleep(0.05)
-    os.killpg(run.pid, signal.SIGINT)
+    for _ in range(2):
+        os.killpg(run.pid, signal.SIGINT)
+        time.sleep(0.05)
     # On a machine of its own it takes a second; what hangs hangs for longer than this.
     said, _ = run.communicate(timeout=60)
     assert run.returncode == pytest.ExitCode.INTERRUPTED, said
@@ -171,7 +173,7 @@ def test_a_judge_that_was_killed_is_no_failure_where_torch_ends_it_too(monkeypat
                 os.kill(self._judge.pid, signal.SIGKILL)
             return super()._receive(kind, seconds, *waiting)
 
-    monkeypatch.setattr("conformance.child.Child", Killed)
+    monkeypatch.setattr("conformance.worker.Child", Killed)
     for deadly, status in ((lambda name: True, "out_of_memory"), (lambda name: name != "torch", "failed")):
         monkeypatch.setattr(Killed, "deadly", staticmethod(deadly), raising=False)
         with contextlib.closing(Killed("torch.nn.functional", "cpu", timeout=61.0)) as child:

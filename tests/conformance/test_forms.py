@@ -10,7 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from conformance import cases, drawing, dress, forms, messages, repro, runner
+from conformance import call_contexts, case_files, cases, drawing, forms, messages, repro, runner
 from conformance.calls import Local
 from conformance.cases import Case, CaseError, DType, NonFinite, Same, Variant
 from conformance.implementations import Implementation
@@ -29,19 +29,24 @@ EXAMPLES = {
     ),
     forms.TENSORS: Case(op="sub", args=(X, replace(X, seed=2)), kwargs={"alpha": 0.5}),
     forms.SIZES: Case(op="rms_norm", args=(X, (4,))),
-    dress.OWN: Case(
+    call_contexts.OWN: Case(
         op="scaled_dot_product_attention",
         args=(TensorSpec((1, 1, 3, 4), "float32"), *[TensorSpec((1, 1, 5, 4), "float32")] * 2),
         kwargs={"is_causal": True, "causal_variant": Variant("LOWER_RIGHT")},
     ),
-    dress.PARAMETERS: Case(op="exp", args=(X,), kwargs={"out": TensorSpec((0,), "float32")}),
-    dress.NEGATED: Case(op="relu", args=(replace(X, layout=Layout(order=(1, 0)), specials=(Special(0, "nan"),)),)),
-    dress.WIDE: Case(op="div", args=(replace(X, dtype="int32"), replace(X, dtype="int32", values="positive"))),
-    dress.TRAINING: Case(op="layer_norm", args=(X, (4,)), kwargs={"weight": TensorSpec((4,), "float32", seed=1)}),
-    dress.TOGETHER: Case(op="mm", args=(X, TensorSpec((4, 5), "float32", layout=Layout(order=(1, 0)), seed=1))),
-    dress.INFERENCE: Case(op="add", args=(X, X)),
-    dress.DETERMINISTIC: Case(op="add", args=(X, X)),
-    dress.THREADS: Case(op="add", args=(X, X)),
+    call_contexts.PARAMETERS: Case(op="exp", args=(X,), kwargs={"out": TensorSpec((0,), "float32")}),
+    call_contexts.NEGATED: Case(
+        op="relu", args=(replace(X, layout=Layout(order=(1, 0)), specials=(Special(0, "nan"),)),)
+    ),
+    call_contexts.WIDE: Case(op="div", args=(replace(X, dtype="int32"), replace(X, dtype="int32", values="positive"))),
+    call_contexts.TRAINING: Case(
+        op="layer_norm", args=(X, (4,)), kwargs={"weight": TensorSpec((4,), "float32", seed=1)}
+    ),
+    call_contexts.TOGETHER: Case(op="mm", args=(X, TensorSpec((4, 5), "float32", layout=Layout(order=(1, 0)), seed=1))),
+    call_contexts.INFERENCE: Case(op="add", args=(X, X)),
+    call_contexts.DETERMINISTIC: Case(op="add", args=(X, X)),
+    call_contexts.THREADS: Case(op="add", args=(X, X)),
+    call_contexts.STRICT: Case(op="add", args=(X, X)),
 }  # fmt: skip
 
 
@@ -63,8 +68,12 @@ def test_every_form_has_an_example_and_is_possible_where_it_says_something():
     assert set(EXAMPLES) == set(forms.FORMS)
     for form, case in EXAMPLES.items():
         assert form in forms.possible(case)
-    modes = [dress.INFERENCE, dress.DETERMINISTIC, dress.THREADS]
-    assert forms.possible(Case(op="add", args=(2.0, replace(X, dtype="bool")))) == [forms.NUMPY, dress.WIDE, *modes]
+    modes = [call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT]
+    assert forms.possible(Case(op="add", args=(2.0, replace(X, dtype="bool")))) == [
+        forms.NUMPY,
+        call_contexts.WIDE,
+        *modes,
+    ]
     assert forms.possible(Case(op="isnan", args=(replace(X, dtype="bool", shape=(4096,)),))) == modes
 
 
@@ -76,7 +85,7 @@ def test_torch_passes_in_every_form_and_the_call_is_named(form):
     assert not verdict.refused
     assert form in messages.call(case)
     assert cases.case_id(case) != cases.case_id(EXAMPLES[form])
-    assert cases.decode(cases.encode(case)) == cases.canonical(case)
+    assert case_files.decode(cases.encode(case)) == cases.canonical(case)
 
 
 @pytest.mark.parametrize("op", [op for op, spec in registry().items() if spec.inplace])
@@ -94,11 +103,13 @@ def test_torch_takes_gradients_where_it_takes_tensors():
     bounds = {"min": 0, "max": TensorSpec((), "float32", values="positive")}
     mixed = Case(op="clamp", args=(replace(X, dtype="int32"),), kwargs=bounds)
     assert runner.prepare(mixed, CPU).refusal is None
-    assert runner.prepare(replace(mixed, form=dress.TRAINING), CPU).refusal is TypeError
+    assert runner.prepare(replace(mixed, form=call_contexts.TRAINING), CPU).refusal is TypeError
     for spec in (spec for op, spec in registry().items() if op != "clamp"):
         for case in drawing.drawn(spec.cases(spec.dtypes[:1]), 0, 20):
-            if dress.TRAINING in forms.possible(case) and runner.prepare(case, CPU).refusal is None:
-                assert runner.prepare(replace(case, form=dress.TRAINING), CPU).refusal is None, messages.call(case)
+            if call_contexts.TRAINING in forms.possible(case) and runner.prepare(case, CPU).refusal is None:
+                assert runner.prepare(replace(case, form=call_contexts.TRAINING), CPU).refusal is None, messages.call(
+                    case
+                )
 
 
 def test_arguments_by_position_with_defaults_between():
@@ -155,14 +166,14 @@ def test_numbers_of_numpy_reach_the_call():
 
 
 def test_parameters_without_gradient_mode_and_the_default_dtype():
-    args, kwargs, dtype, grad = seen(replace(EXAMPLES[dress.PARAMETERS], form=dress.PARAMETERS))
+    args, kwargs, dtype, grad = seen(replace(EXAMPLES[call_contexts.PARAMETERS], form=call_contexts.PARAMETERS))
     assert (type(args[0]), type(kwargs["out"]), dtype, grad) == (torch.nn.Parameter, torch.Tensor, torch.float32, False)
-    args, _, dtype, grad = seen(replace(EXAMPLES[dress.WIDE], form=dress.WIDE))
+    args, _, dtype, grad = seen(replace(EXAMPLES[call_contexts.WIDE], form=call_contexts.WIDE))
     assert (dtype, grad, torch.get_default_dtype()) == (torch.float64, True, torch.float32)
 
 
 def test_operands_in_one_storage_the_last_one_first():
-    case = Case(op="add", args=(X, replace(X, seed=2)), kwargs={"out": X}, form=dress.TOGETHER)
+    case = Case(op="add", args=(X, replace(X, seed=2)), kwargs={"out": X}, form=call_contexts.TOGETHER)
     (first, second), kwargs, *_ = seen(case)
     assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     assert second.data_ptr() < first.data_ptr()
@@ -174,7 +185,7 @@ def test_what_is_written_to_operands_in_one_storage_shows():
     def function(first, second):
         return first.add_(1)
 
-    case = Case(op="add", args=(X, replace(X, seed=2)), form=dress.TOGETHER)
+    case = Case(op="add", args=(X, replace(X, seed=2)), form=call_contexts.TOGETHER)
     prepared = runner.prepare(case, CPU)
     outcome = prepared.guarded(Local(function))
     assert torch.equal(outcome.operands[0], prepared.inputs[0] + 1)
@@ -198,7 +209,7 @@ def test_a_gradient_may_be_refused_but_no_call_misread():
 
 
 def test_the_very_operand_is_recognized_as_a_parameter_and_negated():
-    for form in (dress.PARAMETERS, dress.NEGATED):
+    for form in (call_contexts.PARAMETERS, call_contexts.NEGATED):
         case = Case(op="dropout", args=(X,), kwargs={"training": False}, form=form)
         assert runner.judge(case, "torch", CPU).status == "passed"
         copies = SimpleNamespace(dropout=lambda input, p, training, inplace=False: input.clone())
@@ -214,12 +225,12 @@ def test_what_is_negated_lazily_has_the_same_elements_and_is_restored(dtype):
     (before,) = cases.materialize(Case(op="abs", args=(spec,)))[2]
     tensor, version = before.clone(), before._version
     operand = cases.materialize(Case(op="abs", args=(spec,)))[2][0]
-    given = dress.dressed(dress.NEGATED, [operand], ())
+    given = call_contexts.dressed(call_contexts.NEGATED, [operand], ())
     assert given[0].is_neg()
     assert given[0].data_ptr() == operand.data_ptr()
     assert torch.equal(given[0].resolve_neg().nan_to_num(), before.nan_to_num())
     assert not torch.equal(operand.nan_to_num(), tensor.nan_to_num())
-    assert dress.undressed(dress.NEGATED, [operand], given, given[0]) is operand
+    assert call_contexts.undressed(call_contexts.NEGATED, [operand], given, given[0]) is operand
     assert bytes(operand.untyped_storage()) == bytes(before.untyped_storage())
     assert operand._version == version
 
@@ -232,9 +243,9 @@ def test_what_cannot_be_negated_stays():
         torch.ones(3).to(torch.float8_e4m3fn),
         torch.ones(9).as_strided((3, 3), (1, 2)),
     ):
-        assert dress.negated(tensor) is tensor
-    out = Case(op="neg", args=(X,), kwargs={"out": Same(0)}, form=dress.NEGATED)
-    assert dress.NEGATED not in forms.possible(replace(out, form=""))
+        assert call_contexts.negated(tensor) is tensor
+    out = Case(op="neg", args=(X,), kwargs={"out": Same(0)}, form=call_contexts.NEGATED)
+    assert call_contexts.NEGATED not in forms.possible(replace(out, form=""))
     assert not seen(out)[1]["out"].is_neg()
 
 
@@ -245,7 +256,7 @@ def test_a_lazily_negated_operand_may_be_refused_but_not_misread():
     def refuses(input, out=None):
         raise NotImplementedError("negated lazily")
 
-    case = Case(op="neg", args=(X,), form=dress.NEGATED)
+    case = Case(op="neg", args=(X,), form=call_contexts.NEGATED)
     assert runner.judge(case, of(refuses), CPU).status == "not_provided"
     assert runner.judge(replace(case, form=""), of(refuses), CPU).status == "failed"
     misread = of(lambda input, out=None: torch.neg(torch._neg_view(input), out=out))
@@ -254,7 +265,7 @@ def test_a_lazily_negated_operand_may_be_refused_but_not_misread():
 
 def test_an_unknown_form_is_refused():
     with pytest.raises(CaseError, match="unknown form 'by heart'"):
-        cases.validate(replace(NORM, form="by heart"))
+        case_files.validate(replace(NORM, form="by heart"))
 
 
 def test_what_torch_refuses_in_a_form_is_no_failure():
@@ -277,7 +288,7 @@ def test_a_script_makes_the_call_in_its_form(form, tmp_path, monkeypatch, capsys
     monkeypatch.setattr("sys.argv", [str(script)])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(script), run_name="__main__")
-    if form != dress.OWN:
+    if form != call_contexts.OWN:
         # torch's own function has no variants.
         assert (exit.value.code, capsys.readouterr().out.count("is right")) == (0, 1)
     called = runpy.run_path(str(script))["call"]

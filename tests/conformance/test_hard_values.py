@@ -7,7 +7,7 @@ import pytest
 import torch
 from op_tools import drawn, missing
 
-from conformance import cases, runner
+from conformance import case_files, runner
 from conformance.cases import Case
 from conformance.ops import _comparison as comparison
 from conformance.ops import _norms as norms
@@ -47,7 +47,7 @@ def test_a_signalling_nan_is_planted_and_is_nan(dtype):
     bits = int(x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize])[1])
     assert bits == dtypes.format_of(dtype).inf_bits + 1
     case = Case(op="relu", args=(TensorSpec((3,), dtype, specials=(Special(0, "snan"),)),))
-    cases.validate(case)
+    case_files.validate(case)
     assert runner.judge(case, "torch").status == "passed"
 
 

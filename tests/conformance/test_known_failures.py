@@ -9,7 +9,7 @@ import pytest
 from test_suite import QUICK, USAGE, _torch_is_whole, suite  # noqa: F401
 
 from conformance import known_failures
-from conformance.causes import Failed
+from conformance.failure_causes import Failed
 from conformance.known_failures import Entry, KnownError
 
 pytest_plugins = ["pytester"]

@@ -12,12 +12,12 @@ import pytest
 import torch
 from op_tools import drawn
 
-from conformance import cases, features, runner, samples, session
+from conformance import cases, features, result_samples, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import Implementation, load
 from conformance.ops import _elementwise as elementwise
-from conformance.selftest import search, sound
+from conformance.selftest import correct, search
 from conformance.spec import Call
 from strategies.specs import TensorSpec
 
@@ -76,7 +76,7 @@ def test_large_quotients_of_integers_are_defined(dtype):
 def test_one_wrong_element_of_a_large_result_is_found(op, args):
     """Wherever it is: all of the result is compared with torch's, and the oracle is asked where they differ."""
     case = Case(op=op, args=args)
-    right = sound.right(op)
+    right = correct.right(op)
     place = cases.seed(case)
 
     def wrong(*args, **kwargs):
@@ -99,15 +99,15 @@ def provider(op, function):
 def test_a_sample_has_the_ends_and_the_edges_of_powers_of_two():
     x = torch.arange(3 << 20).view(3, 1 << 20)
     call = Call((x, x[0]), {}, x + x[0])
-    sample = samples.chosen(elementwise.parts(call), call, 1)
+    sample = result_samples.chosen(elementwise.parts(call), call, 1)
     rows, columns = sample.places
     assert rows.tolist() == [0, 1, 2]
     assert {0, (1 << 20) - 1, *(1 << k for k in range(20)), *((1 << k) - 1 for k in range(20))} <= {*columns.tolist()}
-    assert samples.ELEMENT * sample.of(x).numel() <= samples.CHOSEN
+    assert result_samples.ELEMENT * sample.of(x).numel() <= result_samples.CHOSEN
     assert torch.equal(sample.call.args[0] + sample.call.args[1], sample.of(x + x[0]))
     assert sample.index((2, 3)) == (2, int(columns[3]))
     small = Call((x[:, :1000],), {}, x[:, :1000])
-    assert samples.chosen(elementwise.parts(small), small, 1) is None
+    assert result_samples.chosen(elementwise.parts(small), small, 1) is None
 
 
 def test_one_case_in_five_is_large_where_large_ones_are_cheap():

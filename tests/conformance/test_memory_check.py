@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import cases, runner
+from conformance import case_files, cases, runner
 from conformance.checks import CHECKS
 from conformance.implementations import load
 from conformance.session import PROFILES, Run
@@ -49,7 +49,7 @@ def test_a_fault_is_a_failed_case(name, says, tmp_path):
     # Of a call in place, of other layouts and forms and of a part of the batch, too: by names of their own.
     assert {failure.check for failure in failures} - {"inplace", "layouts", "call_forms", *OTHERS} == {"memory"}
     paths = [tmp_path / f"{failure.id}.json" for failure in failures if failure.check in ("memory", "inplace")]
-    saved = [cases.read(path) for path in paths]
+    saved = [case_files.read(path) for path in paths]
     assert saved
 
     for case in saved:

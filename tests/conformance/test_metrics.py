@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from conformance import cases, metrics
+from conformance import case_files, cases, metrics
 from conformance.cases import Case
 from conformance.checks import Finding
 from conformance.metrics import Record, Tally
@@ -108,4 +108,4 @@ def test_table_and_document():
     assert {"torch", "numpy", "hypothesis", "python"} <= set(found["versions"])
     worst = found["records"][0]["worst"]
     assert worst["torch_share"] == sys.float_info.max
-    assert cases.case_id(cases.decode(json.dumps(worst["case"]))) == worst["id"]
+    assert cases.case_id(case_files.decode(json.dumps(worst["case"]))) == worst["id"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from op_tools import call, drawn
 
-from conformance import cases, repro, runner
+from conformance import case_files, cases, repro, runner
 from conformance.cases import Case, DType
 from conformance.compare import compare
 from conformance.implementations import Implementation, load
@@ -103,7 +103,7 @@ def test_a_script_judges_without_the_harness(name, case, judged_by, status, tmp_
     implementation = load(f"conformance.selftest.planted:{name}")
     verdict = runner.judge(case, implementation)
     assert verdict.failure.check == "values"
-    assert cases.decode(cases.encode(case)) == case
+    assert case_files.decode(cases.encode(case)) == case
     path = tmp_path / "repro.py"
     path.write_text(repro.script(case, verdict, implementation, torch.device("cpu")))
     monkeypatch.setattr("sys.argv", [str(path), judged_by or implementation.name])

@@ -14,7 +14,7 @@ import mpmath
 import pytest
 import torch
 
-from conformance import cases, corpus, deviations, stand_ins
+from conformance import case_files, cases, corpus, cpu_cuda_differences, deviations
 from conformance.compare import compare
 from conformance.spec import Call, registry
 
@@ -26,9 +26,9 @@ OPS = {
     *("rotary_position_embedding", "scaled_dot_product_attention"),
 }
 TRAPS = set(range(1, 34))
-SHIPPED = [cases.read(path) for path in corpus.files([corpus.SHIPPED])]
+SHIPPED = [case_files.read(path) for path in corpus.files([corpus.SHIPPED])]
 # Their tensors are too large to be made here.
-LARGE = [cases.read(path, max_elements=sys.maxsize) for path in corpus.files([corpus.LARGE])]
+LARGE = [case_files.read(path, max_elements=sys.maxsize) for path in corpus.files([corpus.LARGE])]
 
 
 def expected(op: str, *args: object, **kwargs: object) -> list[object]:
@@ -68,9 +68,9 @@ def test_torch_passes_or_refuses_the_corpus(case):
     if "raise" in case.note:
         if spec.cuda_refuses(call) is None:
             with pytest.raises((RuntimeError, TypeError, IndexError, ValueError)):
-                stand_ins.answer(case.op, spec.reference, call)(*args, **kwargs)
+                cpu_cuda_differences.answer(case.op, spec.reference, call)(*args, **kwargs)
         return
-    answer = stand_ins.answer(case.op, spec.reference, call)
+    answer = cpu_cuda_differences.answer(case.op, spec.reference, call)
     result = compare(answer(*args, **kwargs), spec.expected(call))
     assert result.passed or deviations.named_deviation(case, "values", "cpu"), result
 

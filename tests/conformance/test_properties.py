@@ -13,7 +13,7 @@ import torch
 
 from conformance import test_scaled_dot_product_attention as attention
 from conformance.implementations import load
-from conformance.selftest.bank import NAME
+from conformance.selftest.defect_registry import NAME
 from conformance.session import PROFILES, Run
 
 HERE, OP = Path(__file__).parent, attention.OP

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from conformance import __main__ as command_line
-from conformance import cases, corpus, prune
+from conformance import case_files, cases, corpus, prune
 from conformance.cases import Case
 from strategies.specs import Layout, TensorSpec
 
@@ -49,7 +49,7 @@ def test_what_others_show_goes_and_its_script(tmp_path, capsys):
     assert command_line.main(["corpus", "prune", str(folder)]) == 0
     assert left(folder) == {cases.case_id(case) for case in others}
     assert {path.stem.removeprefix("repro_") for path in folder.glob("*.py")} == left(folder)
-    assert {one for path in folder.glob("*.json") for one in prune.shows(cases.read(path))} == shown
+    assert {one for path in folder.glob("*.json") for one in prune.shows(case_files.read(path))} == shown
     said = capsys.readouterr().out
     assert "3 removed" in said
     assert "others show all that it shows" in said
@@ -66,12 +66,12 @@ def test_a_permanent_case_stays_beside_its_like(tmp_path):
 
 def test_a_case_that_ships_or_is_saved_twice_goes(tmp_path):
     (shipped, *_) = corpus.files([corpus.SHIPPED])
-    case = msgspec.structs.replace(cases.read(shipped), note="values failed")
+    case = msgspec.structs.replace(case_files.read(shipped), note="values failed")
     save(tmp_path, case)
     corpus.write(tmp_path / "by_another_name.json", cases.encode(add(7)))
     corpus.write(tmp_path / "twice.json", cases.encode(add(7)))
     reasons = prune.redundant(tmp_path)
-    assert reasons[tmp_path / shipped.name] == f"the same case as {shipped}"
+    assert reasons[tmp_path / f"{corpus.name(shipped)}.json"] == f"the same case as {shipped}"
     assert len(reasons) == 2
 
 
@@ -93,4 +93,4 @@ def test_permanence_is_written_where_it_is_said():
     case, permanent = add(3), add(3, permanent=True)
     assert cases.case_id(case) == cases.case_id(permanent)
     assert b"permanent" not in cases.encode(case)
-    assert cases.decode(cases.encode(permanent)) == permanent
+    assert case_files.decode(cases.encode(permanent)) == permanent

@@ -17,7 +17,7 @@ from conformance.cases import Case, NonFinite, Same
 from conformance.compare import compare
 from conformance.implementations import load
 from conformance.runner import Verdict, judge
-from conformance.selftest.bank import NAME
+from conformance.selftest.defect_registry import NAME
 from conformance.spec import Expected
 from strategies.specs import Layout, Special, TensorSpec
 

@@ -12,12 +12,12 @@ import threading
 import pytest
 import torch
 
-from conformance import calls, runtime, surroundings
+from conformance import calls, process_state, runtime
 from conformance.calls import Foreign, Local, Lost, described
 from conformance.cases import Case
 from conformance.checks import builtin_class
-from conformance.child import Child
-from conformance.selftest.left_behind import CHANGES
+from conformance.selftest.leftover_state import CHANGES
+from conformance.worker import Child
 from strategies.specs import TensorSpec
 
 CPU = torch.device("cpu")
@@ -246,7 +246,7 @@ def test_what_a_call_changes_is_told_and_put_back(name):
 def test_state_of_every_kind_has_a_change():
     changes = [change for _, change in CHANGES.values()]
     told = {call(lambda x, one=one: (one(), x + 1)[1], torch.ones(1), state=True, seed=5).state[0] for one in changes}
-    assert {name.partition(" (")[0] for name in told} == set(surroundings.STATE)
+    assert {name.partition(" (")[0] for name in told} == set(process_state.STATE)
 
 
 def test_a_precision_that_is_put_back_is_no_change():

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from conformance import cases, compilation, corpus
+from conformance import case_files, cases, compilation, corpus
 from conformance.cases import Case
 from conformance.sanitize import batches, controls, driver, kernels, reports
 from conformance.sanitize.__main__ import main
@@ -169,14 +169,14 @@ def saved(folder: Path, *shapes: tuple[int, ...], dtype: str = "float32") -> lis
 
 def test_small_cases_come_first_and_large_ones_not_at_all(tmp_path):
     files = saved(tmp_path, (90, 90), (3,), (17, 5))
-    sizes = [batches.elements(cases.read(file)) for file in batches.chosen(files, None, 0, 1000)["relu"]]
+    sizes = [batches.elements(case_files.read(file)) for file in batches.chosen(files, None, 0, 1000)["relu"]]
     assert sizes == [3, 85]
 
 
 def test_of_few_cases_each_has_something_new(tmp_path):
     files = saved(tmp_path, (3,), (5,), (6,), (7, 3, 2))
     files = saved(tmp_path, (9,), dtype="bfloat16") + [file for file in files if file.exists()]
-    found = [cases.operands(cases.read(file))[0] for file in batches.chosen({*files}, None, 3, 1000)["relu"]]
+    found = [cases.operands(case_files.read(file))[0] for file in batches.chosen({*files}, None, 3, 1000)["relu"]]
     assert {(spec.dtype, len(spec.shape)) for spec in found} == {("float32", 1), ("bfloat16", 1), ("float32", 3)}
 
 

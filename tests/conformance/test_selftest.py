@@ -22,7 +22,7 @@ from conformance.checks import CHECKS
 from conformance.deviations import DEVIATIONS
 from conformance.implementations import Implementation, ImplementationError, load
 from conformance.selftest import __main__ as command_line
-from conformance.selftest import bank, report, search, sound, workers
+from conformance.selftest import correct, defect_registry, report, search, workers
 from conformance.selftest.controls import controls
 from conformance.sequence_judge import SEQUENCE
 from conformance.session import PROFILES, Run
@@ -31,7 +31,7 @@ from strategies import shapes
 from strategies.specs import TensorSpec
 
 ROOT = Path(__file__).parents[2]
-BANK = bank.bank()
+BANK = defect_registry.bank()
 OPS = sorted(registry())
 CHEAP = ("strides", "exception", "scratch", "race", "nothing_dropped", "other_path_for_strides")
 CHEAP += ("stores_past_result", "sums_into_scratch", "reads_one_beyond", "kept_by_address", "sets_a_variable")
@@ -42,8 +42,9 @@ BY_OP = {
     "exp": ("contiguous", "input_seen", "negation_unseen", "vectors_from_multiples"),
     "fp8_gemm": ("fast_accumulation",),
     "layer_norm": ("nan_disturbs",),
+    "neg": ("gradient_minus_forgotten",),
     "quantize_fp8": ("toward_zero",),
-    "relu": ("refuses_in_place",),
+    "relu": ("refuses_in_place", "gradient_passes_zero"),
     "silu": ("rounds_in_place",),
     "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail", "x_for_input"),
     "rms_norm": ("smaller_tiles_lose_the_tail",),
@@ -112,7 +113,7 @@ def test_controls_are_right_where_torch_is_not(deviation):
 def test_what_is_multiplied_with_an_int_alpha_of_0_has_the_sign_of_the_sum():
     for input, alpha in itertools.product((-0.0, 0.0), (0, 0.0, -0.0)):
         given = torch.tensor([input], dtype=torch.bfloat16), torch.tensor([-5], dtype=torch.int8)
-        found, torchs = (function(*given, alpha=alpha) for function in (sound.right("sub"), torch.sub))
+        found, torchs = (function(*given, alpha=alpha) for function in (correct.right("sub"), torch.sub))
         assert found.signbit().equal(torchs.signbit())
 
 
@@ -121,21 +122,21 @@ def test_what_is_multiplied_with_an_int_alpha_of_0_has_the_sign_of_the_sum():
 def test_clamp_by_nan_is_nan_whatever_torch_gives(dtype, limits, monkeypatch):
     x = torch.ones(3, dtype=dtype)
     ignoring = torch.clamp(x, min=0.5)
-    monkeypatch.setattr(sound, "by_torch", lambda op, *args, **kwargs: ignoring.clone())
-    assert sound.right("clamp")(x, **limits).isnan().all()
+    monkeypatch.setattr(correct, "by_torch", lambda op, *args, **kwargs: ignoring.clone())
+    assert correct.right("clamp")(x, **limits).isnan().all()
 
 
 def test_a_saved_case_shows_the_defect():
     defect = BANK["add_nan"]
     ((result,), _) = search.study("add", [defect], (), PROFILES["ci"])
     assert result.case is not None
-    assert runner.judge(result.case, f"{bank.NAME}:add_nan").failure.check == "values"
-    assert runner.judge(result.case, f"{bank.NAME}:right").status == "passed"
+    assert runner.judge(result.case, f"{defect_registry.NAME}:add_nan").failure.check == "values"
+    assert runner.judge(result.case, f"{defect_registry.NAME}:right").status == "passed"
 
 
 def test_a_survivor_and_a_false_alarm_are_told():
     settings = hypothesis.settings(PROFILES["ci"], max_examples=3)
-    harmless = bank.Defect("neg_nothing", "neg", "none", "values", sound.right("neg"), "nothing is wrong")
+    harmless = defect_registry.Defect("neg_nothing", "neg", "none", "values", correct.right("neg"), "nothing is wrong")
     wrong = Implementation("wrong", SimpleNamespace(neg=BANK["neg_exception"].function), {})
     results, tallies = search.study("neg", [harmless], [wrong], settings, controlled=40)
     assert not report.is_clean(results, [])
@@ -238,6 +239,6 @@ def test_bad_input(arguments, message, capsys):
 
 def test_defects_are_named_as_implementations():
     for name in ("mm_tf32", "kernels", "right"):
-        assert callable(load(f"{bank.NAME}:{name}").function("mm"))
+        assert callable(load(f"{defect_registry.NAME}:{name}").function("mm"))
     with pytest.raises(ImplementationError, match="has no 'no_such'"):
-        load(f"{bank.NAME}:no_such")
+        load(f"{defect_registry.NAME}:no_such")

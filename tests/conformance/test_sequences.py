@@ -16,13 +16,13 @@ import torch
 from conformance import __main__ as command_line
 from conformance import cases, corpus, sequence_draws, sequence_judge, sequence_search, sequences
 from conformance.cases import Case, CaseError
-from conformance.child import Child
 from conformance.implementations import Implementation
-from conformance.selftest import bank, following, search
+from conformance.selftest import defect_registry, search, sequence_runs
+from conformance.sequence_staging import applied
 from conformance.sequences import CallSequence, Settings, Step
 from conformance.session import PROFILES, Run
-from conformance.spec import registry
-from conformance.staging import applied
+from conformance.spec import parameters, registry
+from conformance.worker import Child
 from strategies.specs import Layout, TensorSpec
 
 pytest_plugins = ["pytester"]
@@ -30,7 +30,7 @@ pytest_plugins = ["pytester"]
 CPU = torch.device("cpu")
 X = TensorSpec((4, 8), "float32")
 EXP = Case(op="exp", args=(X,))
-STATE = {name: defect for name, defect in bank.bank().items() if defect.check == sequence_judge.SEQUENCE}
+STATE = {name: defect for name, defect in defect_registry.bank().items() if defect.check == sequence_judge.SEQUENCE}
 
 
 def of(*steps: Step) -> CallSequence:
@@ -96,7 +96,9 @@ def test_what_is_drawn_is_always_the_same_and_can_be_saved(op):
     assert len(first) == 2
     for sequence in first:
         assert sequences.decode(sequences.encode(sequence)) == sequences.canonical(sequence)
-        assert sequence.ops == (op,)
+        assert sequence.ops[0] == op
+        required = parameters(op, required=True)
+        assert all(parameters(other, required=True) == required for other in sequence.ops)
         assert sequence.count > 25
     assert [any(step.times == sequence_draws.RING for step in one.steps) for one in first] == [True, False]
     assert list(sequence_draws.drawn(op, dtypes, 2, 6)) != first
@@ -132,7 +134,7 @@ def test_equal_calls_share_what_is_right():
 def test_what_a_user_sets_imports_nothing():
     code = (
         "import sys\n"
-        "from conformance.staging import applied\n"
+        "from conformance.sequence_staging import applied\n"
         "before = {*sys.modules}\n"
         "with applied({'deterministic': True, 'precision': 'high', 'default_dtype': 'float64', 'thread': True}):\n"
         "    pass\n"
@@ -276,14 +278,59 @@ def test_what_is_refused_disturbs_no_later_call():
     assert "call 2 of 2, values" in found.failure.message
 
 
+def test_an_operator_that_writes_into_the_result_of_another_one_shows():
+    returned = []
+
+    class Provider:
+        @staticmethod
+        def exp(x):
+            returned.append(x.exp())
+            return returned[-1]
+
+        @staticmethod
+        def sin(x):
+            # In the buffer that both have.
+            return returned[-1].copy_(x.sin())
+
+    library = Implementation("given", Provider(), {})
+    sequence = of(Step(EXP), Step(msgspec.structs.replace(EXP, op="sin")))
+    assert "after call 1 of 2" in sequence_judge.judge(sequence, library).failure.message
+    # What else is wrong there is judged where it is asked for.
+    Provider.sin = staticmethod(lambda x: x.clone())
+    assert sequence_judge.judge(sequence, library).status == "passed"
+
+
+def test_operands_of_the_same_tensors_count_as_written_where_they_changed():
+    seen = []
+
+    def add(x, y):
+        seen.append((x._version, y._version, type(x)))
+        return x + y
+
+    class Provider:
+        pass
+
+    provider = Provider()
+    provider.add = add
+    first = Case(op="add", args=(X, X))
+    second = msgspec.structs.replace(first, args=(X, msgspec.structs.replace(X, seed=9)))
+    for settings, kind in ((Settings(), torch.Tensor), (Settings(mode="parameters"), torch.nn.Parameter)):
+        seen.clear()
+        steps = (Step(case, "same", settings=settings) for case in (first, second))
+        assert sequence_judge.judge(of(*steps), Implementation("given", provider, {})).status == "passed"
+        (x, y, _), (x_later, y_later, _) = seen
+        assert (x_later == x, y_later > y) == (True, True)
+        assert {one for *_, one in seen} == {kind}
+
+
 @pytest.mark.parametrize("op", ["exp", "mm"])
 def test_state_is_caught_and_right_implementations_are_silent(op):
     defects = [defect for defect in STATE.values() if defect.op == op]
     tallies = [search.Control(control.name, op) for control in search.controls(op)]
-    results = following.study(op, defects, tallies, controlled=10000)
+    results = sequence_runs.study(op, defects, tallies, controlled=10000)
     assert [result.name for result in results if not result.killed] == []
     assert [(tally.name, tally.message) for tally in tallies if tally.alarms] == []
-    assert all(tally.sequences == following.EXAMPLES for tally in tallies)
+    assert all(tally.sequences == sequence_runs.EXAMPLES for tally in tallies)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from conformance import __main__ as command_line
-from conformance import cases, corpus, plain, processes, runner
+from conformance import case_files, cases, corpus, forkserver, plain_calls, runner
 from conformance.cases import Case
 from conformance.spec import registry
 from strategies.specs import TensorSpec
@@ -34,7 +34,7 @@ def _torch_is_whole():
     and torch's cannot be imported twice."""
     operand = TensorSpec((3,), "float32")
     for op, arguments in {"add": (operand, operand), "softmax": (operand, 0), "relu": (operand,)}.items():
-        cases._result_elements(Case(op=op, args=arguments), registry()[op].reference)
+        case_files._result_elements(Case(op=op, args=arguments), registry()[op].reference)
     runner.judge(Case(op="add", args=(operand, 1.0), kwargs={"out": TensorSpec((2,), "float32")}), "torch")
 
 
@@ -47,7 +47,7 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     monkeypatch.setattr(corpus, "SHIPPED", pytester.path / "none")
     monkeypatch.setattr(corpus, "LARGE", pytester.path / "none")
     # A script takes seconds: it has tests of its own.
-    monkeypatch.setattr(plain.Pool, "chosen", lambda pool, most: [])
+    monkeypatch.setattr(plain_calls.Pool, "chosen", lambda pool, most: [])
     # --hypothesis-seed sets it for good, and then no database of examples is looked at.
     monkeypatch.setattr(hypothesis.core, "global_force_seed", hypothesis.core.global_force_seed)
 
@@ -135,7 +135,7 @@ def test_passing_run(suite, pytester):
     assert legal["failed"] == 0
     assert legal["failures"] == []
     assert legal["worst"]["share"] == 0
-    assert cases.decode(json.dumps(legal["worst"]["case"])).op == "relu"
+    assert case_files.decode(json.dumps(legal["worst"]["case"])).op == "relu"
     assert not (pytester.path / "failures").exists()
 
 
@@ -289,11 +289,11 @@ def test_an_implementation_cannot_break_the_harness(suite):
 
 
 def test_faults_of_the_harness_are_not_failures_of_the_implementation(suite, pytester, monkeypatch):
-    command = processes._command
-    monkeypatch.setattr(processes, "_running", [])
-    monkeypatch.setattr(processes, "_command", lambda call: command(f"import broken_harness; {call}"))
+    command = forkserver._command
+    monkeypatch.setattr(forkserver, "_running", [])
+    monkeypatch.setattr(forkserver, "_command", lambda call: command(f"import broken_harness; {call}"))
     result = suite(*QUICK, implementation="torch")
-    processes._close()
+    forkserver._close()
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["*ZeroDivisionError: in the oracle*"])
     assert not (pytester.path / "failures").exists()

@@ -12,9 +12,9 @@ import pytest
 from test_suite import QUICK, SUITE, USAGE, _torch_is_whole, suite  # noqa: F401
 
 from conformance import __main__ as command_line
-from conformance import cases, corpus
+from conformance import case_files, cases, corpus
 from conformance.cases import Case, CaseError
-from conformance.checks.trial import describe
+from conformance.checks.call_record import describe
 from strategies.specs import TensorSpec
 
 pytest_plugins = ["pytester"]
@@ -108,7 +108,7 @@ def test_a_fifo_and_a_device_among_the_cases(suite, pytester):  # noqa: F811
     result.assert_outcomes(passed=4, failed=3)
     result.stdout.fnmatch_lines_random([f"*saved/{name}.json: not a file" for name in ("fifo", "zero", "folder")])
     with pytest.raises(CaseError, match=r"fifo\.json: not a file"):
-        cases.read(folder / "fifo.json")
+        case_files.read(folder / "fifo.json")
 
 
 def test_saved_cases_of_an_op_that_is_gone(suite, pytester, capsys, monkeypatch):  # noqa: F811

@@ -59,7 +59,7 @@ def test_operator(op, monkeypatch):
     function = getattr(ntops.torch, op)
     seen = set()
 
-    @settings(max_examples=60, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=24, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(spec.cases(spec.dtypes))
     def check(case):
         # Hypothesis draws some more than once.

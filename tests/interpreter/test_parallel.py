@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ntops import interpreter
-from ntops.interpreter import nine
+from ntops.interpreter import ninetoothed_files
 
 ROOT = Path(__file__).parents[2]
 PROCESSES = 8
-MAKES = 500
+MAKES = 200
 
 # The application is a file, since NineToothed reads its source.
 APPLICATION = """
@@ -85,7 +85,7 @@ def test_workers_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NTOPS_CACHE_DIR", str(tmp_path / "here"))
     monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw3")
 
-    assert nine._folder(None) == tmp_path / "here"
+    assert ninetoothed_files._folder(None) == tmp_path / "here"
     assert (tmp_path / "here").is_dir()
 
 

@@ -21,7 +21,7 @@ def main() -> None:
     from triton.runtime.jit import JITFunction
 
     driver.set_active(compilation._Driver(TARGET))
-    from ntops.host import choice
+    from ntops.launch import config_selection
     from ntops.tune import operators
 
     launches = []
@@ -35,7 +35,7 @@ def main() -> None:
         args, kwargs = task.inputs(torch.empty)
         kernel, problem = task.asked(args, kwargs)
 
-        for one in [problem.OPTIONS(**options)] if options else problem.space(choice.device(0)):
+        for one in [problem.OPTIONS(**options)] if options else problem.space(config_selection.device(0)):
             launches.clear()
             JITFunction.run = catch
             task.forced(kernel, one)(*args, **kwargs)

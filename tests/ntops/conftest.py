@@ -23,14 +23,14 @@ def cache(tmp_path, monkeypatch):
     """A cache of measured configurations of the test's own, and no tables; what was found before is forgotten."""
     from tuning import GPU
 
-    from ntops.host import choice, store
+    from ntops.launch import config_selection, tuned_tables
 
     monkeypatch.setenv("NTOPS_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(store, "TABLES", tmp_path / "tables")
-    monkeypatch.setattr(store, "_warned", set())
-    choice.forget()
-    yield store.path(GPU)
-    choice.forget()
+    monkeypatch.setattr(tuned_tables, "TABLES", tmp_path / "tables")
+    monkeypatch.setattr(tuned_tables, "_warned", set())
+    config_selection.forget()
+    yield tuned_tables.path(GPU)
+    config_selection.forget()
 
 
 @pytest.fixture
@@ -38,20 +38,20 @@ def on_gpu(monkeypatch):
     """Calls choose as on a GPU; kernels are launched as they are without."""
     from tuning import GPU, H200
 
-    from ntops.host import choice
+    from ntops.launch import config_selection
 
-    monkeypatch.setattr(choice, "gpu", lambda index: GPU)
-    monkeypatch.setattr(choice, "device", lambda index: H200)
+    monkeypatch.setattr(config_selection, "gpu", lambda index: GPU)
+    monkeypatch.setattr(config_selection, "device", lambda index: H200)
 
 
 @pytest.fixture
 def kernel(monkeypatch):
     """A stand-in for a compiled kernel, which adds a number to floats; calls that launch it can be recorded."""
-    from stand_ins import Kernel
+    from fake_kernels import Kernel
 
-    from ntops.host import repetition, replay
+    from ntops.launch import recorder, replay
 
     monkeypatch.setattr(replay, "current_device", lambda: -1)
     monkeypatch.setattr(replay, "current_stream", lambda device: "stream")
-    monkeypatch.setattr(repetition, "_local", repetition._Local())
+    monkeypatch.setattr(recorder, "_local", recorder._Local())
     return Kernel()

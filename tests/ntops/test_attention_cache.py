@@ -219,7 +219,7 @@ def test_views_that_do_not_fit_are_refused():
 
 def test_out_of_range_positions_on_a_device_write_nothing(monkeypatch):
     """What is on a GPU is not looked at, unless it is asked for; here the kernel itself is called."""
-    from ntops.host import cache as caching
+    from ntops.host import kv_cache as caching
 
     cached = [cache.zero_() for cache in caches(4)]
     _, key, value = new_rows(4, 3)

@@ -1,6 +1,7 @@
 """Attention in the form for Hopper: against its definition and the other form on such a GPU, its schedule anywhere."""
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -8,13 +9,16 @@ from attention_definition import assert_attends, random
 from hopper import hopper
 
 import ntops
-from ntops.host import attention, attention_hopper, choice
+from ntops.host import attention, attention_hopper
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
+from ntops.launch import config_selection
 
 OP = "scaled_dot_product_attention"
-H200 = choice.Device(232448, 132)
+H200 = config_selection.Device(232448, 132)
 attend = ntops.torch.scaled_dot_product_attention
-CONFIGS = [pytest.param(dim, one, id=f"{dim}-{one}") for dim, known in attention.HOPPER_SPACE.items() for one in known]
+DIMS = (64, 72, 96, 128, 192, 256)
+CONFIGS = [pytest.param(dim, one, id=f"{dim}-{one}") for dim in DIMS for one in attention.hopper_space(dim, 0)]
+MASKED = [pytest.param(dim, one, id=f"{dim}-{one}") for dim in DIMS for one in attention.hopper_space(dim, 1)]
 PORTABLE = attention.Config(64, 64, 1, 4, 2)
 
 
@@ -49,15 +53,23 @@ def problem(queries=4096, keys=4096, heads=32, dim=128, gluon=True, **others):
 
 
 def test_what_is_chosen():
-    for dim, causal in ((64, False), (64, True), (128, False), (128, True)):
-        large = problem(dim=dim, causal=causal)
-        chosen = large.rule(H200)
-        assert chosen in attention.HOPPER_SPACE[dim]
-        assert set(attention.HOPPER_SPACE[dim]) <= set(large.candidates(H200))
+    for dim, causal, mask in itertools.product(DIMS, (False, True), (0, 1, 2)):
+        large = problem(dim=dim, causal=causal, mask_bytes=mask)
+        chosen, space = large.rule(H200), attention.hopper_space(dim, mask)
+        assert chosen in space
+        assert set(space) <= set(large.candidates(H200))
         assert not dataclasses.replace(large, gluon=False).allows(chosen)
 
-    for other in (problem(gluon=False), problem(queries=256), problem(keys=64), problem(heads=1)):
+    for other in (problem(gluon=False), problem(queries=128), problem(heads=1, queries=1000), problem(128, dim=64)):
         assert other.rule(H200).warp_groups == 1
+
+
+def test_tiles_leave_little_of_the_last_turn_idle():
+    for queries, heads, groups in ((4608, 24, 2), (1500, 16, 4), (577, 256, 2), (4096, 128, 4)):
+        assert problem(queries, queries, heads, 64).rule(H200).warp_groups == groups
+    # Keys that are padded to 128 would be, or to 64.
+    for keys, block in ((154, 64), (512, 128), (4096, 128)):
+        assert problem(keys=keys).rule(H200).block_n == block
 
 
 def test_a_fixed_configuration_may_be_any_of_both_forms():
@@ -74,26 +86,27 @@ def inputs(queries, keys, dim, dtype=torch.bfloat16, batch=2, heads=4, kv_heads=
     return [random(*shape, dtype=dtype, seed=i) for i, shape in enumerate(shapes)]
 
 
-def check(config, tensors, causal=None, **how):
+def check(config, tensors, causal=None, mask=None, **how):
     """The result in this configuration. It and that of the other form are both within the bound of the definition, so
     that they are within twice the bound of each other."""
     query, key, _ = tensors
     variants = {None: None, "upper left": CausalVariant.UPPER_LEFT, "lower right": CausalVariant.LOWER_RIGHT}
     how |= {"enable_gqa": True, "is_causal": causal is not None, "causal_variant": variants[causal]}
-    asked = choice.asked(attend, *tensors, **how)
+    how |= {} if mask is None else {"attn_mask": mask}
+    asked = config_selection.asked(attend, *tensors, **how)
     assert asked is not None
     assert asked[1].allows(config), "the form takes the call"
 
-    with choice.forced(OP, config):
+    with config_selection.forced(OP, config):
         result = attend(*tensors, **how)
 
-    with choice.forced(OP, PORTABLE):
+    with config_selection.forced(OP, PORTABLE):
         portable = attend(*tensors, **how)
 
     shift = {None: None, "upper left": 0, "lower right": key.shape[2] - query.shape[2]}[causal]
 
     for found in (result, portable):
-        assert_attends(found, *tensors, causal=shift, scale=how.get("scale"))
+        assert_attends(found, *tensors, mask, causal=shift, scale=how.get("scale"))
 
     assert result.stride() == portable.stride()
 
@@ -104,14 +117,38 @@ def check(config, tensors, causal=None, **how):
 @pytest.mark.parametrize(("dim", "config"), CONFIGS)
 @pytest.mark.parametrize("causal", [None, "upper left", "lower right"])
 def test_lengths_and_causal_variants(dim, config, causal):
-    for queries, keys in ((256, 256), (300, 1), (257, 700), (700, 257), (1000, 1024)):
+    for queries, keys in ((64, 64), (256, 256), (300, 1), (257, 700), (700, 257), (1000, 1024)):
         check(config, inputs(queries, keys, dim), causal)
 
 
 @hopper
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize(("dim", "config"), MASKED)
+@pytest.mark.parametrize("kind", ["bool", "added", "float32"])
+def test_masks(dim, config, kind):
+    for queries, keys in ((64, 64), (300, 1), (257, 700), (1000, 333)):
+        tensors = inputs(queries, keys, dim)
+        for shape in ((2, 4, queries, keys), (queries, keys), (2, 1, 1, keys), (4, 1, keys), (1, 1, queries, 1)):
+            kept = random(*shape) > -0.5
+            mask = kept
+            if kind != "bool":
+                dtype = torch.float32 if kind == "float32" else torch.bfloat16
+                mask = random(*shape, dtype=dtype, seed=1).masked_fill(~kept, -torch.inf)
+            check(config, tensors, mask=mask)
+    # All of what a row has is masked: by a mask of bools or -inf it is 0, by the least finite number it counts alike.
+    query, key, value = inputs(100, 200, dim)
+    least = torch.full((100, 200), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16, device=query.device)
+    with config_selection.forced(OP, config):
+        found = attend(query, key, value, least, enable_gqa=True)
+        nothing = attend(query, key, value, torch.zeros_like(least, dtype=torch.bool), enable_gqa=True)
+    expected = value.float().mean(2, keepdim=True).repeat_interleave(2, 1).expand_as(found)
+    torch.testing.assert_close(found.float(), expected, atol=0.02, rtol=0.02)
+    assert not nothing.any()
+
+
+@hopper
+@pytest.mark.parametrize("dim", DIMS)
 def test_float16(dim):
-    check(attention.HOPPER_SPACE[dim][0], inputs(300, 400, dim, torch.float16), "upper left")
+    check(attention.hopper_space(dim, 0)[0], inputs(300, 400, dim, torch.float16), "upper left")
 
 
 @hopper
@@ -136,7 +173,7 @@ def test_what_is_not_finite_goes_where_it_takes_part(dim, config):
     query, key, value = inputs(300, 400, dim)
     key[:, :, 170, 3] = torch.nan
 
-    with choice.forced(OP, config):
+    with config_selection.forced(OP, config):
         result = attend(query, key, value, is_causal=True, enable_gqa=True)
         key[:, :, 170] = torch.inf
         infinite = attend(query.abs(), key, value, enable_gqa=True)
@@ -152,12 +189,10 @@ def test_what_is_not_finite_goes_where_it_takes_part(dim, config):
 @hopper
 def test_what_it_does_not_take_goes_to_the_other_form():
     query, key, value = inputs(300, 400, 128)
-    mask = random(300, 400) > 0
     misaligned = random(2, 4, 300, 130, dtype=torch.bfloat16)[..., 1:129]
     calls = [
-        ((query, key, value, mask), {}),
         ((query, key, value), {"scale": -1.0}),
-        ((query[:, :, :200], key, value), {}),
+        ((query[:, :, :40], key, value), {}),
         ((misaligned, key, value), {}),
         ((query, key[:, :1].expand(2, 2, 400, 128), value), {}),
         ((query, key, value[..., :64]), {}),
@@ -165,7 +200,7 @@ def test_what_it_does_not_take_goes_to_the_other_form():
     ]
 
     for tensors, how in calls:
-        _, found = choice.asked(attend, *tensors, enable_gqa=True, **how)
+        _, found = config_selection.asked(attend, *tensors, enable_gqa=True, **how)
         assert not found.gluon
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ntops import timing
-from ntops.host import store
+from ntops.launch import tuned_tables
 from ntops.tune import Autotuner, configurations, engine
 
 PAGE = Path(__file__).parents[2] / "docs" / "tuning.md"
@@ -118,7 +118,7 @@ def test_the_page_s_examples_run(capsys):
     assert len(blocks) == 2
     for number, block in enumerate(blocks):
         # Kernels are read from their source, which has to be in a file.
-        page = Path(store.path("GPU").parents[2], f"example{number}.py")
+        page = Path(tuned_tables.path("GPU").parents[2], f"example{number}.py")
         page.write_text(block)
         scopes.append({"__name__": f"example{number}"})
         exec(compile(block, str(page), "exec"), scopes[-1])

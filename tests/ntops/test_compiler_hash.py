@@ -7,7 +7,7 @@ import sys
 import pytest
 from triton.runtime import cache
 
-from ntops.host import compiler_hash, files
+from ntops.launch import compiler_hash, file_changes
 
 FOUND = "3.0.0-of-the-compiler"
 
@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_only_the_first_process_reads_the_compiler(folder, interpreted):
     code = (
-        "import sys, triton.runtime.cache as cache; own = cache.triton_key; import ntops; opened = []; "
+        "import sys, triton.runtime.cache as cache; own = cache.triton_key; import ntops.torch; opened = []; "
         "sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == 'open' else None); "
         "key = cache.triton_key(); read = sum('libtriton' in name for name in opened); "
         "print(read, key == own(), cache.triton_key is own)"
@@ -78,7 +78,7 @@ def test_every_file_that_triton_hashes_is_looked_at():
         "sys.addaudithook(lambda event, given: print(given[0]) if event == 'open' else None); cache.triton_key()"
     )
     opened = _run(code, "0").splitlines()
-    looked_at = set(files.importable(compiler_hash._folders()))
+    looked_at = set(file_changes.importable(compiler_hash._folders()))
     hashed = [file for file in opened if file.endswith(".py") or "libtriton" in file]
     assert len(hashed) > 20
     assert set(hashed) <= looked_at

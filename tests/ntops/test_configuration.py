@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention, choice, configuration, elementwise, products, repetition, rotations, rows
+from ntops.host import attention, elementwise, products, rope, rows
 from ntops.host.promotion import accumulate_dtype
+from ntops.launch import config_selection, configuration, recorder
 
 SIZES = (*(2**power + more for power in range(15) for more in (-1, 0, 1) if 2**power + more > 0), 10**5, 2**20)
 HALF = torch.bfloat16
@@ -20,7 +21,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def test_products_list_all(dtype, memory, described):
     """But for the number of splits, which any may have that divides K."""
     described = described and dtype is not torch.float64
-    rest = (4096, dtype, False, memory, 132, described)
+    # Of so many terms, that each number of parts divides them.
+    rest = (3 * 2**13, dtype, False, memory, 132, described)
 
     def blocks(options):
         return dataclasses.replace(options, splits=1)
@@ -28,7 +30,7 @@ def test_products_list_all(dtype, memory, described):
     known = products.config.alternatives(1, 1, *rest)
     found = [products.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
-    assert {options.splits for options in known} == ({1} if dtype is torch.float64 else {1, 4})
+    assert ({options.splits for options in known} == {1}) == (dtype is torch.float64)
     assert (products.HOPPER in {options.form for options in known}) == described
 
 
@@ -61,18 +63,19 @@ def test_rows_that_are_walked(columns, dtype, tensors, tile, num_warps):
 
 @pytest.mark.parametrize(("interleaved", "heads", "pairs"), [(False, 128, 64), (True, 170, 48), (False, 8, 1024)])
 def test_rows_of_heads_are_walked_before_they_spill(interleaved, heads, pairs):
-    chosen, looped, whole = rotations.config(heads, pairs, torch.float32, interleaved)
+    chosen, looped, whole = rope.config(heads, pairs, torch.float32, interleaved)
     blocks = dict(chosen.blocks)
     assert (2 * blocks["block_heads"] * blocks["block_pairs"], looped, whole) == (8192, True, False)
-    assert rotations.config(heads // 4, pairs, torch.float32, interleaved)[1:] == (False, interleaved)
+    assert rope.config(heads // 4, pairs, torch.float32, interleaved)[1:] == (False, interleaved)
 
 
-@pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 3), (2, 0, 4), (3, 1, 4)])
+@pytest.mark.parametrize(("ndim", "across", "count"), [(1, None, 1), (2, None, 13), (2, 0, 14), (3, 1, 14)])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("light", [False, True])
 def test_elementwise_lists_all(ndim, across, count, itemsize, light):
-    known = set(elementwise.config.alternatives(ndim, across, 1, 1, itemsize, light))
-    found = {elementwise.config(ndim, across, *sizes, itemsize, light) for sizes in itertools.product(SIZES, SIZES)}
+    known = set(elementwise.config.alternatives(ndim, across, 1, 1, 1, itemsize, light))
+    sizes = itertools.product(SIZES, (1, 64), (1, 2, 3, 4, 8, 9, 16, 17, 33, 64, 2048))
+    found = {elementwise.config(ndim, across, *one, itemsize, light) for one in sizes}
     assert found == known
     # Of larger elements, and where next to nothing is computed, long rows and short ones are tiled alike.
     assert len(known) == (max(count - 1, 1) if itemsize == 4 or light else count)
@@ -92,7 +95,7 @@ def test_attention_lists_all(dtype, ieee, dim):
         sizes = itertools.product(SIZES, (1, 1024), (1, 500, 10**6))
         found = [attention.config(*size, *rest) for size in sizes]
         assert {blocks(config) for config in found} == {blocks(config) for config in known}
-        assert {config.splits for config in known} == {1, 8}
+        assert {config.splits for config in known} == {1, 16}
 
 
 def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
@@ -125,7 +128,7 @@ def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
     measured = products.Options(32, 64, 32, 4, 2)
-    monkeypatch.setattr(choice, "_measured", lambda *arguments: measured)
+    monkeypatch.setattr(config_selection, "_measured", lambda *arguments: measured)
     square = torch.empty(100, 100, dtype=HALF, device=DEVICE)
 
     with configuration.fixed() as names:
@@ -167,7 +170,7 @@ def test_a_property_that_did_not_hold_is_not_used():
 
 def test_recorded_calls_are_forgotten(monkeypatch):
     forgotten = []
-    monkeypatch.setattr(repetition, "forget", lambda: forgotten.append(True))
+    monkeypatch.setattr(recorder, "forget", lambda: forgotten.append(True))
 
     with configuration.fixed(0):
         assert len(forgotten) == 1

@@ -145,7 +145,7 @@ def test_refusals_say_what_is_valid(call, error, message):
 
 def test_both_operands_lie_along_k_where_no_copy_is_made(monkeypatch):
     seen = []
-    monkeypatch.setattr(fp8.repetition, "launch", lambda kernel, grid, options, *args: seen.append(args))
+    monkeypatch.setattr(fp8.recorder, "launch", lambda kernel, grid, options, *args: seen.append(args))
     a, b = (random(32, 32).to(torch.float8_e4m3fn) for _ in range(2))
     fp8_gemm(a, b.mT)
     fp8_gemm(a.mT, b)

@@ -78,9 +78,13 @@ def test_modules_compute_what_the_functions_do():
     assert torch.equal(mlp(x), ntops.torch.fused_gated_mlp(x, mlp.gate_weight, mlp.up_weight, "gelu"))
 
 
-def test_a_module_that_would_need_a_gradient_refuses():
-    with pytest.raises(NotImplementedError, match=r"'gate_weight' requires grad.*no_grad"):
-        FusedGatedMLP(12, 20)(torch.randn(12))
+def test_a_module_has_gradients():
+    x, mlp = torch.randn(3, 12), FusedGatedMLP(12, 20)
+    mlp(x).sum().backward()
+    gate, up = (weight.detach().requires_grad_() for weight in (mlp.gate_weight, mlp.up_weight))
+    (nn.functional.silu(x @ gate.T) * (x @ up.T)).sum().backward()
+    torch.testing.assert_close(mlp.gate_weight.grad, gate.grad)
+    torch.testing.assert_close(mlp.up_weight.grad, up.grad)
 
 
 def test_conversions_take_the_very_parameters():

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hopper import hopper
 
-from ntops.host import configuration, fp8, fused_products_hopper, products
+from ntops.host import fp8, fused_products_hopper, products
+from ntops.launch import configuration
 from ntops.torch import dequantize_fp8, fp8_gemm, fused_gated_mlp, quantize_fp8
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import repetition
 from ntops.host.elementwise import FLAT
 from ntops.kernels.element_wise import Tile
-from ntops.torch import utils
+from ntops.launch import kernel_sources, recorder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -15,9 +14,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.fixture
 def fresh_cache(monkeypatch):
     kernels = {}
-    monkeypatch.setattr(utils, "_kernels", kernels)
+    monkeypatch.setattr(kernel_sources, "_kernels", kernels)
     # What earlier tests called would not ask for a kernel.
-    repetition.forget()
+    recorder.forget()
     return kernels
 
 
@@ -56,7 +55,8 @@ def test_strided_and_broadcast_shapes_of_add_need_a_kernel_a_rank(fresh_cache):
         ntops.torch.add(tensor, torch.ones(size + 1, device=DEVICE))
         ntops.torch.add(tensor[:, ::2], tensor[:, ::2])
 
-    assert _compiled(fresh_cache) <= 8
+    # Of short rows there are tiles of three widths.
+    assert _compiled(fresh_cache) <= 12
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_strided_and_broadcast_shapes_of_add_need_a_kernel_a_rank(fresh_cache):
         (lambda a: a.transpose(1, 2).contiguous().transpose(1, 2), (1, 64, 64)),
         (lambda a: a.permute(2, 1, 0).contiguous().permute(2, 1, 0), (64, 1, 64)),
         # Expanded along the last dim: each row reads one element.
-        (lambda a: a[:, :1, :].transpose(1, 2).expand(20, 65, 65), FLAT // 2),
-        # Too short a dim for a tile.
-        (lambda a: a[:2].permute(2, 1, 0).contiguous().permute(2, 1, 0), FLAT // 2),
+        (lambda a: a[:, :1, :].transpose(1, 2).expand(20, 65, 65), (1, FLAT // 2 // 64, 64)),
+        # Too short a dim for a square tile.
+        (lambda a: a[:2].permute(2, 1, 0).contiguous().permute(2, 1, 0), (1, FLAT // 2 // 64, 64)),
     ],
     ids=["contiguous", "transposed", "outermost first", "expanded", "short"],
 )

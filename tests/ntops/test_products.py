@@ -10,7 +10,8 @@ import torch
 from hopper import hopper
 
 import ntops.torch
-from ntops.host import choice, mm_hopper, products
+from ntops.host import mm_hopper, products
+from ntops.launch import config_selection
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
@@ -19,7 +20,7 @@ OPTIONS = products.Options(16, 32, 32, 4, 2)
 
 @pytest.fixture(params=[2, 8])
 def splits(request):
-    with choice.forced("mm", dataclasses.replace(OPTIONS, splits=request.param)):
+    with config_selection.forced("mm", dataclasses.replace(OPTIONS, splits=request.param)):
         yield request.param
 
 
@@ -45,7 +46,7 @@ def test_parts_are_scaled_and_added_once(beta):
     a, b = factors(torch.float32)
     added = torch.full((300,), float("nan")) if beta == 0 else torch.arange(300.0)
     expected = 2 * (a @ b) + (beta * added if beta else 0)
-    with choice.forced("addmm", dataclasses.replace(OPTIONS, splits=4)):
+    with config_selection.forced("addmm", dataclasses.replace(OPTIONS, splits=4)):
         assert torch.equal(ntops.torch.addmm(added, a, b, alpha=2, beta=beta), expected)
 
 
@@ -58,7 +59,7 @@ def test_parts_are_added_up_in_one_order(splits):
 
 def splits_of(m, n, k, batched=False, multiprocessors=132):
     problem = products.Problem(m, n, k, torch.bfloat16, False, batched)
-    return problem.rule(choice.Device(232448, multiprocessors)).splits
+    return problem.rule(config_selection.Device(232448, multiprocessors)).splits
 
 
 def test_k_is_split_where_programs_are_too_few():
@@ -71,6 +72,16 @@ def test_k_is_split_where_programs_are_too_few():
     assert splits_of(1, 4096, 4100) == 1, "parts that are not alike"
     assert splits_of(1, 4096, 4096, batched=True) == 1
     assert splits_of(1, 4096, 4096, multiprocessors=64) == 2
+
+
+def test_k_is_split_in_the_form_for_hopper_where_that_pays():
+    def splits(m, n, k):
+        return mm_hopper.fastest(m, n, k, torch.bfloat16, 132)[-1]
+
+    assert splits(512, 512, 16384) == 8
+    assert splits(165, 7168, 9216) == 2
+    assert splits(4096, 4096, 4096) == splits(128, 4096, 4096) == splits(16, 8192, 28672) == 1
+    assert mm_hopper.fastest(512, 512, 16384, torch.bfloat16, 0)[-1] == 1, "a batch"
 
 
 def test_a_split_that_does_not_divide_k_is_not_allowed():
@@ -112,7 +123,7 @@ def test_what_is_repeated_along_a_batch_is_copied_once(tf32):
 
 # --- the form for Hopper -----------------------------------------------------------------------------------------
 
-H200 = choice.Device(232448, 132)
+H200 = config_selection.Device(232448, 132)
 
 
 # Of tiles as they are, of turned ones, and of those that are stored in parts.
@@ -126,7 +137,7 @@ def described(request, tf32):
     options = products.Options(*request.param, form=products.HOPPER)
     with contextlib.ExitStack() as forced:
         for kernel in ("mm", "addmm", "bmm"):
-            forced.enter_context(choice.forced(kernel, options))
+            forced.enter_context(config_selection.forced(kernel, options))
         yield torch.float16 if request.param in mm_hopper._HALF else torch.float32
 
 
@@ -265,26 +276,30 @@ def test_all_tiles_fit_and_programs_of_theirs_are_whole():
 def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (products.HOPPER, 16, 64)
     assert chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
-    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (products.POINTERS, 16, 128)
+    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (products.HOPPER, 16, 128)
     assert chosen(128, 4096, 4096) == (products.HOPPER, 64, 64)
-    assert chosen(128, 8192, 8192) == chosen(1024, 1024, 1024) == (products.HOPPER, 64, 128)
+    assert chosen(1024, 1024, 1024) == chosen(197, 4096, 1024) == (products.HOPPER, 64, 128)
+    assert chosen(33, 18432, 7168) == (products.HOPPER, 64, 256), "programs that read as fast as memory is"
+    assert chosen(4572, 2048, 8192) == (products.HOPPER, 192, 128), "no turn that is nearly empty"
+    assert chosen(4096, 4096, 4096) == (products.HOPPER, 128, 256)
     assert chosen(128, 28672, 8192) == (products.HOPPER, 128, 256)
     assert chosen(1024, 1024, 1024, batched=True) == (products.HOPPER, 128, 256)
     assert chosen(1024, 128, 1024, batched=True) == (products.HOPPER, 128, 128), "not half of them empty"
     single = {"dtype": torch.float32}
     assert chosen(16, 8192, 8192, **single) == (products.HOPPER, 16, 64)
-    assert chosen(1, 4096, 4096, **single) == (products.POINTERS, 16, 64), "in four parts of K"
+    assert chosen(1, 4096, 4096, **single) == (products.HOPPER, 16, 64)
     assert chosen(128, 4096, 4096, **single) == (products.HOPPER, 64, 64)
-    assert chosen(1024, 1024, 1024, **single) == (products.HOPPER, 128, 64)
+    assert chosen(1024, 1024, 1024, **single) == chosen(64, 10240, 8192, **single) == (products.HOPPER, 64, 128)
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "expected"),
     [
         ((5, 8, 16), torch.float16, True),
-        ((5, 4, 16), torch.float16, False),
+        ((5, 4, 16), torch.float16, True),
         ((5, 8, 12), torch.float16, False),
-        ((5, 4, 12), torch.float32, False),
+        ((200, 130, 12), torch.float16, True),
+        ((5, 4, 10), torch.float32, False),
         ((5, 8, 16), torch.float64, False),
         ((5, 8, 0), torch.float16, False),
     ],
@@ -293,15 +308,21 @@ def test_tiles_are_small_where_programs_would_be_too_few():
 def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expected, monkeypatch):
     m, n, k = shape
     monkeypatch.setattr(mm_hopper, "INTERPRETED", False)
-    monkeypatch.setattr(choice, "device", lambda index: H200)
+    monkeypatch.setattr(config_selection, "device", lambda index: H200)
     for a in (torch.empty(m, k, dtype=dtype), torch.empty(k, m, dtype=dtype).mT):
-        assert mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, True, 0, 0) == expected
-    assert not mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, True, 2, 0)
+        for b in (torch.empty(k, n, dtype=dtype), torch.empty(n, k, dtype=dtype).mT):
+            # Of a few rows the other factor is not copied.
+            rows_fit = b.stride(0) * dtype.itemsize % 16 == 0 or b.stride(1) > 1
+            found = mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, b, True, 0, 0)
+            assert found == (expected and (m > 16 or rows_fit))
+    assert not mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, b, True, 2, 0)
 
 
 def test_all_rows_of_a_batch_make_one_product(monkeypatch):
     sizes = []
-    monkeypatch.setattr(choice, "choose", lambda kernel, problem, *ignored: sizes.append(problem.m) or OPTIONS)
+    monkeypatch.setattr(
+        config_selection, "choose", lambda kernel, problem, *ignored: sizes.append(problem.m) or OPTIONS
+    )
     b = torch.randint(-4, 5, (24, 40)).float()
     for a in (torch.randint(-4, 5, (3, 2, 5, 24)).float(), torch.randint(-4, 5, (2, 3, 5, 24)).float().transpose(0, 1)):
         assert torch.equal(ntops.torch.matmul(a, b), a @ b)

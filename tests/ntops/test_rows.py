@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import ntops.torch
-from ntops.host import choice, rows
-from ntops.torch.utils import make
+from ntops.host import rows
+from ntops.launch import config_selection
+from ntops.launch.kernel_sources import make
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NORMS = {
@@ -17,7 +18,7 @@ NORMS = {
 
 @pytest.fixture
 def walks(monkeypatch):
-    """A list with an item for each call that a kernel of ``walked_rows`` took."""
+    """A list with an item for each call that a kernel of ``long_rows`` took."""
     found = []
     walk = rows._walk
     monkeypatch.setattr(rows, "_walk", lambda *args: (found.append(args), walk(*args)))
@@ -32,7 +33,7 @@ def test_rows_are_walked_a_tile_at_a_time(op, parameters, columns, walks):
     weight, bias = (torch.randn(columns, device=DEVICE) if has else None for has in parameters)
     expected = NORMS[op](torch.nn.functional, x, weight, bias)
 
-    with choice.forced(op, rows.Options(1, 32, 4)):
+    with config_selection.forced(op, rows.Options(1, 32, 4)):
         found = NORMS[op](ntops.torch, x, weight, bias)
         part = NORMS[op](ntops.torch, x[1:, 1:, 1:], weight, bias)
 
@@ -47,7 +48,7 @@ def test_dtypes_of_rows_that_are_walked(dtype, walks):
     weight = torch.randn(48, device=DEVICE).to(dtype)
 
     for op, call in NORMS.items():
-        with choice.forced(op, rows.Options(1, 16, 4)):
+        with config_selection.forced(op, rows.Options(1, 16, 4)):
             torch.testing.assert_close(
                 call(ntops.torch, x, weight, weight), call(torch.nn.functional, x, weight, weight)
             )
@@ -64,7 +65,7 @@ def test_rows_that_fill_their_tile_are_not_masked(op, shape, filled, monkeypatch
     x = x.mT if len(shape) == 3 else x
     weight, bias = torch.randn(2, x.shape[-1], device=DEVICE)
 
-    with choice.forced(op, rows.Options(1, 64, 4)):
+    with config_selection.forced(op, rows.Options(1, 64, 4)):
         found = NORMS[op](ntops.torch, x, weight, bias)
 
     torch.testing.assert_close(found, NORMS[op](torch.nn.functional, x, weight, bias))
@@ -86,7 +87,7 @@ INF, NAN, LOWEST = float("inf"), float("nan"), torch.finfo(torch.float32).min
 def test_softmax_of_rows_that_are_walked(row, walks):
     x = torch.tensor([row, [0.0] * 32], device=DEVICE)
 
-    with choice.forced("softmax", rows.Options(1, 16, 4)):
+    with config_selection.forced("softmax", rows.Options(1, 16, 4)):
         found = ntops.torch.softmax(x, -1)
 
     torch.testing.assert_close(found, torch.softmax(x, -1), equal_nan=True)
@@ -117,3 +118,22 @@ def test_what_a_lane_adds_up_thousands_of_times_is_right(norm, lanes):
         found = getattr(ntops.torch, norm)(input, (input.shape[-1],), eps=1e-3)
         exact = getattr(torch.nn.functional, norm)(input.double(), (input.shape[-1],), eps=1e-3)
         assert ((found - exact) / exact).abs().max() < 6 * 2**-24 * (1 + (norm == "layer_norm"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 40, 5), (2, 3, 600, 40), (2, 3, 4, 5, 6), (4, 300, 1), (5, 1, 3), (7, 64, 64)])
+def test_rows_along_another_dim_have_the_same_bits_in_any_batch_and_layout(shape, dtype):
+    x, dim = torch.randn(shape, device=DEVICE).to(dtype), len(shape) - 2
+    found = ntops.torch.softmax(x, dim)
+    torch.testing.assert_close(found, torch.softmax(x.float(), dim).to(dtype))
+    assert torch.equal(ntops.torch.softmax(x[..., :1], dim), found[..., :1])
+    assert torch.equal(ntops.torch.softmax(x[:1], dim), found[:1])
+    turned = x.transpose(0, -1).contiguous().transpose(0, -1)
+    assert torch.equal(ntops.torch.softmax(turned, dim), found)
+
+
+def test_rows_along_another_dim_treat_what_is_not_finite_as_others_do():
+    for columns in (5, 300):
+        x = torch.randn(3, columns, 4, device=DEVICE)
+        x[0, :, 0], x[1, 2, 1], x[2, 2, 2], x[2, :2, 3] = -torch.inf, torch.inf, torch.nan, -torch.inf
+        torch.testing.assert_close(ntops.torch.softmax(x, 1), torch.softmax(x, 1), equal_nan=True)

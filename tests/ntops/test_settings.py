@@ -8,8 +8,8 @@ from triton.runtime.errors import OutOfResources
 from tuning import H200
 
 import ntops.torch
-from ntops.host import attention, configuration, measuring, products, repetition, rows
-from ntops.torch import utils
+from ntops.host import attention, products, rows
+from ntops.launch import autotuning, configuration, kernel_sources, recorder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CALLS = {
@@ -34,12 +34,10 @@ def set_default():
 def measured(monkeypatch):
     """Configurations are measured, also where kernels are interpreted: a list of the candidates of each measurement."""
     found = []
-    measure = measuring._measured
-    monkeypatch.setattr(measuring, "_measured", lambda *args: (found.append(args[0]), measure(*args))[1])
-    monkeypatch.setattr(measuring, "_known", {})
-    monkeypatch.setattr(measuring, "INTERPRETED", False)
-    # Once kernels were measured by NineToothed wherever they are compiled.
-    monkeypatch.setattr(utils, "INTERPRETED", False, raising=False)
+    measure = autotuning._measured
+    monkeypatch.setattr(autotuning, "_measured", lambda *args: (found.append(args[0]), measure(*args))[1])
+    monkeypatch.setattr(autotuning, "_known", {})
+    monkeypatch.setattr(autotuning, "INTERPRETED", False)
     return found
 
 
@@ -73,7 +71,7 @@ def test_each_candidate_of_a_row_is_right(call, columns, number, set_default):
     set_default(max_num_configs=16)
     x = random(5, columns)
 
-    with measuring.assumed(number):
+    with autotuning.assumed(number):
         torch.testing.assert_close(CALLS[call](ntops.torch, x), CALLS[call](torch.nn.functional, x))
 
 
@@ -85,7 +83,7 @@ def test_each_candidate_of_products_attention_and_rotation_is_right(number, set_
     heads, angles = random(2, 5, 3, 24), random(5, 12, seed=1)
     gqa = {"is_causal": True, "enable_gqa": True}
 
-    with measuring.assumed(number):
+    with autotuning.assumed(number):
         torch.testing.assert_close(ntops.torch.mm(a, b), a @ b, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(ntops.torch.addmm(c, a, b), c + a @ b, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(ntops.torch.bmm(a[None], b[None]), (a @ b)[None], rtol=1e-4, atol=1e-4)
@@ -104,7 +102,7 @@ def test_each_candidate_of_products_attention_and_rotation_is_right(number, set_
 
 def test_no_kernel_is_made_without_its_blocks(monkeypatch, measured, set_default):
     made = {}
-    monkeypatch.setattr(utils, "_kernels", made)
+    monkeypatch.setattr(kernel_sources, "_kernels", made)
     set_default(max_num_configs=3)
     x = random(4, 70)
 
@@ -214,33 +212,33 @@ def test_what_does_not_compile_is_no_candidate(measured, set_default):
         if chosen.num_warps != 8:
             raise OutOfResources(2, 1, "shared memory")
 
-    candidates = [utils.Config((), warps) for warps in (1, 2, 4, 8)]
+    candidates = [kernel_sources.Config((), warps) for warps in (1, 2, 4, 8)]
     set_default(max_num_configs=16)
-    chosen = measuring.fastest("a kernel", candidates[0], lambda: candidates, launch, output)
+    chosen = autotuning.fastest("a kernel", candidates[0], lambda: candidates, launch, output)
     assert (chosen.num_warps, seen) == (8, [1, 2, 4, 8])
     # Where none does, the library's choice says so.
-    chosen = measuring.fastest("another", candidates[0], lambda: candidates[:2], launch, output)
+    chosen = autotuning.fastest("another", candidates[0], lambda: candidates[:2], launch, output)
     assert chosen.num_warps == 1
 
 
 @pytest.mark.parametrize(("start", "strides"), [(0, (5, 1)), (3, (5, 1)), (1, (1, 7))])
 def test_scratch_memory_lies_as_the_output_does(start, strides):
     output = torch.zeros(64, device=DEVICE).as_strided((4, 5), strides, start)
-    scratch = measuring._like(output)
+    scratch = autotuning._like(output)
     assert (scratch.shape, scratch.stride()) == (output.shape, output.stride())
     assert scratch.data_ptr() % 16 == output.data_ptr() % 16
     assert scratch.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()
 
 
 def test_what_is_measured_is_no_part_of_a_recorded_call(monkeypatch):
-    recording = repetition._Recording()
-    monkeypatch.setattr(repetition._local, "recording", recording)
+    recording = recorder._Recording()
+    monkeypatch.setattr(recorder._local, "recording", recording)
 
-    with repetition.unrecorded():
-        repetition.empty((3,), (1,), torch.float32, DEVICE)
+    with recorder.unrecorded():
+        recorder.empty((3,), (1,), torch.float32, DEVICE)
 
     assert recording.allocations == []
-    repetition.empty((3,), (1,), torch.float32, DEVICE)
+    recorder.empty((3,), (1,), torch.float32, DEVICE)
     assert len(recording.allocations) == 1
 
 
@@ -266,14 +264,14 @@ class _Kernel:
 
 def test_stages_that_do_not_fit_are_left_out():
     kernel = _Kernel(stages=2)
-    repetition.launch(kernel, (1,), {"num_warps": 4, "num_stages": 5})
+    recorder.launch(kernel, (1,), {"num_warps": 4, "num_stages": 5})
     assert kernel.launched == [{"num_warps": 4, "num_stages": 2}]
 
     for options in ({"num_stages": 5}, {}):
         kernel = _Kernel(stages=0)
 
         with pytest.raises(OutOfResources, match="shared memory"):
-            repetition.launch(kernel, (1,), {"num_stages": 1} | options)
+            recorder.launch(kernel, (1,), {"num_stages": 1} | options)
 
         assert kernel.launched == []
 

@@ -13,7 +13,7 @@ from conformance.cases import Case
 from conformance.implementations import load
 from conformance.runner import judge_prepared, prepare
 from conformance.spec import registry
-from ntops.host import measuring
+from ntops.launch import autotuning
 from strategies.specs import Layout, TensorSpec
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -156,7 +156,7 @@ def test_every_operator_is_right_under_every_setting(op, name, value):
 @pytest.mark.parametrize("op", MEASURED)
 def test_whatever_is_the_fastest_is_right(op, number):
     """Each candidate, not the one that happens to be fast here."""
-    with setting("max_num_configs", 16), measuring.assumed(number):
+    with setting("max_num_configs", 16), autotuning.assumed(number):
         judged(op)
 
 

@@ -10,8 +10,7 @@ import torch
 from ninetoothed import generation
 
 import ntops
-from ntops.host import repetition
-from ntops.torch import utils
+from ntops.launch import kernel_sources, recorder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -41,13 +40,13 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "CACHE_DIR", tmp_path)
     _forget(monkeypatch)
     yield found
-    repetition.forget()
+    recorder.forget()
 
 
 def _forget(monkeypatch):
-    monkeypatch.setattr(utils, "_kernels", {})
-    utils._generated.cache_clear()
-    repetition.forget()
+    monkeypatch.setattr(kernel_sources, "_kernels", {})
+    kernel_sources._generated.cache_clear()
+    recorder.forget()
 
 
 def _add():
@@ -75,18 +74,18 @@ def test_made_once(made, monkeypatch):
 def _forms():
     """Arguments of a kernel, and the same with one thing of it different."""
     arguments = {"arguments": (("ndim", 1),), "blocks": (("block_size", 16),), "num_warps": 4, "num_stages": 1}
-    arguments |= {"specialization": utils.Specialization()}
+    arguments |= {"specialization": kernel_sources.Specialization()}
     others = {
         "arguments": (("ndim", 2),),
         "blocks": (("block_size", 32),),
         "num_warps": 8,
         "num_stages": 2,
-        "specialization": utils.Specialization(unit_strides=(("output", 0), ("input", 0))),
+        "specialization": kernel_sources.Specialization(unit_strides=(("output", 0), ("input", 0))),
     }
     premake = ntops.kernels.abs.premake
     return [(premake, *(arguments | {name: other}).values()) for name, other in others.items()] + [
-        (premake, *(arguments | {"specialization": utils.Specialization(aligned=True)}).values()),
-        (premake, *(arguments | {"specialization": utils.Specialization(wide=True)}).values()),
+        (premake, *(arguments | {"specialization": kernel_sources.Specialization(aligned=True)}).values()),
+        (premake, *(arguments | {"specialization": kernel_sources.Specialization(wide=True)}).values()),
         (ntops.kernels.neg.premake, *arguments.values()),
         (premake, *arguments.values()),
     ]
@@ -94,27 +93,27 @@ def _forms():
 
 def test_other_arguments_are_another_source(made):
     keys = _forms()
-    paths = [utils._source("ntops_unary", key) for key in keys]
+    paths = [kernel_sources._source("ntops_unary", key) for key in keys]
     assert len(set(paths)) == len(keys)
-    assert [utils._source("ntops_unary", key) for key in keys] == paths
+    assert [kernel_sources._source("ntops_unary", key) for key in keys] == paths
 
 
-@pytest.mark.parametrize("module", [ntops, ninetoothed])
-def test_a_file_that_was_edited_is_other_code(tmp_path, monkeypatch, module):
+@pytest.mark.parametrize(("module", "file"), [(kernel_sources, "launch/sources.py"), (ninetoothed, "__init__.py")])
+def test_a_file_that_was_edited_is_other_code(tmp_path, monkeypatch, module, file):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "one.py").write_text("a = 1\n")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "__init__.py"))
-    before = utils._code()
-    assert utils._code() == before
-    assert not utils._is_unchanged()
+    monkeypatch.setattr(module, "__file__", str(tmp_path / file))
+    before = kernel_sources._code()
+    assert kernel_sources._code() == before
+    assert not kernel_sources._is_unchanged()
     (tmp_path / "kernels" / "one.py").write_text("a = 12\n")
-    assert [now == old for now, old in zip(utils._code(), before, strict=True)] == [False, False]
+    assert [now == old for now, old in zip(kernel_sources._code(), before, strict=True)] == [False, False]
 
 
 @pytest.mark.parametrize("seen", [[False, False], [True, False]])
 def test_what_was_edited_since_it_was_imported_is_not_kept(made, monkeypatch, seen):
     states = iter(seen * 2)
-    monkeypatch.setattr(utils, "_is_unchanged", lambda: next(states))
+    monkeypatch.setattr(kernel_sources, "_is_unchanged", lambda: next(states))
 
     for _ in range(2):
         assert _add() == [2, 2, 2]
@@ -126,8 +125,8 @@ def test_what_was_edited_since_it_was_imported_is_not_kept(made, monkeypatch, se
 
 def test_code_in_no_folder_is_not_kept(made, monkeypatch, tmp_path):
     (tmp_path / "ntops.zip").touch()
-    monkeypatch.setattr(ntops, "__file__", str(tmp_path / "ntops.zip" / "ntops" / "__init__.py"))
-    assert utils._code() == (None, None)
+    monkeypatch.setattr(kernel_sources, "__file__", str(tmp_path / "ntops.zip/ntops/launch/kernel_sources.py"))
+    assert kernel_sources._code() == (None, None)
 
     for _ in range(2):
         assert _add() == [2, 2, 2]
@@ -142,9 +141,9 @@ def test_the_source_of_anothers_premake_is_not_kept(made, monkeypatch):
     def premake(**arguments):
         return ours.premake(**arguments)
 
-    config, specialization = utils.Config((("block_size", 16),)), utils.Specialization()
+    config, specialization = kernel_sources.Config((("block_size", 16),)), kernel_sources.Specialization()
     for _ in range(2):
-        utils.make(premake, {"ndim": 1}, config, specialization)
+        kernel_sources.make(premake, {"ndim": 1}, config, specialization)
         _forget(monkeypatch)
 
     assert made == ["ntops_test_sources"] * 2

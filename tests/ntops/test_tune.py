@@ -18,7 +18,7 @@ from tuning import GPU
 
 import ntops.torch
 from ntops import timing, tune
-from ntops.host import store
+from ntops.launch import tuned_tables
 from ntops.tune import __main__ as cli
 from ntops.tune import compiling, engine, operators
 
@@ -141,7 +141,7 @@ def test_an_interrupted_run_goes_on_where_it_was():
 
     with pytest.raises(KeyboardInterrupt):
         run(work(10), timer=Interrupted())
-    assert len(store.read(GPU)) == engine.GROUP
+    assert len(tuned_tables.read(GPU)) == engine.GROUP
     timer = Timer(**{"9": 0.5})
     (result,) = run(work(10), timer=timer)
     # The reference is timed with each group.
@@ -232,7 +232,10 @@ def test_a_cache_that_cannot_be_used_breaks_no_call(damage, cache, on_gpu, recwa
 
 def test_a_table_is_written_whole_or_not(tmp_path, monkeypatch, capsys):
     """Of a run whose measurements are made up."""
-    table, record = tmp_path / "table.json", store.Record("softmax", {}, {"columns": 20}, {"num_warps": 4}, 1e-6, 1.0)
+    table, record = (
+        tmp_path / "table.json",
+        tuned_tables.Record("softmax", {}, {"columns": 20}, {"num_warps": 4}, 1e-6, 1.0),
+    )
     compiled = types.SimpleNamespace(usable=None)
     monkeypatch.setattr(engine, "device_name", lambda: GPU)
     monkeypatch.setattr(compiling, "compile_all", lambda *args, **options: compiled)
@@ -242,7 +245,7 @@ def test_a_table_is_written_whole_or_not(tmp_path, monkeypatch, capsys):
     assert cli.main(command) == 0
     assert f"written: {table}, 1 of 0 problems" in capsys.readouterr().out
     before = table.read_text()
-    assert store.load_table(before) == [record]
+    assert tuned_tables.load_table(before) == [record]
 
     def interrupted(works, **options):
         raise KeyboardInterrupt
@@ -260,8 +263,8 @@ def test_the_command_measures_with_the_interpreter_says_so_and_ships_nothing(cap
     shown = capsys.readouterr().out
     assert "they say nothing about a GPU" in shown
     assert re.search(r"softmax columns=20 on interpreter: .* host time: it says nothing about a GPU\n \* ", shown)
-    assert {one.clock for one in store.read(engine.INTERPRETER)} == {"wall"}
-    assert str(store.path(engine.INTERPRETER)) in shown
+    assert {one.clock for one in tuned_tables.read(engine.INTERPRETER)} == {"wall"}
+    assert str(tuned_tables.path(engine.INTERPRETER)) in shown
     table = tmp_path / "table.json"
     with pytest.raises(SystemExit):
         cli.main(["--op", "softmax", "--shape", "3x20", "--out", str(table)])

@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 
-from ntops.host import choice, products, store
+from ntops.host import products
+from ntops.launch import config_selection, tuned_tables
 
-H200 = choice.Device(shared_memory=232448, multiprocessors=132)
+H200 = config_selection.Device(shared_memory=232448, multiprocessors=132)
 GPU = "Test GPU 1"
 PROBLEM = products.Problem(4096, 4096, 4096, torch.bfloat16, False)
 SMALL = products.Options(64, 64, 32, 4, 2)
@@ -16,4 +17,4 @@ SMALL = products.Options(64, 64, 32, 4, 2)
 
 def record(problem=PROBLEM, options=SMALL, kernel="mm", **fields):
     fields = {"seconds": 1e-4, "share": 0.5} | fields
-    return store.Record(kernel, problem.kind(), problem.sizes(), dataclasses.asdict(options), **fields)
+    return tuned_tables.Record(kernel, problem.kind(), problem.sizes(), dataclasses.asdict(options), **fields)

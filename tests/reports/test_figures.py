@@ -150,7 +150,24 @@ def checked_by_memcheck():
     return found[1]
 
 
+def drawn():
+    found = json.loads((RECORD / "sampled.json").read_text())["runs"][-1]["distribution"]
+    means = {name: one["geometric_mean"] for name, one in found["families"].items()}
+    return (
+        f"geometric mean **{found['all']['geometric_mean']:.3f}** of torch, 5th percentile "
+        f"{found['all']['percentile_5']:.3f}; products {means['products']:.3f}, attention {means['attention']:.3f}"
+    )
+
+
+def differentiated():
+    found = json.loads((RECORD / "gradients.json").read_text())["times"]["scaled_dot_product_attention"]["ms"]
+    assert f"{found['ntops']:.2f} | {found['torch']:.2f}" in document(HOME)
+    return ""
+
+
 FILES = {
+    "gradients.json": differentiated,
+    "sampled.json": drawn,
     "conformance-products.json": lambda: judged("products"),
     "conformance-others.json": lambda: judged("others"),
     "conformance-deep.txt": deep_cases,

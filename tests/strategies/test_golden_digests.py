@@ -34,7 +34,8 @@ def specs() -> list[tuple[TensorSpec, int]]:
     """Every recipe of every dtype, with layouts, seeds, operand numbers and specials in turn; sizes at the ends."""
     found = []
     # In the order in which they came to be.
-    later = (values.MASKS, values.TABLES, ("powers",), ("ties",), values.ROWS, ("magnitudes",), ("bytes",))
+    rows = tuple(recipe for recipe in values.ROWS if recipe != "level")
+    later = (values.MASKS, values.TABLES, ("powers",), ("ties",), rows, ("magnitudes",), ("bytes",), ("level",))
     ordered = ([r for r in values.RECIPES if not any(r in recipes for recipes in later)], *later)
     for name, recipe in ((name, recipe) for recipes in ordered for name in dtypes.NAMES for recipe in recipes):
         if recipe in values.recipes_of(name):

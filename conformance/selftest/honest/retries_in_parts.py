@@ -3,6 +3,7 @@
 import torch
 
 
+@torch.no_grad()
 def exp(input, *, out=None):
     try:
         if input.numel() > 64 and out is None:

@@ -1,0 +1,209 @@
+"""Contexts of a call: operands of another kind, and modes and threads around it.
+
+Copied into the ``repro_<id>.py`` scripts of failures, so it needs torch and nothing else.
+"""
+
+import contextlib
+import enum
+import inspect
+import warnings
+
+import torch
+
+PARAMETERS, NEGATED, WIDE, OWN = "parameters", "negated", "default dtype float64", "own variants"
+TRAINING, TOGETHER = "training", "one storage"
+INFERENCE, DETERMINISTIC, THREADS = "inference mode", "deterministic algorithms", "three threads"
+STRICT = "warnings are errors"
+"""In these forms operands that are only read differ: floating-point ones are ``torch.nn.Parameter``, without gradient
+mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first. Or the
+surroundings differ: operands were made in inference mode, in which the call runs; the default dtype is float64; causal
+variants are of the implementation's own enum; torch is set to be deterministic, or to use three threads; a warning that
+a user would see is raised."""
+OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER
+SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT
+SEEN = UserWarning, RuntimeWarning, FutureWarning
+"""The warnings about a call that Python shows by default."""
+"""``OPERANDS`` are the forms whose operands differ, ``SURROUNDINGS`` those whose settings do."""
+APART = 48
+"""Bytes between operands that lie in one storage."""
+
+_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_dressed(form):
+    """Tell whether the form changes operands or surroundings."""
+    return form in (OWN, *OPERANDS, *SURROUNDINGS)
+
+
+@contextlib.contextmanager
+def surroundings(form):
+    """Set what a call of this form finds set, and restore it afterwards."""
+    modes = {PARAMETERS: torch.no_grad, INFERENCE: torch.inference_mode}
+    before = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.get_num_threads()
+    if form == WIDE:
+        torch.set_default_dtype(torch.float64)
+    if form == DETERMINISTIC:
+        # torch.use_deterministic_algorithms imports torch's compiler, which takes seconds.
+        torch.set_deterministic_debug_mode("warn")
+    if form == THREADS:
+        torch.set_num_threads(3)
+    try:
+        with modes.get(form, contextlib.nullcontext)(), warnings.catch_warnings():
+            for category in SEEN if form == STRICT else ():
+                warnings.simplefilter("error", category)
+            yield
+    finally:
+        if form == WIDE:
+            torch.set_default_dtype(before[0])
+        if form == DETERMINISTIC:
+            torch.set_deterministic_debug_mode(before[1])
+        if form == THREADS:
+            torch.set_num_threads(before[2])
+
+
+def own(function, value):
+    """Return a causal variant as the member of the enum in the function's module; other values, or without an enum, as
+    they are."""
+    if type(value).__name__ != "CausalVariant":
+        return value
+    for found in [*getattr(inspect.unwrap(function), "__globals__", {}).values()]:
+        is_enum = isinstance(found, enum.EnumMeta) and found is not type(value)
+        if is_enum and {one.name for one in type(value)} <= {*found.__members__}:
+            return found[value.name]
+    return value
+
+
+def kept(form, writes, inplace):
+    """Return the numbers of the operands that stay as they are: the written ones; but an in-place call may write a
+    lazily negated one."""
+    return [] if form == NEGATED and inplace else writes
+
+
+def dressed(form, operands, writes):
+    """Return the operands as the call gets them: tensors of the same storage.
+
+    :param writes: The numbers of the operands that the call writes.
+    """
+    if form == PARAMETERS:
+        return [
+            torch.nn.Parameter(one) if one.is_floating_point() and number not in writes else one
+            for number, one in enumerate(operands)
+        ]
+    if form == NEGATED:
+        return [one if number in writes else negated(one) for number, one in enumerate(operands)]
+    if form == TRAINING:
+        return [
+            one.detach().requires_grad_() if one.is_floating_point() and number not in writes else one
+            for number, one in enumerate(operands)
+        ]
+    if form == TOGETHER:
+        return together(operands, writes)
+    if form == INFERENCE:
+        with torch.inference_mode():
+            return [one if number in writes else _seen_anew(one) for number, one in enumerate(operands)]
+    return list(operands)
+
+
+def _seen_anew(tensor):
+    """Return another tensor of the same memory, of the mode in which it is made and without a gradient."""
+    place = tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    return _empty(tensor).set_(*place)
+
+
+def together(operands, writes):
+    """Return the operands in one storage, the last one first, but for those that the call writes."""
+    given, begin = list(operands), 0
+    places = {}
+    for number in sorted({*range(len(given))} - {*writes}, reverse=True):
+        places[number] = begin
+        # Aligned as the operand may be.
+        begin += -(-(given[number].untyped_storage().nbytes() + APART) // 64) * 64
+    if not places:
+        return given
+    memory = torch.zeros(begin, dtype=torch.uint8, device=given[min(places)].device)
+    for number, start in places.items():
+        one = given[number]
+        memory[start : start + one.untyped_storage().nbytes()] = _bytes_of(one)
+        place = start // one.itemsize + one.storage_offset()
+        given[number] = _empty(one).set_(memory.untyped_storage(), place, one.shape, one.stride())
+    return given
+
+
+def _bytes_of(tensor):
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _empty(like):
+    return torch.empty(0, dtype=like.dtype, device=like.device)
+
+
+LARGER = "in a storage larger than itself"
+"""A trait of operands too, but judged only for results: what a user saves or keeps with such a result is more than it
+shows."""
+
+
+def traits(tensor):
+    """Return the names of a tensor's traits: of inference mode, negated or conjugated lazily, a parameter, one that
+    requires a gradient, or a part of a larger storage."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    found = {
+        "an inference tensor": tensor.is_inference(),
+        "negated lazily": tensor.is_neg(),
+        "conjugated": tensor.is_conj(),
+        "a parameter": type(tensor) is torch.nn.Parameter,
+        "one that requires a gradient": tensor.requires_grad,
+        LARGER: bool(tensor.numel()) and tensor.untyped_storage().nbytes() > (last + 1) * tensor.itemsize,
+    }
+    return [name for name, is_so in found.items() if is_so]
+
+
+def undressed(form, operands, given, value):
+    """Return the result of a call in a form, with the plain operands in place of those that it was given, and take the
+    form out of their storages."""
+    for operand, one in zip(operands, given, strict=True):
+        if one.is_neg() and not operand.is_neg():
+            _turn(operand)
+        if one.untyped_storage()._cdata != operand.untyped_storage()._cdata and one.shape == operand.shape:
+            # Copied back, so that a write to an operand that is only read shows.
+            start = (one.storage_offset() - operand.storage_offset()) * one.itemsize
+            own = _bytes_of(operand)
+            own.copy_(_bytes_of(one)[start : start + len(own)])
+    results = [
+        next((operand for operand, other in zip(operands, given, strict=True) if one is other), _plain(form, one))
+        for one in (value if isinstance(value, tuple) else (value,))
+    ]
+    return tuple(results) if isinstance(value, tuple) else results[0]
+
+
+def _plain(form, value):
+    """Return a result without the traits of its form: what it knows of gradients, or its inference mode."""
+    if type(value) is torch.Tensor and form == TRAINING and value.requires_grad:
+        return value.detach()
+    if type(value) is torch.Tensor and form == INFERENCE and value.is_inference() and not value.is_neg():
+        return _seen_anew(value)
+    return value
+
+
+def negated(tensor):
+    """Return a lazily negated view of the tensor, with the elements of its storage negated; the tensor itself where
+    several elements lie at one address, or the dtype has no negation."""
+    strides = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
+    reach = 0
+    for stride, size in strides:
+        if stride <= reach:
+            return tensor
+        reach += stride * (size - 1)
+    if tensor.dtype == torch.bool or (tensor.is_floating_point() and tensor.itemsize == 1):
+        return tensor
+    _turn(tensor)
+    return torch._neg_view(tensor)
+
+
+def _turn(tensor):
+    """Negate all elements, NaN too, without moving the version counter."""
+    tensor = tensor.data
+    if tensor.is_floating_point():
+        word = _WORDS[tensor.itemsize]
+        tensor.view(word).bitwise_xor_(torch.iinfo(word).min)
+    else:
+        tensor.neg_()

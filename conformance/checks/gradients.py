@@ -1,0 +1,269 @@
+"""A check of gradients: what autograd gets from a call that is differentiated, against its derivative in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from typing import Any
+
+import msgspec
+import torch
+
+import strategies.tensors
+from conformance import cases, forms
+from conformance.calls import Outcome
+from conformance.cases import Case, Same
+from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, different
+from conformance.checks.result import inputs_unchanged
+from conformance.compare import Comparison, compare
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes, layouts
+from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+
+CLAIM = "gradients"
+KINDS = ("contiguous", "transposed", "expanded", "sliced", "zeros", "one for all", "twice", "overwritten")
+"""The kinds of gradient of the result: laid out in several ways, of zeros, one number with strides of 0. Or all
+gradients are asked for twice, from one graph; or a tensor that may have been saved is changed before they are."""
+MOST = 1 << 17
+"""The most elements of operands and results together in calls that are differentiated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """One way in which a case is differentiated."""
+
+    kind: str
+    case: Case
+    """The call, with finite operands where the case's NaN and infinities hide others."""
+    wanted: tuple[int, ...]
+    """The operands that require a gradient."""
+    dout: TensorSpec
+    """The gradient of the result."""
+    overwritten: int | None = None
+    """As ``wish["overwritten"]`` of ``runtime._differentiated``."""
+
+    @property
+    def twice(self) -> bool:
+        return self.kind == "twice"
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Return the operands, and after them the gradient of the result."""
+        specs = (*cases.operands(self.case), self.dout)
+        return tuple(strategies.tensors.materialize(spec, number) for number, spec in enumerate(specs))
+
+    def asked(self) -> dict[str, Any]:
+        """Return the request to the judged process."""
+        dout = len(cases.operands(self.case))
+        return {"wanted": self.wanted, "dout": dout, "twice": self.twice, "overwritten": self.overwritten}
+
+
+def gradients(trial: Trial) -> Finding:
+    """Check that the gradients of the operands are within the bound of the derivative in float64, for any layout of the
+    result's gradient; two times from one graph they have the same bits (where the implementation claims to be
+    deterministic), and no operand changes. A tensor that was changed before they were asked for is noticed, or does not
+    matter."""
+    # One way, which follows from the case alone, so that a replay takes the same.
+    return _judged(trial, wish(trial.case, trial.reference.value))
+
+
+def differentiable(trial: Trial) -> bool:
+    """Tell whether a call has gradients: it only reads its operands, of which one is floating, and so is its result."""
+    case, result = trial.case, trial.reference.value
+    if trial.spec.gradients is None or case.form or trial.spec.writes(case) or "out" in case.kwargs:
+        return False
+    if not isinstance(result, torch.Tensor) or not result.dtype.is_floating_point or trial.spec.left_out(trial.call):
+        return False
+    arguments = (*case.args, *case.kwargs.values())
+    if any(isinstance(one, cases.View) or (isinstance(one, Same) and one.is_view) for one in arguments):
+        return False
+    elements = result.numel() + sum(math.prod(spec.shape) for spec in cases.operands(case))
+    return bool(_floating(case)) and elements <= MOST
+
+
+def _floating(case: Case) -> list[int]:
+    return [n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype)]
+
+
+def wish(case: Case, result: torch.Tensor) -> Wish:
+    """Choose by its seed how a case is differentiated. ``result``: torch's, whose shape and dtype count."""
+    seed, floating = cases.seed(case), _floating(case)
+    some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
+    # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
+    asked = case if seed // 5 % 4 == 0 else _tamed(case)
+    kind = KINDS[seed // 23 % len(KINDS)]
+    dout = _dout(kind, tuple(result.shape), str(result.dtype).removeprefix("torch."), seed)
+    changed = _overwritten(case) if kind == "overwritten" else [None]
+    return Wish(kind, asked, (tuple(floating), some)[seed // 3 % 2], dout, changed[seed // 19 % len(changed)])
+
+
+def _tamed(case: Case) -> Case:
+    def plain(argument: Any) -> Any:
+        if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):
+            return argument
+        # A run of -inf is a mask.
+        specials = tuple(one for one in argument.specials if one.run > 1 and one.value == "-inf")
+        return msgspec.structs.replace(argument, specials=specials)
+
+    named = {name: plain(argument) for name, argument in case.kwargs.items()}
+    return msgspec.structs.replace(case, args=tuple(map(plain, case.args)), kwargs=named, digests=())
+
+
+def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpec:
+    """Return the gradient of a result; sums of numbers of one sign show how they are accumulated."""
+    values, layout = ("normal", "positive", "normal", "integers")[seed // 11 % 4], CONTIGUOUS
+    rank = len(shape)
+    match kind:
+        case "transposed" if rank > 1:
+            layout = Layout(order=tuple(reversed(range(rank))))
+        case "expanded" if rank:
+            layout = Layout(expanded=(seed // 13 % rank,))
+        case "one for all":
+            layout = Layout(expanded=tuple(range(rank)))
+        case "sliced" if rank:
+            layout = Layout(steps=(*(1 for _ in shape[1:]), 2), offset=1)
+        case "zeros":
+            values = "zeros"
+    return TensorSpec(shape, dtype, values, seed // 17 % 256, layout)
+
+
+def _overwritten(case: Case) -> list[int | None]:
+    """Return what can be changed in place: -1 for the result, and operands that have no two elements at one address."""
+    specs = cases.operands(case)
+    return [-1, *(n for n in _floating(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded))]
+
+
+def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: Any) -> list[Expected | None]:
+    """Return the oracle's answer for each wanted operand; None: it says nothing of that one.
+
+    :param inputs: The inputs of ``way``.
+    :param result: The result of the call itself.
+    """
+    assert spec.gradients is not None
+    args, kwargs = forms.bind(way.case, inputs)
+    found = spec.gradients(Call(tuple(args), kwargs, result), inputs[-1])
+    return [_summed(found, [*enumerate(args), *kwargs.items()], inputs[number]) for number in way.wanted]
+
+
+def _summed(found: Any, arguments: list[tuple[Any, Any]], operand: torch.Tensor) -> Expected | None:
+    """Sum the answers for all arguments that are this operand; each term may be rounded as it is stored."""
+    keys = [key for key, argument in arguments if argument is operand]
+    if not keys or not all(key in found for key in keys):
+        return None
+    total = found[keys[0]]
+    for key in keys[1:]:
+        total = total.stored() + found[key].stored()
+    return total.expected(operand.dtype)
+
+
+def _judged(trial: Trial, way: Wish) -> Finding:
+    inputs = way.inputs()
+    outcome = trial.attempt(inputs=inputs, gradients=way.asked())
+    if (missing := _missing(outcome)) is not None:
+        status = FAILED if CLAIM in trial.implementation.claims(trial.case.op) else UNCLAIMED
+        return Finding("gradients", status, f"there are none: {missing}")
+    message, worst = _wrong(trial, way, inputs, outcome)
+    share = min(worst.share, sys.float_info.max) if worst is not None else None
+    if not message:
+        return Finding("gradients", PASSED, share=share)
+    shown = None if way.case == msgspec.structs.replace(trial.case, digests=()) else way.case
+    index = worst.index if worst is not None and not worst.passed else None
+    found = Finding("gradients", FAILED, f"{told(way)}: {message}", share, index=index, case=shown)
+    return trial.excused(found, trial.case, "gradients")
+
+
+def told(way: Wish) -> str:
+    """Say in words which gradients are asked for."""
+    operands = ", ".join(map(str, way.wanted))
+    strides = list(layouts.strides(way.dout.layout, way.dout.shape))
+    changed = "the result" if way.overwritten == -1 else f"operand {way.overwritten}"
+    how = {"twice": ", twice from one graph", "overwritten": f", of {changed} changed in place after the call"}
+    values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
+    return f"gradients of operands {operands}{how.get(way.kind, '')}, for that of the result {values}"
+
+
+def _missing(outcome: Outcome) -> str | None:
+    """Say why there are no gradients, where a call has none at all; else None."""
+    if isinstance(outcome.error, NotImplementedError):
+        return f"raised {describe(outcome.error)}"
+    if outcome.error is None and outcome.reached == "forward":
+        return "the result does not know its operands"
+    return None
+
+
+def _wrong(
+    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], outcome: Outcome
+) -> tuple[str, Comparison | None]:
+    """Say what is wrong, and return the worst comparison."""
+    if outcome.trespass:
+        return outcome.trespass, None
+    if outcome.error is not None:
+        if way.kind == "overwritten" and outcome.reached == "backward" and isinstance(outcome.error, RuntimeError):
+            return "", None
+        if outcome.reached == "forward" and _refused(trial, way, inputs):
+            return "", None
+        return f"the {outcome.reached} pass raised {describe(outcome.error)}", None
+    if way.kind != "overwritten":
+        finding = inputs_unchanged(dataclasses.replace(trial, case=way.case, inputs=inputs, ours=outcome))
+        if finding.status == FAILED:
+            return finding.message.replace(
+                f"operand {len(inputs) - 1} ", f"that of the result, operand {len(inputs) - 1} ", 1
+            ), None
+    result, *found = outcome.value
+    count = len(way.wanted)
+    answers = expected(trial.spec, way, inputs, result)
+    worst: Comparison | None = None
+    for turn in range(1 + way.twice):
+        for number, gradient, answer in zip(way.wanted, found[turn * count :], answers, strict=False):
+            message, comparison = _compared(gradient, inputs[number], answer)
+            if comparison is not None and (worst is None or not comparison.share <= worst.share):
+                worst = comparison
+            if message:
+                return f"{'the second time, ' if turn else ''}that of operand {number} is wrong: {message}", worst
+    if way.twice and "deterministic" in trial.implementation.claims(trial.case.op):
+        for number, first, second in zip(way.wanted, found[:count], found[count:], strict=True):
+            if (
+                isinstance(first, torch.Tensor)
+                and isinstance(second, torch.Tensor)
+                and (where := different(first, second))
+            ):
+                return f"those of operand {number} differ {where}", worst
+    return "", worst
+
+
+def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Tell whether torch refuses the call with operands that require a gradient: a 0-d tensor in place of a number,
+    say."""
+    given = [one.clone().requires_grad_() if n in way.wanted else one for n, one in enumerate(inputs)]
+    args, kwargs = forms.bind(way.case, given)
+    try:
+        trial.spec.reference(*args, **kwargs)
+    except (TypeError, RuntimeError):
+        return True
+    return False
+
+
+def _compared(gradient: Any, operand: torch.Tensor, answer: Expected | None) -> tuple[str, Comparison | None]:
+    if answer is None:
+        return "", None
+    if gradient is None:
+        gradient = torch.zeros(operand.shape, dtype=operand.dtype)
+        none = "there is none, which stands for zeros; "
+    elif not isinstance(gradient, torch.Tensor):
+        return f"it is {gradient.kind}", None
+    else:
+        none = ""
+    if gradient.dtype != operand.dtype:
+        return f"dtype {gradient.dtype} instead of {operand.dtype}", None
+    found = compare(gradient, answer)
+    if found.passed:
+        return "", found
+    if found.reason or found.index is None:
+        return found.reason, found
+    message = (
+        f"{none}{found.failed} of {found.judged} elements are; the worst is {list(found.index)}\n"
+        f"    ours    {found.ours!r}\n"
+        f"    oracle  {found.oracle!r}\n"
+        f"    error   {found.error:.6g}, bound {found.allowed:.6g}"
+    )
+    return message, found

@@ -1,0 +1,51 @@
+"""Choose what a drawn case tries: half the time the option that its search tried least, so that options of few cases
+are not left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from conformance import cases
+from conformance.cases import Case
+
+MOST = 1 << 14
+"""The most choices that are remembered, so that a case that is judged again, or for another implementation, tries the
+same."""
+
+_tried: dict[tuple[str, str, str], Counter[str]] = {}
+_chosen: dict[tuple[str, ...], str] = {}
+
+
+_search: list[str] = [""]
+
+
+def within(search: str) -> None:
+    """Say to which search the following cases belong: its choices do not depend on earlier ones in this process."""
+    if search != _search[0]:
+        anew()
+        _search[0] = search
+
+
+def anew() -> None:
+    """Forget what was tried."""
+    _tried.clear()
+    _chosen.clear()
+
+
+def choose(case: Case, what: str, names: Sequence[str]) -> str:
+    """Return one of the names, of which there is at least one. ``what``: the kind of choice."""
+    # The names are part of the key: an implementation that offers more has choices of its own.
+    seed, identity = cases.seed(case), (cases.case_id(case), what, *names)
+    if identity in _chosen:
+        return _chosen[identity]
+    tried = _tried.setdefault((case.op, cases.dtype_of(case), what), Counter())
+    found = seed % len(names)
+    if seed // 7 % 2:
+        # Not always: else common options would go only to cases that have no rarer one.
+        found = min(range(len(names)), key=lambda place: (tried[names[place]], (place - seed) % len(names)))
+    tried[names[found]] += 1
+    if len(_chosen) >= MOST:
+        _chosen.clear()
+    _chosen[identity] = names[found]
+    return names[found]

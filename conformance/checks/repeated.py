@@ -1,0 +1,150 @@
+"""Checks that make the call again, in memory that holds something else, and compare the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from conformance import cases
+from conformance.checks.call_record import (
+    FAILED,
+    PASSED,
+    UNCLAIMED,
+    Finding,
+    Outcome,
+    Trial,
+    describe,
+    difference,
+    malformed,
+)
+from conformance.checks.result import Part, failing, worst
+from conformance.compare import compare, kept
+from conformance.implementations import FIXED
+from conformance.mask_statistics import enough, faults, favoured
+from conformance.spec import parameters
+from strategies.specs import TensorSpec
+
+REPEATED = 6
+"""One in so many drawn calls of random ops with few elements is repeated often."""
+
+
+def guard_bands(trial: Trial) -> Finding:
+    """Check that nothing is written around any operand or allocated tensor, and no result depends on what lies
+    there."""
+    if trial.ours.trespass:
+        return Finding("guard_bands", FAILED, trial.ours.trespass)
+    check, message = trial.change if trial.ours.error is None else ("", "")
+    if trial.ours.error is None and trial.second.trespass:
+        # The margins hold another pattern: a stray store may have matched the first one.
+        return Finding("guard_bands", FAILED, trial.second.trespass)
+    return Finding("guard_bands", FAILED, message) if check == "guard_bands" else Finding("guard_bands", PASSED)
+
+
+def fully_written(trial: Trial) -> Finding:
+    """Check that every element of a result was written, and none depends on what was in memory before."""
+    check, message = trial.change
+    return Finding("fully_written", FAILED, message) if check == "fully_written" else Finding("fully_written", PASSED)
+
+
+def deterministic(trial: Trial) -> Finding:
+    """Check that the same call twice gives the same bits; where the implementation does not claim that, right
+    results."""
+    check, message = trial.change
+    if check != "deterministic":
+        return Finding("deterministic", PASSED)
+    return differing(trial, "deterministic", message, *filter(None, (trial.second, trial.unsteady)))
+
+
+def keywords(trial: Trial) -> Finding:
+    """Check that every argument is taken by torch's name for it, and means the same: if the implementation claims to be
+    deterministic, with the bits of the call by position."""
+    names = parameters(trial.case.op)
+    given = ", ".join(f"{name}=" for name in names[: len(trial.case.args)])
+    outcome = trial.attempt(names=names)
+    found, first = failing(trial, outcome), None
+    if found is not None:
+        first = failing(trial, trial.ours)
+    if found is not None and (first is None or first.check != found.check):
+        message = f"called as {trial.case.op}({given}) it is wrong: {found.message}"
+        return trial.excused(Finding("keywords", FAILED, message), trial.case, found.check)
+    if "deterministic" not in trial.implementation.claims(trial.case.op):
+        return Finding("keywords", PASSED)
+    message = difference(trial.ours, outcome, f"a call by position and as {trial.case.op}({given})")
+    return Finding("keywords", FAILED if message else PASSED, message)
+
+
+def has_names(trial: Trial) -> bool:
+    """Tell whether torch takes the arguments by name: not where the first one is a number."""
+    return bool(trial.case.args) and isinstance(trial.case.args[0], TensorSpec)
+
+
+def distribution(trial: Trial) -> Finding:
+    """Check that a random op keeps as many elements as it should, independently of their neighbours in any dim, of the
+    call before and of one with the next seed, the same ones for one seed, and scales them exactly; of few elements none
+    is favoured in many calls."""
+    expected = trial.expected[0]
+    if expected.instead is None:
+        return Finding("distribution", PASSED)
+    masks, own = [], kept(trial.ours.value, expected)[0]
+    # Calls in sequence, since a generator that does not advance repeats itself; seeded anew, so that what other checks
+    # have drawn does not matter.
+    for how in ({}, {"seeded": False}, {"seed_by": 1}):
+        # Generators are not put back, as they are where a call is known to change its surroundings.
+        outcome = trial.attempt(**how, state=False)
+        if finding := _unscaled(trial, outcome):
+            return finding
+        mask, seen = kept(outcome.value, expected)
+        masks.append(mask)
+    found = list(faults(masks, seen, expected.chance))
+    if other := int((own != masks[0])[seen].sum()):
+        found.insert(0, f"after the same torch.manual_seed {other} of {own.numel()} elements are dropped otherwise")
+    count = enough(expected.chance, own.numel())
+    if count and not found and (trial.thorough or not cases.seed(trial.case) // 11 % REPEATED):
+        outcomes = [trial.bare(seeded=False, state=False) for _ in range(count)]
+        if finding := next(filter(None, (_unscaled(trial, outcome) for outcome in outcomes)), None):
+            return finding
+        found = list(favoured([kept(outcome.value, expected)[0] for outcome in outcomes], seen, expected.chance))
+    return Finding("distribution", FAILED if found else PASSED, "\n  ".join(found[:5]))
+
+
+def _unscaled(trial: Trial, outcome: Outcome) -> Finding | None:
+    """Return what is wrong with a repeated call of a random op, other than which elements it keeps; None: nothing."""
+    if outcome.error is not None:
+        return Finding("distribution", FAILED, f"a repeated call raised {describe(outcome.error)}")
+    if wrong := malformed(outcome.value, trial.reference.value):
+        return Finding("distribution", FAILED, f"a repeated call {wrong}")
+    comparison = compare(outcome.value, trial.expected[0])
+    if comparison.passed:
+        return None
+    message = f"neither dropped nor scaled exactly: {worst(comparison, trial.reference.value)}"
+    return Finding("distribution", FAILED, message, index=comparison.index)
+
+
+def differing(
+    trial: Trial,
+    claim: str,
+    message: str,
+    *outcomes: Outcome,
+    inputs: Sequence[torch.Tensor] | None = None,
+    part: Part | None = None,
+) -> Finding:
+    """Return the finding that equal calls differ: a failure where the property is claimed, or where one of them is
+    wrong.
+
+    ``inputs``, ``part``: as of ``failing``."""
+    if broken(trial, claim) == FAILED:
+        return Finding(claim, FAILED, message)
+    found = next(filter(None, (failing(trial, outcome, inputs, part) for outcome in outcomes)), None)
+    if found is None:
+        return Finding(claim, UNCLAIMED, message)
+    wrong = Finding(claim, FAILED, f"{message}; and one is wrong: {found.message}")
+    return trial.excused(wrong, trial.case, found.check)
+
+
+def broken(trial: Trial, claim: str) -> str:
+    """Return the status of a finding that one of ``implementations.CLAIMS`` does not hold; a ``FIXED`` claim is broken
+    where configurations can be fixed."""
+    claims = trial.implementation.claims(trial.case.op)
+    fixed = claim + FIXED in claims and trial.configurations
+    return FAILED if claim in claims or fixed else UNCLAIMED

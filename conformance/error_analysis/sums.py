@@ -1,0 +1,241 @@
+"""Rules of sums, extremes and products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from conformance.bounds import FORMATS, PRODUCT_DRIFT, PRODUCT_WALK, compute_dtype
+from conformance.error_analysis.functions import least, may_be_zero, real
+from conformance.error_analysis.pairs import (
+    Pair,
+    exact,
+    made,
+    pair_of,
+    settled,
+    unit,
+)
+
+aten = torch.ops.aten
+HALF = (torch.float16, torch.bfloat16)
+Rule = Callable[..., Any]
+
+
+LANES = 128
+"""The fewest partial sums of a long sum in any implementation: fewer fill no vector unit, and no warp."""
+
+
+def growth(terms: int) -> float:
+    """Return how the error of a sum grows with its terms, in unit roundoffs of the sum of magnitudes: sqrt(K) where
+    roundings are independent and one accumulator takes all (Higham, 4.2 and 2.8); for a long sum that of ``LANES``
+    accumulators, and the depth of a tree over them."""
+    if terms < 2:
+        return 0.0
+    return 1 + min(math.sqrt(terms), math.log2(terms) + math.sqrt(terms / LANES))
+
+
+def dims_of(dim: Any, rank: int) -> list[int]:
+    if dim is None or dim == []:
+        return list(range(rank))
+    return [one % max(rank, 1) for one in (dim if isinstance(dim, list | tuple) else [dim])]
+
+
+def total(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
+    """Apply the rule of a sum of K terms: their errors, and ``growth`` unit roundoffs of the sum of magnitudes."""
+    if not (dtype or input.dtype).is_floating_point:
+        return exact(func(input.value, *([] if dim is None else [dim, keepdim]), dtype=dtype))
+    if dtype is not None and dtype != input.dtype:
+        input = aten._to_copy(input, dtype=dtype)
+    x, dims = settled(input), dims_of(dim, input.ndim)
+    v = real(x)
+    if not v.ndim:
+        return x
+    value, size = v.sum(dims, keepdim), v.abs().sum(dims, keepdim)
+    terms = math.prod(v.shape[one] for one in dims)
+    error = x.error.sum(dims, keepdim) + growth(terms) * unit(x.dtype) * size
+    # Partial sums may overflow even beside an infinity, and then one infinity meets another.
+    size = torch.where(v.isfinite(), v.abs(), 0.0).sum(dims, keepdim)
+    overflows = ~value.isnan() & (size > FORMATS[compute_dtype(x.dtype)].max)
+    return made(value, error.nan_to_num(nan=0.0, posinf=math.inf), any_of(x.unsure, dims, keepdim) | overflows, x.dtype)
+
+
+def any_of(mask: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
+    return mask.double().amax(dims, keepdim) > 0 if mask.numel() else mask.double().sum(dims, keepdim) > 0
+
+
+def mean(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
+    if dtype is not None and dtype != input.dtype:
+        input = aten._to_copy(input, dtype=dtype)
+    terms = math.prod(input.shape[one] for one in dims_of(dim, input.ndim))
+    return torch.sum(input, dims_of(dim, input.ndim), keepdim) / float(terms)
+
+
+def prod(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
+    """Apply the rule of a product of K factors: their relative errors, and K unit roundoffs."""
+    x, dims = settled(input), dims_of(dim, input.ndim)
+    v, value, relative = real(x), real(x), x.error / real(x).abs()
+    for one in sorted(dims, reverse=True):
+        value = value.prod(one, keepdim)
+    terms = math.prod(v.shape[one] for one in dims)
+    error = value.abs() * (relative.nan_to_num(nan=0.0, posinf=math.inf).sum(dims, keepdim) + terms * unit(x.dtype))
+    return made(
+        value, error.nan_to_num(nan=0.0, posinf=math.inf) + least(x.dtype), any_of(x.unsure, dims, keepdim), x.dtype
+    )
+
+
+def cumsum(func: Any, input: Pair, dim: int, *, dtype: torch.dtype | None = None) -> Pair:
+    """Apply the rule of a cumulative sum: each element is a sum of those before it."""
+    if not (dtype or input.dtype).is_floating_point:
+        return exact(func(input.value, dim, dtype=dtype))
+    x = settled(input)
+    v = real(x)
+    terms = growth(v.shape[dim] if v.ndim else 1)
+    error = x.error.cumsum(dim) + terms * unit(x.dtype) * v.abs().cumsum(dim)
+    return made(v.cumsum(dim), error.nan_to_num(nan=0.0), x.unsure.cumsum(dim) > 0, x.dtype)
+
+
+def extreme(of: Callable[..., torch.Tensor]) -> Rule:
+    """Make the rule of a largest or smallest element: the largest error of those that may be it."""
+
+    def entered(func: Any, input: Pair, dim: Any = None, keepdim: bool = False) -> Pair:
+        x, dims = settled(input), dims_of(dim, input.ndim)
+        v = x.value
+        if not v.ndim:
+            return x
+        value, whole = of(v, dims, keepdim), of(v, dims, True)
+        if not x.dtype.is_floating_point:
+            return Pair(value, None, any_of(x.unsure, dims, keepdim), x.dtype)
+        largest = x.error.amax(dims, True) if x.error.numel() else x.error.sum(dims, True)
+        candidates = (v - whole).abs() <= x.error + largest
+        error = (
+            torch.where(candidates, x.error, 0.0).sum(dims, keepdim)
+            if not v.numel()
+            else torch.where(candidates, x.error, 0.0).amax(dims, keepdim)
+        )
+        return made(value, error, any_of(x.unsure, dims, keepdim), x.dtype)
+
+    return entered
+
+
+def with_places(of: str) -> Rule:
+    """Make the rule of an extreme of a dim and its place, which the errors may decide."""
+
+    def entered(func: Any, input: Pair, dim: int | None = None, keepdim: bool = False) -> Any:
+        value = getattr(torch, f"a{of}")(input, () if dim is None else dim, keepdim)
+        if dim is None:
+            return value
+        places = func(settled(input).value, dim, keepdim)[1]
+        doubt = any_of(settled(input).error > 0, [dim], keepdim) | value.unsure
+        return value, Pair(places, None, doubt, torch.int64)
+
+    return entered
+
+
+def argument(func: Any, input: Pair, dim: int | None = None, keepdim: bool = False) -> Pair:
+    """Apply the rule of the place of an extreme, which the errors may decide."""
+    x = settled(input)
+    places = func(x.value, dim, keepdim)
+    doubt = any_of((x.error > 0) | x.unsure, dims_of(dim, input.ndim), keepdim)
+    return Pair(places, None, doubt.broadcast_to(places.shape), torch.int64)
+
+
+def ordered(func: Any, input: Pair, *args: Any, **kwargs: Any) -> Any:
+    """Apply the rule of sorting: each value has the largest error of all, and the errors may decide the places."""
+    x = settled(input)
+    value, places = func(x.value, *args, **kwargs)
+    largest = x.error.max() if x.error.numel() else torch.zeros(())
+    unsure = x.unsure.any().broadcast_to(value.shape)
+    return made(value, largest, unsure, x.dtype), Pair(places, None, unsure | (largest > 0), torch.int64)
+
+
+def _cast(pair: Any) -> torch.Tensor:
+    """Return the rounding error of a cast to a half dtype, if that was the operand's last operation."""
+    if not isinstance(pair, Pair) or pair.rounding not in HALF:
+        return torch.zeros(())
+    return settled(pair).error - pair.error
+
+
+def _uncast(pair: Any) -> Pair:
+    """Return the operand settled, without the error that ``_cast`` returns."""
+    found = pair_of(pair)
+    return Pair(found.value, pair.error, found.unsure, found.dtype) if _cast(pair).any() else found
+
+
+def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_cores: bool = True) -> Rule:
+    """Make the rule of sums of K products: |A| eB + eA |B|, and 4 sqrt(K) unit roundoffs of |A| |B| and K / 8 of the
+    result, as in ``bounds``: tensor cores have one accumulator."""
+
+    def entered(func: Any, input: Pair, other: Pair, *args: Any) -> Any:
+        a, b, dtype = _uncast(input), _uncast(other), input.dtype
+        if not dtype.is_floating_point:
+            return exact(of(a.value, b.value, *args))
+        x, y = real(a), real(b)
+        value, size = of(x, y, *args), of(x.abs(), y.abs(), *args)
+        count, form = terms(x, y), FORMATS[compute_dtype(dtype)]
+        # Each product is rounded, by half a step at least.
+        error = unit(dtype) * (PRODUCT_WALK * math.sqrt(count) * size + PRODUCT_DRIFT * count * value.abs())
+        error = error + count * form.subnormal / 2
+        for first, second in ((a.error, y.abs()), (x.abs(), b.error), (a.error, b.error)):
+            if first.any() and second.any():
+                error = error + of(first, second, *args)
+        # The roundings of a cast are independent: three deviations of their sum, where these are less.
+        for casts, others, turned in ((_cast(input), y, False), (_cast(other), x, True)):
+            if casts.any():
+                pair = (others, casts) if turned else (casts, others)
+                most = of(*(one.abs() for one in pair), *args)
+                error = error + torch.minimum(most, 3 * of(*(one**2 for one in pair), *args).sqrt())
+        if tensor_cores and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            # TF32, as in ``bounds``.
+            error = error + 2.0**-10 * value.abs() + 2.0**-9 * of(x**2, y**2, *args).sqrt()
+        if not size.isfinite().all():
+            # Partial sums may overflow even beside an infinity, and then one infinity meets another.
+            size = of(*(torch.where(one.isfinite(), one.abs(), 0.0) for one in (x, y)), *args)
+        unsure = ~value.isnan() & (size > form.max)
+        doubts = (
+            (a.unsure, torch.ones_like(y, dtype=torch.bool)),
+            (torch.ones_like(x, dtype=torch.bool), b.unsure),
+            (~x.isfinite(), may_be_zero(b)),
+            (may_be_zero(a), ~y.isfinite()),
+        )
+        for first, second in doubts:
+            if first.any() and second.any():
+                unsure = unsure | (of(first.double(), second.double(), *args) > 0)
+        return made(value, error.nan_to_num(nan=0.0, posinf=math.inf), unsure, dtype)
+
+    return entered
+
+
+def average(func: Any, input: Pair, size: Sequence[int], *args: Any) -> Pair:
+    """Apply the rule of averages over windows: sums of as many terms as a window has."""
+    x = settled(input)
+    value, magnitude = func(real(x), size, *args), func(real(x).abs(), size, *args)
+    error = func(x.error, size, *args) + (growth(math.prod(size)) + 1) * unit(x.dtype) * magnitude
+    unsure = func(x.unsure.double(), size, *args) > 0
+    return made(value, error.nan_to_num(nan=0.0, posinf=math.inf), unsure, x.dtype)
+
+
+mm = _product(torch.matmul, lambda x, y: x.shape[-1])
+
+
+def addmm(func: Any, input: Any, first: Pair, second: Pair, *, beta: float = 1, alpha: float = 1) -> Any:
+    """Apply the rule of beta input + alpha (A B)."""
+    found = mm(func, first, second)
+    found = found if alpha == 1 else found * alpha
+    return found if beta == 0 else found + (input if beta == 1 else input * beta)
+
+
+def convolution(func: Any, input: Pair, weight: Pair, bias: Any, *args: Any) -> Any:
+    """Apply the rule of a convolution: a product for each output element; a bias is one term more."""
+
+    def of(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return aten.convolution(x, w, None, *args)
+
+    transposed = bool(args[3])
+    grouped = 1 if transposed else 0
+    found = _product(of, lambda x, w: math.prod(w.shape) // max(w.shape[grouped], 1))(func, input, weight)
+    if bias is None:
+        return found
+    return found + bias.reshape(-1, *(1 for _ in range(input.ndim - 2)))

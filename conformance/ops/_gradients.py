@@ -1,0 +1,216 @@
+"""Gradients of elementwise functions, in the steps in which torch composes each (PyTorch's derivatives.yaml): between
+any two half types may be rounded.
+
+What is chosen where a function has no derivative (the ends of ``clamp``, ``relu`` and ``abs`` of 0) is torch's choice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance import bounds
+from conformance.running import Running, exact, number
+from conformance.spec import Call
+
+Gradients = Mapping[int | str, Running]
+"""By the place or name of each argument that has one."""
+Formula = Callable[[Call, torch.Tensor], Gradients]
+
+
+def of(formula: Callable[..., dict[str, Running]], *names: str) -> Formula:
+    """The gradients of an elementwise function whose arguments have these names.
+
+    ``formula``: from the gradient of the result, as a number of its dtype, and the arguments, to the gradient of each,
+    of the shape of the result.
+    """
+
+    def gradients(call: Call, dout: torch.Tensor) -> Gradients:
+        places = {name: place for place, name in enumerate(names[: len(call.args)])}
+        given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+        with np.errstate(all="ignore"):
+            found = formula(exact(dout, dout.dtype), **given)
+            return {
+                places.get(name, name): gradient.summed_to(tuple(given[name].shape))
+                for name, gradient in found.items()
+                if isinstance(given.get(name), torch.Tensor)
+            }
+
+    return gradients
+
+
+def _operand(value: Any, dtype: torch.dtype) -> Running:
+    return exact(value, dtype) if isinstance(value, torch.Tensor) else number(value, dtype)
+
+
+def _plain(value: Any, dtype: torch.dtype) -> np.ndarray:
+    """The numbers, NaN and infinities among them, in the dtype in which they are compared."""
+    return torch.as_tensor(value).detach().cpu().to(dtype).double().numpy()
+
+
+# --- arithmetic --------------------------------------------------------------------------------------------------
+
+
+def added(g: Running, input: Any, other: Any, alpha: Any = 1, sign: int = 1) -> dict[str, Running]:
+    scaled = g if sign * alpha == 1 else -g if sign * alpha == -1 else g * number(sign * alpha, g.dtype)
+    return {"input": g, "other": scaled}
+
+
+def multiplied(g: Running, input: Any, other: Any) -> dict[str, Running]:
+    return {"input": g * _operand(other, g.dtype), "other": g * _operand(input, g.dtype)}
+
+
+def divided(g: Running, input: Any, other: Any, rounding_mode: str | None = None) -> dict[str, Running]:
+    if rounding_mode is not None:
+        nothing = g.where(np.zeros((), bool))
+        return {"input": nothing, "other": nothing}
+    divisor = _operand(other, g.dtype)
+    twice = ((_operand(input, g.dtype) / divisor).stored() / divisor).stored()
+    return {"input": g / divisor, "other": -(g * twice)}
+
+
+def power(g: Running, input: Any, exponent: Any) -> dict[str, Running]:
+    base, by = _operand(input, g.dtype), _operand(exponent, g.dtype)
+    x, y = _plain(input, g.dtype), _plain(exponent, g.dtype)
+    lower = (by - 1.0).stored()
+    if isinstance(exponent, torch.Tensor) and exponent.is_floating_point():
+        # torch subtracts in the dtype of the exponent.
+        lower = Running(lower.value, lower.error + bounds.rounding(lower.value, exponent.dtype), g.dtype)
+    slope = (by * _raised(base, lower).stored()).stored()
+    logarithm = base.applied(np.log, lambda value: bounds.ulp(value, g.compute)).stored()
+    grown = (_raised(base, by).stored() * logarithm).stored()
+    # Of a base that is not positive there is no logarithm, but powers of 0 are flat.
+    defined = np.broadcast_to((x > 0) | ((x == 0) & (y >= 0)), g.shape)
+    grown = (g * grown).where(np.broadcast_to(~((x == 0) & (y >= 0)), g.shape))
+    grown = Running(grown.value, np.where(defined, grown.error, np.inf), g.dtype)
+    return {"input": (g * slope).where(np.broadcast_to(y != 0, g.shape)), "exponent": grown}
+
+
+def _raised(base: Running, by: Running) -> Running:
+    """base^by, off by what both are off by; a base of 0 that may be none is anybody's."""
+    value = np.power(base.value, by.value)
+    size = np.abs(value)
+    relative = np.abs(by.value) * base.error / np.where(base.error > 0, np.abs(base.value), 1.0)
+    relative = relative + np.where(by.error > 0, np.abs(np.log(np.abs(base.value))) * by.error, 0.0)
+    error = bounds.pow(value, base.value, by.value, base.dtype)
+    # As the reciprocal of a power that overflows it is 0.
+    error = (
+        error
+        + np.where(size * bounds.FORMATS[base.compute].max < 1, size, 0.0)
+        + size * np.where(relative > 0, np.expm1(relative), 0.0)
+    )
+    return Running(value, np.where(np.isnan(error), np.inf, error), base.dtype)
+
+
+def magnitude(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    sign = np.sign(_plain(input, g.dtype))
+    return {"input": Running(g.value * sign, np.where(np.isnan(sign), np.inf, g.error * np.abs(sign)), g.dtype)}
+
+
+def clamped(g: Running, input: torch.Tensor, min: Any = None, max: Any = None) -> dict[str, Running]:
+    x = _plain(input, g.dtype)
+    low, high = (None if bound is None else _plain(bound, g.dtype) for bound in (min, max))
+    kept, below, above = np.ones(x.shape, bool), np.zeros(x.shape, bool), np.zeros(x.shape, bool)
+    if low is not None:
+        kept, below = kept & (x >= low), x < low
+    if high is not None:
+        kept, above = kept & (x <= high), x > high
+    if low is not None and high is not None:
+        below, above = below & (low < high), above | (high < low)
+    defined = np.isfinite(x)
+    for bound in (low, high):
+        defined = defined if bound is None else defined & ~np.isnan(bound)
+
+    def through(mask: np.ndarray) -> Running:
+        found = g.where(np.broadcast_to(mask, g.shape))
+        return Running(found.value, np.where(np.broadcast_to(defined, g.shape), found.error, np.inf), g.dtype)
+
+    # A tensor beside a number is taken for a number, which has none.
+    numbers = any(bound is not None and not isinstance(bound, torch.Tensor) for bound in (min, max))
+    return {"input": through(kept)} | ({} if numbers else {"min": through(below), "max": through(above)})
+
+
+# --- functions of one tensor -------------------------------------------------------------------------------------
+
+
+def _by_ulps(name: str, x: Running, function: Callable[[np.ndarray], np.ndarray]) -> Running:
+    return x.applied(function, lambda value: bounds.ulps(name, value, x.dtype))
+
+
+def _sigmoid(x: Running) -> Running:
+    return x.applied(lambda v: 1 / (1 + np.exp(-v)), lambda value: bounds.sigmoid(value, x.dtype))
+
+
+def negated(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    return {"input": -g}
+
+
+def exponential(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    return {"input": g * _by_ulps("exp", exact(input, g.dtype), np.exp).stored()}
+
+
+def rsqrt(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    result = _by_ulps("rsqrt", exact(input, g.dtype), lambda v: 1 / np.sqrt(v)).stored()
+    return {"input": (-0.5 * g).stored() * ((result * result).stored() * result).stored()}
+
+
+def sine(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    return {"input": g * _by_ulps("cos", exact(input, g.dtype), np.cos).stored()}
+
+
+def cosine(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    return {"input": -(g * _by_ulps("sin", exact(input, g.dtype), np.sin).stored())}
+
+
+def sigmoid(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    result = _sigmoid(exact(input, g.dtype)).stored()
+    return {"input": (g * (1.0 - result).stored()).stored() * result}
+
+
+def tanh(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    result = _by_ulps("tanh", exact(input, g.dtype), np.tanh).stored()
+    return {"input": g * (1.0 - (result * result).stored()).stored()}
+
+
+def relu(g: Running, input: torch.Tensor, inplace: bool = False) -> dict[str, Running]:
+    return {"input": g.where(~(_plain(input, g.dtype) <= 0))}
+
+
+def silu_slope(x: Running) -> Running:
+    """The derivative of silu."""
+    share = _sigmoid(x)
+    return share * (1.0 + x * (1.0 - share))
+
+
+def silu(g: Running, input: torch.Tensor, inplace: bool = False) -> dict[str, Running]:
+    return {"input": g * silu_slope(exact(input, g.dtype))}
+
+
+# The distribution function is off by so many units of 1, as ``bounds.gelu`` has it for its product with x.
+_DISTRIBUTION = 8.0
+_EXPONENTIAL = 4.0
+
+
+def gelu_slope(x: Running, approximate: str) -> Running:
+    """The derivative of gelu."""
+    unit = bounds.FORMATS[x.compute].unit
+    if approximate == "tanh":
+        factor, cubic = math.sqrt(2 / math.pi), 0.044715
+        square = x * x
+        bent = _by_ulps("tanh", factor * (x + cubic * (square * x)), np.tanh)
+        return 0.5 * (1.0 + bent) + 0.5 * x * (1.0 - bent * bent) * (factor * (1.0 + 3 * cubic * square))
+    half = math.sqrt(0.5)
+    share = x.applied(
+        lambda v: 0.5 * torch.special.erfc(torch.from_numpy(np.asarray(-half * v))).numpy(),
+        lambda value: _DISTRIBUTION * unit,
+    )
+    density = (-0.5 * (x * x)).applied(np.exp, lambda value: _EXPONENTIAL * bounds.ulp(value, x.compute))
+    return share + x * (density * (1 / math.sqrt(2 * math.pi)))
+
+
+def gelu(g: Running, input: torch.Tensor, approximate: str = "none") -> dict[str, Running]:
+    return {"input": g * gelu_slope(exact(input, g.dtype), approximate)}

@@ -1,0 +1,204 @@
+"""Right implementations with gradients: those of torch's function in float64, rounded once.
+
+They share no formula with the oracle of ``gradients``, and are what its defects are built on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from conformance import bounds
+from conformance import spec as specs
+from conformance.ops import _attention
+from conformance.ops.rotary_position_embedding import pairs
+from conformance.selftest import attention, correct
+from conformance.selftest.defect_registry import plant
+
+Gradients = list[torch.Tensor | None]
+Operands = Sequence[torch.Tensor]
+Wrong = Callable[["Step"], Gradients]
+
+
+@dataclasses.dataclass
+class Step:
+    """A backward pass. ``place`` names operands: by the number or name of the argument that each is."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    places: tuple[int | str, ...]
+    operands: tuple[torch.Tensor, ...]
+    needed: tuple[bool, ...]
+    result: torch.Tensor
+    dout: torch.Tensor
+
+    def gradients(self, dout: torch.Tensor | None = None, operands: Operands | None = None, **kwargs: Any) -> Gradients:
+        """In float64, of each operand that needs one. Others may be given in place of the step's own, and other keyword
+        arguments; one that is None is left out."""
+        operands, dout = self.operands if operands is None else operands, self.dout if dout is None else dout
+        leaves = [
+            one.to(self.result.dtype).double().requires_grad_(needed) if one.is_floating_point() or needed else one
+            for one, needed in zip(map(torch.Tensor.detach, operands), self._floating, strict=True)
+        ]
+        named = {name: x for name, x in (self.kwargs | kwargs).items() if x is not None and name != "dtype"}
+        args, named = _filled(self.args, named, self.places, [self._wide(one) for one in leaves])
+        args = tuple(map(self._number, args))
+        with torch.enable_grad():
+            result = _reference(self.op, self.result)(*args, **{name: self._number(x) for name, x in named.items()})
+            wanted = [one for one in leaves if one.requires_grad]
+            found = torch.autograd.grad(result, wanted, dout.double(), allow_unused=True)
+        each = iter(found)
+        return [
+            torch.zeros_like(one) if gradient is None else gradient
+            for one in leaves
+            for gradient in ([next(each)] if one.requires_grad else [None])
+        ]
+
+    @property
+    def _floating(self) -> list[bool]:
+        return [one.is_floating_point() for one in self.operands]
+
+    def _wide(self, operand: torch.Tensor) -> torch.Tensor:
+        elementwise = operand.dtype != torch.bool or self.op != attention.OP
+        return operand.double() if elementwise and not operand.is_floating_point() else operand
+
+    def _number(self, value: Any) -> Any:
+        """A number as it is in the dtype that is computed in."""
+        if isinstance(value, bool) and self.op == "pow":
+            return float(value)
+        if type(value) is not float:
+            return value
+        return torch.tensor(value, dtype=torch.float64).to(bounds.compute_dtype(self.result.dtype)).item()
+
+    def argument(self, name: int | str) -> torch.Tensor | None:
+        """The operand at a place, if there is one."""
+        return self.operands[self.places.index(name)] if name in self.places else None
+
+    def only(self, number: int, others: Gradients) -> Gradients:
+        """The right gradients, but that of operand ``number`` from ``others``."""
+        both = zip(others, self.gradients(), strict=True)
+        return [other if n == number else right for n, (other, right) in enumerate(both)]
+
+    def changed(self, found: Gradients, name: int | str, change: Callable[[torch.Tensor], torch.Tensor]) -> Gradients:
+        """The same with another gradient of the operand at a place."""
+        return [
+            change(one) if place == name and one is not None else one
+            for place, one in zip(self.places, found, strict=True)
+        ]
+
+
+def _reference(op: str, result: torch.Tensor) -> Callable[..., torch.Tensor]:
+    references = {
+        attention.OP: _attention.by_math,
+        "rotary_position_embedding": rotated,
+        "dropout": partial(_dropped, result),
+    }
+    return references.get(op, specs.registry()[op].reference)
+
+
+def rotated(
+    input: torch.Tensor,
+    sin_table: torch.Tensor,
+    cos_table: torch.Tensor,
+    interleaved: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """The rotation, of functions that have gradients."""
+    x0, x1 = pairs(input, interleaved)
+    sin, cos = (table[: input.shape[1], None] for table in (sin_table, cos_table))
+    y0, y1 = x0 * cos - x1 * sin, x0 * sin + x1 * cos
+    return torch.stack((y0, y1), -1).flatten(-2) if interleaved else torch.cat((y0, y1), -1)
+
+
+def _dropped(result: torch.Tensor, input: torch.Tensor, p: float = 0.5, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Dropout with the mask that a result shows."""
+    return input * torch.where(result == 0, 0.0, 1 / (1 - p) if p < 1 else 0.0)
+
+
+def _filled(
+    args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int | str], operands: Operands
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with these operands in their places."""
+    given = dict(zip(places, operands, strict=True))
+    named = {name: given.get(name, value) for name, value in kwargs.items()}
+    return tuple(given.get(place, value) for place, value in enumerate(args)), named
+
+
+class _Call(torch.autograd.Function):
+    """A call whose operands are given one by one; ``how``: the right function, what is wrong with its backward pass,
+    and the other arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, how: tuple[Any, ...], *operands: torch.Tensor) -> Any:
+        right, _, _, args, kwargs, places, unseen = how
+        args, kwargs = _filled(args, kwargs, places, operands)
+        result = right(*args, **kwargs)
+        ctx.how = how
+        if unseen:
+            ctx.kept = [one.detach() for one in (*operands, result)]
+        else:
+            ctx.save_for_backward(*operands, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *douts: torch.Tensor) -> Any:
+        _, wrong, op, args, kwargs, places, unseen = ctx.how
+        *operands, result = ctx.kept if unseen else ctx.saved_tensors
+        step = Step(op, args, kwargs, places, tuple(operands), ctx.needs_input_grad[1:], result, *douts)
+        found = step.gradients() if wrong is None else wrong(step)
+        return None, *(
+            gradient.to(one.dtype) if gradient is not None and needed else None
+            for one, gradient, needed in zip(operands, found, step.needed, strict=True)
+        )
+
+
+def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) -> Callable[..., Any]:
+    """The op with gradients. ``wrong``: what its backward pass gives instead. ``unseen``: whether autograd does not
+    know what is saved for that."""
+    # torch's own attention has known deviations.
+    right = attention.right() if op == attention.OP else correct.right(op)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {**dict(enumerate(args)), **kwargs}
+        places = tuple(place for place, value in named.items() if isinstance(value, torch.Tensor))
+        operands = tuple(named[place] for place in places)
+        follows = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
+        if not follows or kwargs.get("out") is not None or specs.registry()[op].gradients is None or writes(kwargs):
+            return right(*args, **kwargs)
+        result = right(*args, **kwargs)
+        if not isinstance(result, torch.Tensor) or not result.is_floating_point() or any(result is x for x in operands):
+            return result
+        # A random operator draws once.
+        return _Call.apply((lambda *_, **__: result, wrong, op, args, kwargs, places, unseen), *operands)
+
+    return call
+
+
+def writes(kwargs: dict[str, Any]) -> bool:
+    """Whether a call is given memory to write."""
+    return kwargs.get("inplace") is True or kwargs.get("present_key") is not None
+
+
+@cache
+def with_gradients() -> tuple[str, ...]:
+    """The ops that have gradients."""
+    return tuple(name for name, spec in specs.registry().items() if spec.gradients is not None)
+
+
+def backward(ops: str | Sequence[str], kind: str, *, unseen: bool = False, name: str = "") -> Callable[[Any], Any]:
+    """Enter the decorated function as what the backward pass of each of these ops gives, a defect of its own."""
+
+    def enter(wrong: Any) -> Any:
+        about = " ".join((wrong.__doc__ or "").split())
+        for op in ops.split() if isinstance(ops, str) else ops:
+            function = differentiable(op, wrong, unseen)
+            full = f"gradient_{name or wrong.__name__}"
+            plant(op, full, kind, "gradients", lambda right, *a, _call=function, **k: _call(*a, **k), about)
+        return wrong
+
+    return enter

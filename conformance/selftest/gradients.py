@@ -1,0 +1,190 @@
+"""What backward passes of any operator get wrong: gradients of results that lie otherwise, sums, what is saved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.selftest import families as of
+from conformance.selftest.defect_registry import plant
+from conformance.selftest.differentiable import Gradients, Step, backward, differentiable
+
+BROADCAST = ("add", "sub", "mul", "div")
+SOME = ("mul", "exp", "gelu", "softmax", "layer_norm", "rms_norm", "mm", "bmm", "matmul", "dropout")
+FUSED = ("rotary_position_embedding", "fused_rmsnorm_rope", "fused_gated_mlp", "scaled_dot_product_attention")
+SAVING = ("mul", "div", "sin", "silu", "softmax", "layer_norm", "mm", *FUSED)
+
+
+# --- the gradient of the result ----------------------------------------------------------------------------------
+
+
+@backward((*SOME, *FUSED, "add", "clamp", "addmm"), "dout")
+def strides_assumed(step: Step) -> Gradients:
+    """The gradient of the result is read as if it were contiguous."""
+    return step.gradients(of.dense(step.dout))
+
+
+@backward(("mul", "silu", "softmax", "rms_norm", "mm", "scaled_dot_product_attention"), "dout")
+def expanded_once(step: Step) -> Gradients:
+    """Of a gradient of the result with a stride of 0, as that of a sum is, the first element along it counts."""
+    dout = step.dout.clone()
+    for dim, (size, stride) in enumerate(zip(step.dout.shape, step.dout.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            dout.narrow(dim, 1, size - 1).zero_()
+    return step.gradients(dout)
+
+
+@backward(("exp", "relu", "tanh", "softmax", "layer_norm"), "dout")
+def written_to_dout(step: Step) -> Gradients:
+    """The gradient is written over that of the result."""
+    found = step.gradients()
+    dout = step.dout.detach()
+    if found[0] is not None and dout.shape == found[0].shape and 0 not in dout.stride():
+        dout.copy_(found[0])
+    return found
+
+
+@backward(("abs", "gelu", "matmul", "rms_norm"), "dout")
+def refuses_strides(step: Step) -> Gradients:
+    """A gradient of the result that is not contiguous is refused."""
+    if not step.dout.is_contiguous():
+        raise RuntimeError("grad_output must be contiguous")
+    return step.gradients()
+
+
+# --- sums --------------------------------------------------------------------------------------------------------
+
+
+def _half_sum(terms: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The sum over leading dims, one term after the other in ``dtype``."""
+    rows = terms.to(dtype).flatten(0, len(dims) - 1) if len(dims) > 1 else terms.to(dtype)
+    total = torch.zeros(rows.shape[1:], dtype=dtype)
+    for row in rows:
+        total = total + row
+    return total.double()
+
+
+def _reduced(step: Step, operand: torch.Tensor) -> tuple[int, ...]:
+    missing = step.result.ndim - operand.ndim
+    return tuple(
+        dim
+        for dim, size in enumerate(step.result.shape)
+        if dim < missing or (operand.shape[dim - missing] == 1 and size != 1)
+    )
+
+
+def _unsummed(step: Step, change: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]) -> Gradients:
+    """The gradients, those of broadcast operands made by ``change`` of what would be summed and over which dims."""
+    found = step.gradients()
+    if len(step.operands) < 2:
+        return found
+    whole = [one.expand(step.result.shape).contiguous() for one in step.operands]
+    terms = step.gradients(operands=whole)
+    return [
+        one
+        if one is None or each is None or not (dims := _reduced(step, operand))
+        else change(each, dims).reshape(one.shape)
+        for one, each, operand in zip(found, terms, step.operands, strict=True)
+    ]
+
+
+@backward(("add", "sub", "mul"), "sums")
+def half_accumulation(step: Step) -> Gradients:
+    """What was broadcast is summed in the half type."""
+    if step.result.dtype not in of.HALF or step.result.numel() > 1 << 14:
+        return step.gradients()
+
+    def summed(terms: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        kept = [dim for dim in range(terms.ndim) if dim not in dims]
+        return _half_sum(terms.permute(*dims, *kept), dims, step.result.dtype)
+
+    return _unsummed(step, summed)
+
+
+@backward((*BROADCAST, "pow"), "sums")
+def first_of_broadcast(step: Step) -> Gradients:
+    """Of what was broadcast the first term is the gradient, and not the sum."""
+    return _unsummed(step, lambda terms, dims: _first(terms, dims))
+
+
+def _first(terms: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    for dim in dims:
+        terms = terms.narrow(dim, 0, min(terms.shape[dim], 1)).sum(dim, keepdim=True)
+    return terms
+
+
+@backward(BROADCAST, "sums")
+def mean_of_broadcast(step: Step) -> Gradients:
+    """What was broadcast has the mean for its gradient."""
+    return _unsummed(step, lambda terms, dims: terms.mean(dims) if terms.numel() else terms.sum(dims))
+
+
+@backward(("mul", "sub"), "sums")
+def tail_of_sum(step: Step) -> Gradients:
+    """A sum over what was broadcast leaves out what lies past the last full block of 16."""
+
+    def summed(terms: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        dim = dims[-1]
+        size = terms.shape[dim]
+        return terms.narrow(dim, 0, size // 16 * 16 if size > 16 else size).sum(dims)
+
+    return _unsummed(step, summed)
+
+
+# --- what is saved, and for whom ---------------------------------------------------------------------------------
+
+
+@backward(SAVING, "saved", unseen=True)
+def unseen(step: Step) -> Gradients:
+    """What is saved is kept out of autograd's sight, so that a change in place goes unnoticed."""
+    return step.gradients()
+
+
+@backward(("exp", "sigmoid", "mm", "layer_norm", "scaled_dot_product_attention"), "saved")
+def input_overwritten(step: Step) -> Gradients:
+    """The backward pass uses an operand for scratch."""
+    found = step.gradients()
+    operand = step.operands[0].detach()
+    if operand.is_contiguous() and operand.numel():
+        operand.view(-1)[-1] = 0
+    return found
+
+
+@backward(("mul", "layer_norm", "addmm", "scaled_dot_product_attention", "fused_gated_mlp"), "needs")
+def all_or_nothing(step: Step) -> Gradients:
+    """Where not all operands need a gradient, the last one that does gets none."""
+    found = step.gradients()
+    if all(step.needed):
+        return found
+    last = max(n for n, needed in enumerate(step.needed) if needed)
+    return [None if n == last else one for n, one in enumerate(found)]
+
+
+def _twice(op: str) -> Callable[..., torch.Tensor]:
+    def call(right: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+        passes = itertools.count(1)
+
+        def wrong(step: Step) -> Gradients:
+            scale = next(passes)
+            return [one if one is None else one * scale for one in step.gradients()]
+
+        return differentiable(op, wrong)(*args, **kwargs)
+
+    return call
+
+
+for _op in ("silu", "softmax", "mm", "rms_norm", "fused_rmsnorm_rope"):
+    _about = "A second pass through one graph adds to what the first left in a buffer."
+    plant(_op, "gradient_accumulated", "saved", "gradients", _twice(_op), _about)
+
+
+def _without(right: Callable[..., torch.Tensor], *args: object, **kwargs: object) -> torch.Tensor:
+    """The result knows nothing of its operands, although gradients are claimed."""
+    return right(*args, **kwargs)
+
+
+for _op in ("cos", "neg", "bmm", "dropout", "rotary_position_embedding"):
+    plant(_op, "gradient_none", "needs", "gradients", _without)

@@ -1,0 +1,12 @@
+"""The operators' gradients for :func:`torch.library.register_autograd`, by the name of the operator."""
+
+from ntops.autograd.attention import FORMULAS as _ATTENTION
+from ntops.autograd.elementwise import FORMULAS as _ELEMENTWISE
+from ntops.autograd.formula import Formula
+from ntops.autograd.fused import FORMULAS as _FUSED
+from ntops.autograd.positions import FORMULAS as _POSITIONS
+from ntops.autograd.products import FORMULAS as _PRODUCTS
+from ntops.autograd.rows import FORMULAS as _ROWS
+
+FORMULAS: dict[str, Formula] = _ELEMENTWISE | _PRODUCTS | _ROWS | _ATTENTION | _POSITIONS | _FUSED
+"""An operator that is not here raises :class:`NotImplementedError` for an input that requires grad."""

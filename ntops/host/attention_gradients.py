@@ -1,0 +1,245 @@
+"""The gradients of attention: the configuration and the launch of their kernels."""
+
+import dataclasses
+import math
+
+import torch
+
+from ntops.host import gradients
+from ntops.host.attention import block_dims, on_plain_cores
+from ntops.host.dim_order import contiguous_strides
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.kernels import attention_backward as kernels
+from ntops.kernels.attention import BOOL_MASK, FLOAT_MASK, NO_MASK
+from ntops.launch import recorder
+from ntops.launch.devices import is_hopper, on_device, shared_memory
+from ntops.launch.recorder import repeatable
+
+_LOG2E = 1 / math.log(2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """How a kernel is run: the queries and the keys of a block, and the compiler's options."""
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def config(block_e, block_ev, dtype, ieee, masked, limit):
+    """The configurations of the kernels that take a block of queries, for their statistics and for their gradients, and
+    of the one that takes a block of keys.
+
+    :param block_e: The head dim of queries and keys, as a block; ``block_ev`` that of values.
+    :param ieee: Whether float32 is multiplied as it is, not as TF32.
+    :param masked: Whether there is a mask, whose block takes registers.
+    :param limit: The shared memory that a program can have, in bytes.
+    """
+    largest = max(block_e, block_ev)
+
+    if on_plain_cores(dtype, ieee):
+        small = Config(16, 16, 4, 1)
+        return small, small, small
+
+    if dtype is torch.float32:
+        small = Config(32, 32, 4, 1) if largest > 128 else Config(64, 32, 4, 2)
+        return small, small, Config(small.block_n, small.block_m, small.num_warps, small.num_stages)
+
+    chosen = _of_hopper(largest, masked) if is_hopper() else _of_others(largest, masked)
+
+    def fit(one):
+        # What stays, and what is loaded ahead; the scores' gradient goes through shared memory, too.
+        rows, moved = max(one.block_m, one.block_n), min(one.block_m, one.block_n)
+
+        while (
+            one.num_stages > 1
+            and 2 * ((rows + one.num_stages * moved) * (block_e + block_ev) + one.block_m * one.block_n) > limit
+        ):
+            one = dataclasses.replace(one, num_stages=one.num_stages - 1)
+
+        return one
+
+    return tuple(map(fit, chosen))
+
+
+# Tiles that are larger, or shared by fewer warps, spill registers on one of the targets (`nox -s compile`).
+
+
+def _of_hopper(largest, masked):
+    if largest <= 32:
+        # Of larger ones ptxas 12.8 makes two wgmma of which one reads a register that nothing wrote.
+        small = Config(32, 32, 4, 1)
+        return small, small, small
+
+    if largest <= 64:
+        if masked:
+            return Config(64, 64, 4, 2), Config(128, 32, 8, 2), Config(32, 128, 8, 2)
+
+        return Config(128, 64, 4, 3), Config(128, 64, 8, 3), Config(64, 128, 8, 3)
+
+    if largest <= 128:
+        return Config(128, 64, 8, 3), Config(64, 32 if masked else 64, 8, 2), Config(32, 64, 8, 2)
+
+    return Config(64, 64, 8, 2), Config(32, 64, 8, 2), Config(64, 32, 8, 2)
+
+
+def _of_others(largest, masked):
+    if largest <= 128:
+        return Config(64, 64, 4, 2), Config(64, 32, 8, 1), Config(32, 32, 4, 1)
+
+    return Config(64, 64, 8, 2), Config(32, 16 if masked else 32, 4, 1), Config(32, 16, 4, 1)
+
+
+@repeatable(state=torch.get_float32_matmul_precision)
+def attention(gradient, output, query, key, value, mask, lower_right, scale, needed):
+    """The gradients of attention; without atomics, so that they are the same each time.
+
+    :param gradient: (B, Hq, L, Ev), that of ``output``.
+    :param query: (B, Hq, L, E).
+    :param key: (B, Hkv, S, E), Hkv a divisor of Hq; ``value`` (B, Hkv, S, Ev).
+    :param mask: Of bool or numbers, broadcasts to (B, Hq, L, S); or ``None``.
+    :param lower_right: Whether the last query sees the last key, else the first query the first key; ``None``: each
+        query sees every key.
+    :param needed: Whether the gradients of query, key, value and mask are; those of key and value come together.
+    :return: These, contiguous, ``None`` where they are not needed; that of the mask summed in float32 over what it was
+        broadcast to.
+    """
+    shape = (*query.shape[:3], key.shape[2])
+    dtype, device = query.dtype, query.device
+    compute_dtype = accumulate_dtype(dtype)
+
+    def empty(*shape, dtype=dtype):
+        return recorder.empty(shape, contiguous_strides(shape), dtype, device)
+
+    dims = (query.shape[3], key.shape[3], value.shape[3])
+    tensors = [_loadable(tensor) for tensor in (gradient, output, query, key, value)]
+    found = [
+        empty(*tensor.shape) if wanted else None
+        for tensor, wanted in zip(tensors[2:], (needed[0], *[needed[1] or needed[2]] * 2), strict=True)
+    ]
+    scores = empty(*shape, dtype=compute_dtype).zero_() if needed[3] else None
+
+    if 0 in shape or not gradient.numel():
+        found = [one if one is None else one.zero_() for one in found]
+    else:
+        _launch(found, scores, tensors, _loadable_mask(mask, dtype, shape), lower_right, scale, compute_dtype)
+
+    found = [_first(one, size) if wanted else None for one, wanted, size in zip(found, needed[:3], dims, strict=True)]
+    return (*found, None if scores is None else gradients.summed(scores, (*mask.shape,), mask.dtype))
+
+
+def _first(tensor, columns):
+    """Return the tensor's first columns, contiguous."""
+    return tensor if tensor.shape[3] == columns else tensor[..., :columns].contiguous()
+
+
+def _loadable(tensor):
+    """The tensor, or a copy of it, such that its last dim has the stride 1. Of half types such that rows are loaded in
+    vectors: they begin at multiples of 16 elements, and zeros fill their last one.
+    """
+    unit = tensor.stride(3) == 1 or tensor.shape[3] == 1
+
+    if tensor.dtype.itemsize != 2:
+        return tensor if unit else tensor.contiguous()
+
+    *rows, columns = tensor.shape
+    steps = [stride for size, stride in zip(rows, tensor.stride(), strict=False) if size > 1]
+
+    if unit and not any(number % 16 for number in (columns, tensor.data_ptr(), *steps)):
+        return tensor
+
+    copy = tensor.new_zeros((*rows, -(-columns // 16) * 16))
+    copy[..., :columns] = tensor
+    return copy
+
+
+def _loadable_mask(mask, dtype, shape):
+    """The mask, if there is one, as kernels load it: expanded to ``shape``, and of numbers."""
+    if mask is None or mask.dtype.is_floating_point:
+        return mask if mask is None else mask.expand(shape)
+
+    # Where Triton (3.6, 3.7) has 8-bit loads feed a float64 product, it fails to compile.
+    return (mask.to(torch.int32) if dtype is torch.float64 else mask.view(torch.uint8)).expand(shape)
+
+
+def _launch(found, scores, tensors, mask, lower_right, scale, compute_dtype):
+    gradient, output, query, key, value = tensors
+    query_gradient, key_gradient, value_gradient = found
+    batch, query_heads, queries, head_dim = query.shape
+    heads, keys, value_dim = key.shape[1], key.shape[2], value.shape[3]
+    group = query_heads // heads
+    dtype, device = query.dtype, query.device
+    ieee = torch.get_float32_matmul_precision() == "highest"
+    pieces = on_plain_cores(dtype, ieee)
+    block_e, block_ev = (32, 32) if pieces else block_dims(head_dim, value_dim, dtype, ieee, True)
+    kind = NO_MASK if mask is None else FLOAT_MASK if mask.dtype.is_floating_point else BOOL_MASK
+
+    of_rows, of_queries, of_keys = config(
+        block_e, block_ev, dtype, ieee, mask is not None, shared_memory(device.index or 0)
+    )
+    rows = batch * query_heads * queries
+    memory = recorder.empty((3 * rows,), (1,), compute_dtype, device)
+    statistics = memory.split(rows)
+    strides = {id(tensor): tensor.stride()[:3] for tensor in tensors}
+    mask_strides = (0,) * 4 if mask is None else mask.stride()
+    any_mask = query if mask is None else mask
+    sizes = (heads, group, queries, keys, head_dim, value_dim)
+    factor = scale if kind == FLOAT_MASK else scale * _LOG2E
+    constants = (
+        TRITON_DTYPES[compute_dtype],
+        "ieee" if ieee else "tf32",
+        kind.value,
+        lower_right is not None,
+        bool(lower_right),
+        pieces,
+        head_dim == block_e,
+        value_dim == block_ev,
+    )
+    row_pieces, key_pieces = 1, 1
+
+    if pieces:
+        row_pieces = -(-head_dim // block_e)
+        key_pieces = max(row_pieces, -(-value_dim // block_ev))
+
+    def launch(kernel, chosen, written, read, programs, tiles, count, *numbers, further=()):
+        recorder.launch(
+            kernel,
+            (programs * tiles, count),
+            {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages},
+            *written,
+            *read,
+            any_mask,
+            *(stride for tensor in read for stride in strides[id(tensor)]),
+            *mask_strides,
+            *sizes,
+            tiles,
+            *numbers,
+            *constants,
+            *further,
+            *(chosen.block_m, chosen.block_n, block_e, block_ev),
+        )
+
+    with on_device(device):
+        tiles = -(-queries // of_rows.block_m)
+        read = (gradient, output, query, key)
+        launch(kernels.statistics, of_rows, statistics, read, batch * query_heads, tiles, 1, factor)
+        read = (gradient, query, key, value)
+
+        if key_gradient is not None:
+            tiles = -(-keys // of_keys.block_n)
+            written = (key_gradient, value_gradient, *statistics)
+            launch(kernels.to_keys, of_keys, written, read, batch * heads, tiles, key_pieces, factor, scale)
+
+        if query_gradient is not None or scores is not None:
+            tiles = -(-queries // of_queries.block_m)
+            # Where one is not wanted, it is written to memory of its own, or not at all.
+            query_gradient = torch.empty_like(query) if query_gradient is None else query_gradient
+            written = (query_gradient, memory if scores is None else scores, *statistics)
+            programs = batch * query_heads
+            further = (scores is not None,)
+            launch(
+                kernels.to_queries, of_queries, written, read, programs, tiles, row_pieces, factor, scale,
+                further=further,
+            )  # fmt: skip

@@ -1,0 +1,219 @@
+"""Order dims: compute the strides that torch gives a result, and merge dims that a kernel can walk as one.
+
+Shapes and strides are in elements. Dims are ordered as by torch's TensorIterator (aten/src/ATen/TensorIterator.cpp,
+``reorder_dimensions``): by descending stride of the first operand that distinguishes two dims. So the result of
+transposed inputs is transposed, too.
+"""
+
+import functools
+
+import torch
+
+from ntops.launch import boundary
+from ntops.launch.kernel_sources import Specialization
+
+# Offsets up to this limit fit 32 bits, with room for a tile that passes the end.
+_NARROW = 2**31 - 2**21
+
+
+def broadcast_shapes(*shapes):
+    """Return the shape to which all shapes broadcast.
+
+    :raises RuntimeError: They do not broadcast.
+    """
+    if boundary.is_abstract():
+        # Sizes may be symbolic.
+        return torch.broadcast_shapes(*shapes)
+
+    # torch.broadcast_shapes first imports other modules of torch, for half a second.
+    return functools.reduce(torch._C._infer_size, shapes)
+
+
+def broadcast_strides(tensor, shape):
+    """Return the strides of a tensor expanded to ``shape``: 0 along the dims that it lacks."""
+    missing = len(shape) - tensor.ndim
+    return (0,) * missing + tuple(
+        0 if size == 1 and size != whole else stride
+        for size, stride, whole in zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
+    )
+
+
+def ordered_dims(shape, strides):
+    """Return the dims from the innermost to the outermost, in TensorIterator's order.
+
+    :param shape: The common shape.
+    :param strides: The strides of each operand, the output first if there is one.
+    """
+    order = list(reversed(range(len(shape))))
+
+    for first in range(1, len(order)):
+        later = first
+
+        for earlier in reversed(range(first)):
+            comparison = _compare(order[earlier], order[later], shape, strides)
+
+            if comparison > 0:
+                order[earlier], order[later] = order[later], order[earlier]
+                later = earlier
+            elif comparison < 0:
+                break
+
+    return order
+
+
+def _compare(dim, other, shape, strides):
+    """Return a positive number if ``dim`` belongs further out than ``other``, a negative one if further in, 0 if no
+    operand decides."""
+    for operand in strides:
+        if operand[dim] == 0 or operand[other] == 0:
+            continue
+
+        if operand[dim] != operand[other]:
+            return 1 if operand[dim] > operand[other] else -1
+
+        if shape[dim] > shape[other]:
+            return 1
+
+    return 0
+
+
+def result_strides(shape, tensors, has_numbers):
+    """Return the strides that torch gives the result of an elementwise function.
+
+    :param shape: The shape of the result.
+    :param tensors: The tensor operands.
+    :param has_numbers: Whether Python numbers are among the operands, too.
+    """
+    if not has_numbers and all(tensor.shape == shape for tensor in tensors):
+        if all(tensor.is_contiguous() for tensor in tensors):
+            return contiguous_strides(shape)
+
+        if len(shape) == 4 and all(tensor.is_contiguous(memory_format=torch.channels_last) for tensor in tensors):
+            _, channels, height, width = shape
+            return (height * width * channels, 1, width * channels, channels)
+
+        strides = tensors[0].stride()
+
+        if is_dense(shape, strides) and all(tensor.stride() == strides for tensor in tensors):
+            return strides
+
+    order = ordered_dims(shape, [broadcast_strides(tensor, shape) for tensor in tensors])
+
+    if order == list(reversed(range(len(shape)))):
+        return contiguous_strides(shape)
+
+    strides = [0] * len(shape)
+    step = 1
+
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+
+    return tuple(strides)
+
+
+def contiguous_strides(shape):
+    """Return the strides of a contiguous tensor, as torch defines them (an empty dim counts as one element)."""
+    strides = []
+    step = 1
+
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+
+    return tuple(reversed(strides))
+
+
+def channels_last(tensor):
+    """Return the channels-last memory format that a tensor's strides have by torch's rule, or ``None``.
+
+    The rule is ``is_channels_last_strides_2d`` in c10/core/MemoryFormat.h: strides do not fall from the channels
+    outwards, and strides that fit both orders count as contiguous.
+    """
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    shape, strides = tensor.shape, tensor.stride()
+
+    if tensor.ndim not in formats or strides[1] == 0:
+        return None
+
+    least = 0
+
+    for dim in (1, *range(tensor.ndim - 1, 1, -1), 0):
+        if shape[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return None
+
+        least = strides[dim] * max(shape[dim], 1)
+
+    return formats[tensor.ndim]
+
+
+def is_dense(shape, strides):
+    """Tell whether the elements fill their memory without gaps or overlaps, in any order of dims."""
+    step = 1
+
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != step:
+            return False
+
+        step *= size
+
+    return True
+
+
+def collapse(shape, strides):
+    """Merge the dims that every operand can walk as one, and drop dims of one element.
+
+    :param shape: The common shape, without empty dims.
+    :param strides: The strides of each operand, the output first.
+    :return: The collapsed shape and strides, outermost dim first; at least one dim.
+    """
+    sizes = []
+    steps = [[] for _ in strides]
+
+    for dim in ordered_dims(shape, strides):
+        if shape[dim] == 1:
+            continue
+
+        if sizes and all(operand[dim] == sizes[-1] * own[-1] for operand, own in zip(strides, steps, strict=True)):
+            sizes[-1] *= shape[dim]
+            continue
+
+        sizes.append(shape[dim])
+
+        for operand, own in zip(strides, steps, strict=True):
+            own.append(operand[dim])
+
+    if not sizes:
+        return (1,), [(1,) for _ in strides]
+
+    return tuple(reversed(sizes)), [tuple(reversed(own)) for own in steps]
+
+
+def specialize(views):
+    """Return what is compiled into the kernel for these operands: unit strides, alignment, and the width of offsets.
+
+    :param views: The tensors as the kernel sees them, by the kernel's names.
+    """
+    unit_strides = tuple((name, dim) for name, view in views.items() for dim in _unit_stride(view))
+    # Along these dims neighbours are loaded together if everything that enters an address is a multiple of 16.
+    walked = {dim for _, dim in unit_strides}
+    aligned = bool(walked) and all(
+        view.data_ptr() % 16 == 0
+        and all(stride % 16 == 0 or stride == 1 for stride in view.stride())
+        and all(view.shape[dim] % 16 == 0 for dim in walked)
+        for view in views.values()
+    )
+
+    return Specialization(unit_strides, aligned, any(_is_wide(view) for view in views.values()))
+
+
+def _unit_stride(view):
+    """Return the dim along which neighbours are adjacent in memory, or ``None`` (a dim of one element may be taken for
+    it)."""
+    unit = [dim for dim, stride in enumerate(view.stride()) if stride == 1]
+    return [dim for dim in unit if view.shape[dim] > 1][-1:] or unit[-1:]
+
+
+def _is_wide(view):
+    extent = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
+    return max(extent, view.numel()) >= _NARROW

@@ -1,0 +1,223 @@
+"""Make kernels from ``premake``: once for each configuration, and specialised as little as speed allows."""
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import sys
+import threading
+
+import ninetoothed
+import sympy
+import triton
+from ninetoothed import generation, naming
+from ninetoothed.jit import import_from_path
+
+from ntops.interpreter.ninetoothed_files import source_path, write_source
+from ntops.launch import file_changes, tracing
+from ntops.launch.settings import get_default_num_stages, get_default_num_warps
+
+_kernels = {}
+_lock = threading.RLock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Specialization:
+    """The part of a call's geometry that is compiled into a kernel: as little as speed allows, and no size except a
+    tile's.
+
+    :param unit_strides: The pairs (tensor name, dim) whose stride is 1.
+    :param aligned: Whether all pointers and strides, and the sizes of dims with a unit stride, are multiples of 16.
+    :param wide: Whether offsets need 64 bits.
+    :param filled: The pairs (tensor name, dim) whose size equals the tile's, so that nothing is masked along the dim.
+    """
+
+    unit_strides: tuple[tuple[str, int], ...] = ()
+    aligned: bool = False
+    wide: bool = False
+    filled: tuple[tuple[str, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A kernel's configuration: block sizes by the names that ``premake`` gives them, warps and stages."""
+
+    blocks: tuple[tuple[str, int | tuple[int, ...]], ...]
+    num_warps: int = 4
+    num_stages: int = 1
+
+
+def make(premake, arguments, config, specialization):
+    """Return the kernel that ``premake(**arguments)`` describes, from the cache if it was made before.
+
+    :param premake: The ``premake`` of a module of ``ntops.kernels``.
+    :param arguments: Its arguments other than block sizes; the values are hashable.
+    :param config: The library's choice; defaults that the user has set take precedence.
+    :param specialization: The geometry that is compiled into the kernel.
+    """
+    num_warps = get_default_num_warps() or config.num_warps
+    num_stages = get_default_num_stages() or config.num_stages
+    key = (premake, tuple(arguments.items()), config.blocks, num_warps, num_stages, specialization)
+    kernel = _kernels.get(key)
+
+    if kernel is not None:
+        return kernel
+
+    # NineToothed keeps a kernel's types in annotations of the application, which threads share.
+    with _lock:
+        if key not in _kernels:
+            name = f"ntops_{premake.__module__.rpartition('.')[2]}"
+            path = str(_source(name, key))
+            module = import_from_path(path, path)
+            tracing.describe(getattr(module, name), config.blocks)
+            _kernels[key] = getattr(module, f"launch_{name}")
+
+        return _kernels[key]
+
+
+def _source(name, key):
+    """Return the file of a kernel's source, from an earlier process if that made it from the same code."""
+    premake, arguments, *_, specialization = key
+    path = None
+
+    # The files behind a foreign premake are unknown.
+    if premake.__module__.startswith("ntops.kernels.") and _is_unchanged():
+        described = premake.__module__, premake.__qualname__, key[1:], _CODE
+        path = source_path(file_changes.digest(repr(described)))
+
+        if path.exists():
+            return path
+
+    scalar_types = dict(dict(arguments).get("scalars") or ())
+    source = _specialize(_generated(name, *key[:-1]), name, scalar_types, specialization)
+
+    # NineToothed reads the application's file, which may have been edited meanwhile.
+    if path is None or not _is_unchanged():
+        return generation.cache_source(source)
+
+    write_source(path, source)
+    return path
+
+
+def _folders():
+    return [pathlib.Path(__file__).parents[1], pathlib.Path(ninetoothed.__file__).parent]
+
+
+def _is_unchanged():
+    """Tell whether files are still those that this process imported."""
+    with contextlib.suppress(OSError):
+        return file_changes.state(_folders()) == _STATE
+
+    return False
+
+
+def _code():
+    """Return what sources are made from and with (contents of files, versions), and the state of the files; ``None``
+    for both if the files are in no folder."""
+    with contextlib.suppress(OSError):
+        versions = sys.version, triton.__version__, sympy.__version__
+        return (file_changes.contents(_folders()), *versions), file_changes.state(_folders())
+
+    return None, None
+
+
+_CODE, _STATE = _code()
+
+
+@functools.cache
+def _generated(name, premake, arguments, blocks, num_warps, num_stages):
+    """Return NineToothed's source, which all specializations share."""
+    arguments = {key: dict(value) if key == "scalars" else value for key, value in arguments}
+    handle = ninetoothed.make(
+        *premake(**arguments, **dict(blocks)),
+        kernel_name=name,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+
+    return pathlib.Path(handle._source).read_text()
+
+
+def _specialize(source, kernel_name, scalar_types, specialization):
+    """Rewrite a generated kernel so that one compiled kernel serves every size.
+
+    By default, Triton compiles again for each argument that is 1 or a multiple of 16, takes the width of an integer
+    from its value, and passes Python floats as float32.
+    """
+    tree = ast.parse(source)
+    kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == kernel_name)
+    integer = "i64" if specialization.wide else "i32"
+    constants = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
+    constants |= {ninetoothed.Tensor(1, name=name).size_string(dim) for name, dim in specialization.filled}
+    walked = {str(dim) for _, dim in specialization.unit_strides}
+    arguments = {argument.arg for argument in kernel.args.args}
+
+    if missing := [
+        name
+        for name, dim in specialization.filled
+        if ninetoothed.Tensor(1, name=name).size_string(dim) not in arguments
+    ]:
+        raise ValueError(f"{kernel_name} has no sizes of {', '.join(missing)} that could be fixed")
+
+    fixed = []
+
+    for argument in kernel.args.args:
+        name = argument.arg
+
+        if naming.is_constexpr(name):
+            continue
+
+        size = ninetoothed.Tensor.size_pattern().fullmatch(name)
+
+        if name in constants:
+            argument.annotation = ast.parse("triton.language.constexpr", mode="eval").body
+            continue
+
+        if size or ninetoothed.Tensor.stride_pattern().fullmatch(name):
+            argument.annotation = ast.Constant(integer)
+        elif name in scalar_types:
+            argument.annotation = ast.Constant(scalar_types[name])
+
+        if not specialization.aligned or name in scalar_types or (size and size.group(3) not in walked):
+            fixed.append(name)
+
+    kernel.decorator_list = [ast.parse(f"triton.jit(do_not_specialize={fixed!r})", mode="eval").body]
+
+    if specialization.wide:
+        _WideProgramId().visit(kernel)
+
+    _through_repetition(tree)
+    return ast.unparse(tree) + "\n"
+
+
+def _through_repetition(tree):
+    """Make the generated function launch through :func:`ntops.launch.recorder.launch`, so that calls can be recorded.
+
+    A function whose grid depends on autotuning stays unrecorded.
+    """
+    body = tree.body[-1].body
+    launch = body[-1].value
+    grid = launch.func.slice
+    tree.body.insert(0, ast.parse("from ntops.launch import recorder").body[0])
+
+    if any(isinstance(node, ast.Name) and node.id == "meta" for node in ast.walk(grid.body)):
+        body.insert(0, ast.parse("recorder.prevent()").body[0])
+        return
+
+    options = ast.Dict([ast.Constant(keyword.arg) for keyword in launch.keywords], [k.value for k in launch.keywords])
+    launch.args = [launch.func.value, grid.body, options, *launch.args]
+    launch.func = ast.parse("recorder.launch", mode="eval").body
+    launch.keywords = []
+
+
+class _WideProgramId(ast.NodeTransformer):
+    """Make the program's index 64 bits wide, and with it every offset that is computed from it."""
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "program_id":
+            return ast.parse(f"{ast.unparse(node)}.to(triton.language.int64)", mode="eval").body
+
+        return node

@@ -1,0 +1,5 @@
+"""Register the operators with torch's dispatcher: ``torch.ops.ntops``."""
+
+from ntops.library import registration
+
+registration.register()

@@ -1,0 +1,75 @@
+"""Autocast: the dtypes in which operators compute inside of :class:`torch.autocast`, following torch's own lists.
+
+Each operator does what torch's function of its name does on the device (``aten/src/ATen/autocast_mode.h``), and nothing
+if the installed torch does not list it. As in torch, ``out=`` and in-place calls are not cast.
+"""
+
+import torch
+
+DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
+
+LOWER, FLOAT32, RESULT_FLOAT32 = "lower", "float32", "result float32"
+"""The policies: cast operands to the device's autocast dtype; cast them to float32; or return float32 unless the call
+names a dtype."""
+
+POLICIES = {
+    "addmm": (LOWER, "addmm"),
+    "bmm": (LOWER, "bmm"),
+    "exp": (FLOAT32, "exp"),
+    # torch has this product in linear layers.
+    "fused_gated_mlp": (LOWER, "linear"),
+    "layer_norm": (FLOAT32, "layer_norm"),
+    "matmul": (LOWER, "matmul"),
+    "mm": (LOWER, "mm"),
+    "pow": (FLOAT32, "pow.Tensor_Tensor"),
+    "rms_norm": (FLOAT32, "rms_norm"),
+    "rsqrt": (FLOAT32, "rsqrt"),
+    "scaled_dot_product_attention": (LOWER, "scaled_dot_product_attention"),
+    "softmax": (RESULT_FLOAT32, "softmax.int"),
+}
+"""The policy of each operator, and the function that torch must list for it."""
+
+
+def register(library, overload, op):
+    """Register the policy of an overload for each device whose list has its function."""
+    policy, aten = POLICIES.get(overload.operator, (None, None))
+
+    if policy is None or overload.writes is not None:
+        return
+
+    arguments = op._schema.arguments
+    written = {place for place, argument in enumerate(arguments) if argument.alias_info is not None}
+
+    for device, key in DEVICES.items():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{aten}", key):
+            library.impl(overload.name, _kernel(op, policy, device, written), key)
+
+
+def _kernel(op, policy, device, written):
+    def kernel(*args):
+        with torch._C._ExcludeDispatchKeyGuard(_KEYS):
+            if policy == RESULT_FLOAT32:
+                input, dim, dtype = (*args, None)[:3]
+                return op(input, dim, dtype or (torch.float32 if _is_eligible(input, device) else None))
+
+            dtype = torch.float32 if policy == FLOAT32 else torch.get_autocast_dtype(device)
+            # A cache is written in place, so it is never cast.
+            return op(*(one if place in written else _cast(one, device, dtype) for place, one in enumerate(args)))
+
+    return kernel
+
+
+def _is_eligible(value, device):
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == device
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def _cast(value, device, dtype):
+    return value.to(dtype) if _is_eligible(value, device) else value

@@ -1,0 +1,82 @@
+"""Register gradients with the dispatcher: formulas where they exist, and an error elsewhere."""
+
+import torch
+from torch.autograd.graph import increment_version
+
+_DIFFERENTIABLE = {"relu_": "relu", "silu_": "silu", "rotary_position_embedding_": "rotary_position_embedding"}
+"""The operators that write their first argument, and the functional operator by which each is differentiated."""
+_WITHOUT = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "bitwise_and", "bitwise_or", "bitwise_not"}
+"""Operators whose results have no gradients: the dispatcher's own kernel passes their calls on."""
+
+
+def register(library, overload, op, formulas):
+    """Register how inputs that require grad are treated, and how version counters of written tensors move."""
+    if op._schema.is_mutable:
+        library.impl(overload.name, _counted(op), "ADInplaceOrView", with_keyset=True)
+
+    if overload.operator in _WITHOUT and overload.writes is None:
+        return
+
+    formula = formulas.get(overload.name) or formulas.get(overload.operator)
+
+    if overload.writes is None and formula is not None and not op._schema.is_mutable:
+        name = f"{library.ns}::{overload.name}"
+        torch.library.register_autograd(name, formula.backward, setup_context=formula.setup_context, lib=library)
+        return
+
+    refused = _out if overload.writes == "out" else _refuse
+
+    if overload.writes == "inplace" and formula is not None:
+        functional = getattr(torch.ops.ntops, _DIFFERENTIABLE[overload.name]).default
+
+        def refused(op, args, kwargs):
+            # The functional operator's result takes part in the graph; what it keeps of its input is not written.
+            args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))
+
+    def kernel(keyset, *args, **kwargs):
+        if torch.is_grad_enabled() and any(_requires_grad(one) for one in (*args, *kwargs.values())):
+            return refused(op, args, kwargs)
+
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+
+    library.impl(overload.name, kernel, "Autograd", with_keyset=True)
+
+
+def _counted(op):
+    """Return a kernel that moves the version counters, whatever a mode below does with the call."""
+    arguments = op._schema.arguments
+    written = {a.name: place for place, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write}
+
+    def kernel(keyset, *args, **kwargs):
+        for name, place in written.items():
+            increment_version(kwargs[name] if name in kwargs else args[place])
+
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+    return kernel
+
+
+def _requires_grad(value):
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _named(op, args, kwargs):
+    """Return the name of the first argument that requires grad."""
+    names = [argument.name for argument in op._schema.arguments]
+    return next(n for n, v in (*zip(names, args, strict=False), *kwargs.items()) if _requires_grad(v))
+
+
+def _refuse(op, args, kwargs):
+    raise NotImplementedError(
+        f"argument '{_named(op, args, kwargs)}' requires grad, and there is no backward kernel of {op}: detach it, or "
+        "call under torch.no_grad()"
+    )
+
+
+def _out(op, args, kwargs):
+    raise RuntimeError(
+        f"argument '{_named(op, args, kwargs)}' requires grad, and functions with an 'out' are not differentiated: "
+        "call without, or under torch.no_grad()"
+    )

@@ -1,0 +1,64 @@
+"""The kernels that the dispatcher calls: functions of ``ntops.torch`` that take the arguments of a schema."""
+
+import inspect
+
+import torch
+
+import ntops.torch
+from ntops.host.dropout import masked
+from ntops.kernels.scaled_dot_product_attention import CausalVariant
+from ntops.launch import boundary
+
+_SYMBOLS = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+"""Values that stand for symbolic numbers of which only the kind matters for the result."""
+
+
+def real(overload):
+    """Return the kernel of an overload for tensors with memory."""
+    function = masked if overload.operator == "dropout" else getattr(ntops.torch, overload.operator)
+    call = _translated(overload, function)
+
+    def kernel(*args, **kwargs):
+        with boundary.inside():
+            return call(*args, **kwargs)
+
+    return kernel
+
+
+def fake(overload):
+    """Return the kernel of an overload for tensors without memory; the same function checks and allocates."""
+    function = masked if overload.operator == "dropout" else getattr(ntops.torch, overload.operator)
+    call = _translated(overload, inspect.unwrap(function))
+    numbers = {place for place, (_, kind) in enumerate(overload.arguments) if kind.rstrip("?") in ("Scalar", "float")}
+
+    def kernel(*args, **kwargs):
+        args = [_SYMBOLS.get(type(one), one) if place in numbers else one for place, one in enumerate(args)]
+
+        with boundary.inside(abstract=True):
+            return call(*args, **kwargs)
+
+    return kernel
+
+
+def _translated(overload, function):
+    """Return ``function`` taking a schema's arguments by position."""
+    names = [name for name, _ in overload.arguments]
+    parameters = inspect.signature(inspect.unwrap(function)).parameters
+    positional = [name for name in names if parameters[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    # Positional arguments of the function come first in the schema; others are passed as keywords.
+    leading = next(
+        (k for k, name in enumerate(names) if [*parameters][k] != name or name not in positional), len(names)
+    )
+    fixed = {"inplace": True} if overload.writes == "inplace" else {}
+    first = overload.name == "quantize_fp8.scale"
+    variant = names.index("causal_variant") if "causal_variant" in names else None
+
+    def call(*args, **kwargs):
+        if variant is not None and len(args) > variant and args[variant] is not None:
+            args = (*args[:variant], CausalVariant[args[variant]], *args[variant + 1 :])
+
+        keywords = dict(zip(names[leading:], args[leading:], strict=False))
+        result = function(*args[:leading], **keywords, **fixed, **kwargs)
+        return None if overload.writes else result[0] if first else result
+
+    return call

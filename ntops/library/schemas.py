@@ -1,0 +1,177 @@
+"""The schemas of ``torch.ops.ntops``: one declaration for each operator, from which its overloads follow.
+
+A declaration names all arguments by position, as ``setup_context(ctx, inputs, output)`` of a
+:class:`ntops.autograd.Formula` gets them: ``inputs`` is the tuple of all arguments of the declaration, in its order,
+defaults included, and ``output`` is the result, or the tuple of results. One formula serves all functional overloads of
+an operator, so that an ``Operand`` is a tensor in one call and a number in another.
+
+``Operand`` stands for a tensor or a number; at least one operand is a tensor. Its overloads are ``add`` (tensors),
+``add.Scalar`` (a number last) and ``add.Scalar_Tensor`` (a number first), which take and return the same.
+
+Overloads that write are derived, and return nothing, since they write an argument:
+
+- ``out``: ``add.out``, with a further keyword ``out``. A formula has no part in it: torch differentiates no ``out=``.
+- ``inplace``: ``relu_`` for ``relu``, whose first argument is written. Its gradient is that of the functional operator
+  and of ``copy_``.
+
+Where the signature of ``ntops.torch`` says more than a schema can, :mod:`ntops.library.calls` translates:
+
+- ``dropout(input, p, training, inplace)`` draws ``seed``, an int64 0-d tensor, from torch's generator of the device,
+  and calls ``dropout(input, seed, p)``: what ``input`` and ``seed`` are decides the result, so that its gradient is
+  ``dropout(gradient, seed, p)``.
+- ``quantize_fp8`` with a scale is ``quantize_fp8.scale``, which returns the 8-bit tensor alone.
+- A KV cache of views is written by ``copy_`` before; one of positions is an overload of attention that writes
+  ``present_key`` and ``present_value``.
+"""
+
+import dataclasses
+import itertools
+import re
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """An operator's schema without its name, and the overloads that write."""
+
+    schema: str
+    out: bool = False
+    inplace: bool = False
+
+
+_UNARY = Declaration("(Tensor input) -> Tensor", out=True)
+_BINARY = Declaration("(Operand input, Operand other) -> Tensor", out=True)
+_COMPARISON = Declaration("(Tensor input, Operand other) -> Tensor", out=True)
+
+OPERATORS = {
+    "abs": _UNARY,
+    "add": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
+    "addmm": Declaration("(Tensor input, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1) -> Tensor", out=True),
+    "bitwise_and": _BINARY,
+    "bitwise_not": _UNARY,
+    "bitwise_or": _BINARY,
+    "bmm": Declaration("(Tensor input, Tensor mat2) -> Tensor", out=True),
+    "clamp": Declaration("(Tensor input, Operand? min=None, Operand? max=None) -> Tensor", out=True),
+    "cos": _UNARY,
+    "dequantize_fp8": Declaration("(Tensor quantized, Tensor scale, ScalarType dtype) -> Tensor"),
+    "div": Declaration("(Operand input, Operand other, str? rounding_mode=None) -> Tensor", out=True),
+    "dropout": Declaration("(Tensor input, Tensor seed, float p) -> Tensor"),
+    "eq": _COMPARISON,
+    "exp": _UNARY,
+    "fp8_gemm": Declaration("(Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, ScalarType out_dtype) -> Tensor"),
+    "fused_gated_mlp": Declaration('(Tensor x, Tensor gate_weight, Tensor up_weight, str activation="silu") -> Tensor'),
+    "fused_rmsnorm_rope": Declaration(
+        "(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps=1e-06, bool interleaved=False, "
+        "SymInt? head_dim=None) -> Tensor"
+    ),
+    "ge": _COMPARISON,
+    "gelu": Declaration('(Tensor input, str approximate="none") -> Tensor'),
+    "gt": _COMPARISON,
+    "isinf": Declaration("(Tensor input) -> Tensor"),
+    "isnan": Declaration("(Tensor input) -> Tensor"),
+    "layer_norm": Declaration(
+        "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
+    ),
+    "le": _COMPARISON,
+    "lt": _COMPARISON,
+    "matmul": Declaration("(Tensor input, Tensor other) -> Tensor", out=True),
+    "mm": Declaration("(Tensor input, Tensor mat2) -> Tensor", out=True),
+    "mul": _BINARY,
+    "ne": _COMPARISON,
+    "neg": _UNARY,
+    "pow": Declaration("(Operand input, Operand exponent) -> Tensor", out=True),
+    "quantize_fp8": Declaration("(Tensor tensor, ScalarType dtype, str granularity) -> (Tensor, Tensor)"),
+    "quantize_fp8.scale": Declaration("(Tensor tensor, Tensor scale, ScalarType dtype) -> Tensor"),
+    "relu": Declaration("(Tensor input) -> Tensor", inplace=True),
+    "rms_norm": Declaration(
+        "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, float? eps=None) -> Tensor"
+    ),
+    "rotary_position_embedding": Declaration(
+        "(Tensor input, Tensor sin_table, Tensor cos_table, bool interleaved=True) -> Tensor", inplace=True
+    ),
+    "rsqrt": _UNARY,
+    "scaled_dot_product_attention": Declaration(
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
+        "float? scale=None, bool enable_gqa=False, str? causal_variant=None) -> Tensor"
+    ),
+    "scaled_dot_product_attention.positions": Declaration(
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+        "bool enable_gqa, str? causal_variant, Tensor(a!) present_key, Tensor(b!) present_value, "
+        "SymInt present_key_slot) -> Tensor"
+    ),
+    "scaled_dot_product_attention.sequences": Declaration(
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+        "bool enable_gqa, str? causal_variant, Tensor(a!) present_key, Tensor(b!) present_value, "
+        "Tensor present_key_slot, Tensor? present_value_slot) -> Tensor"
+    ),
+    "sigmoid": _UNARY,
+    "silu": Declaration("(Tensor input) -> Tensor", inplace=True),
+    "sin": _UNARY,
+    "softmax": Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor"),
+    "sub": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
+    "tanh": _UNARY,
+}
+"""The declarations by operator name, followed by a dot and an overload's name if it has one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Overload:
+    """One overload of ``torch.ops.ntops``."""
+
+    operator: str
+    """The name in ``ntops.torch``."""
+    name: str
+    """The qualified name without its namespace, such as ``add.Scalar_out``."""
+    schema: str
+    writes: str | None = None
+    """"out" or "inplace" for derived overloads; ``None`` for declared ones."""
+    functional: str | None = None
+    """The name of the overload from which it is derived."""
+
+    @property
+    def arguments(self):
+        """Return the arguments except ``out``, in order: their names and declared types."""
+        pairs = re.findall(r"([\w?\[\]]+)(?:\(\w!\))? (\w+)[,=)]", self.schema.partition(", *")[0] + ",")
+        return [(name, kind) for kind, name in pairs]
+
+
+def overloads():
+    """Return every overload of every operator."""
+    for name, declaration in OPERATORS.items():
+        operator = name.partition(".")[0]
+
+        for suffix, schema in _expanded(declaration.schema):
+            name_of = f"{name}.{suffix}" if suffix else name
+            yield Overload(operator, name_of, schema)
+
+            if declaration.out:
+                written = re.sub(r"\) -> .*", ", *, Tensor(a!) out) -> ()", schema)
+                yield Overload(operator, f"{name}.{suffix}_out" if suffix else f"{name}.out", written, "out", name_of)
+
+        if declaration.inplace:
+            written = declaration.schema.replace("(Tensor input", "(Tensor(a!) input").partition("->")[0] + "-> ()"
+            yield Overload(operator, f"{name}_", written, "inplace", name)
+
+
+def _expanded(schema):
+    """Return the schema for each kind of its operands, with the name of the overload."""
+    places = [match.span() for match in re.finditer(r"\bOperand\b", schema)]
+
+    if not places:
+        yield "", schema
+        return
+
+    # Both bounds of clamp are of one kind.
+    together = "Operand?" in schema
+
+    for kinds in itertools.product(("Tensor", "Scalar"), repeat=len(places)):
+        if (together and len(set(kinds)) > 1) or (schema.startswith("(Operand") and set(kinds) == {"Scalar"}):
+            continue
+
+        parts, end = [], 0
+
+        for kind, (begin, after) in zip(kinds, places, strict=True):
+            parts += [schema[end:begin], kind]
+            end = after
+
+        suffix = "" if set(kinds) == {"Tensor"} else "Scalar" if kinds[-1] == "Scalar" else "Scalar_Tensor"
+        yield suffix, "".join(parts) + schema[end:]

@@ -1,0 +1,181 @@
+"""Bounds that are derived from a reference: torch is within them, what is wrong is not, and nothing is said in vain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from conformance.compare import compare
+from conformance.error_analysis import NoRule, analyse
+from conformance.error_analysis.__main__ import BEGIN, END, MEDIAN_MOST, WORST_MOST, Row, page, row
+from conformance.error_analysis.rules import RULES
+from conformance.spec import Expected, registry
+
+ROWS = 6
+COLUMNS = 300
+
+
+def analysed(function, *operands):
+    (found, *_), _ = analyse(function, operands, {})
+    return found
+
+
+def share(function, *operands, changed=lambda result: result):
+    """The share of the derived bound that torch's result uses, and the worst error of a changed one."""
+    found, result = analysed(function, *operands), function(*operands)
+    result = result[0] if isinstance(result, tuple) else result
+    assert (found.dtype, found.value.shape) == (result.dtype, result.shape)
+    assert found.judged.all()
+    return compare(changed(result), Expected(found.value, found.bound, found.judged)).share
+
+
+def operands(dtype, count=2):
+    torch.manual_seed(0)
+    return [torch.randn(ROWS, COLUMNS).to(dtype) for _ in range(count)]
+
+
+def rotated(x):
+    result = torch.empty_like(x)
+    result[..., ::2] = x[..., ::2] * 0.5 - x[..., 1::2] * 0.75
+    result[..., 1::2] = x[..., ::2] * 0.75 + x[..., 1::2] * 0.5
+    return result
+
+
+FUNCTIONS = {
+    "swiglu": lambda x, y: (functional.silu(x.float()) * y.float()).to(x.dtype),
+    "softmax": lambda x, y: x.softmax(-1),
+    "layer_norm": lambda x, y: functional.layer_norm(x, (COLUMNS,), y[0], y[1]),
+    "rms_norm": lambda x, y: functional.rms_norm(x, (COLUMNS,), y[0], 1e-5),
+    "group_norm": lambda x, y: functional.group_norm(x.view(1, ROWS, COLUMNS), 2, y[0, :ROWS], y[1, :ROWS]),
+    "linear": lambda x, y: functional.linear(x, y, x[0, :ROWS]),
+    "einsum": lambda x, y: torch.einsum("bd,cd->bc", x, y),
+    "attention": lambda x, y: functional.scaled_dot_product_attention(
+        *(z[:, :256].view(1, 2, 3, 256) for z in (x, y, y)), is_causal=True
+    ),
+    "convolution": lambda x, y: functional.conv1d(x[None], y[:, :3].reshape(1, ROWS, 3)),
+    "cross_entropy": lambda x, y: functional.cross_entropy(x.float(), torch.arange(ROWS)),
+    "variance": lambda x, y: x.float().var(-1),
+    "norm": lambda x, y: torch.linalg.vector_norm(x.float(), dim=-1),
+    "cumsum": lambda x, y: x.float().cumsum(-1),
+    "power": lambda x, y: x.float().abs() ** 2.7,
+    "elu": lambda x, y: functional.elu(x),
+    "lerp": lambda x, y: torch.lerp(x.float(), y.float(), 0.3),
+    "in place": lambda x, y: x.float().mul_(3).add_(y).clamp_(-2, 2).div_(3),
+}
+"""References that round where they say so, on the CPU too."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_is_within_the_bound_and_four_ulps_are_not(name, dtype):
+    if dtype == torch.float64 and name in ("variance", "norm", "cumsum", "power", "lerp", "cross_entropy", "in place"):
+        dtype = torch.float16
+    x, y = operands(dtype)
+    assert share(FUNCTIONS[name], x, y) <= 1
+    # Of sums of many terms the bound is that of any order, and a mistake shows in the half types.
+    if dtype == torch.bfloat16:
+        assert share(FUNCTIONS[name], x, y, changed=lambda result: result * (1 + 2.0**-5)) > 1
+
+
+def test_rules_are_many():
+    assert len(RULES) >= 80
+
+
+def test_moves_and_integers_are_exact():
+    x, y = operands(torch.float32)
+    for function in (
+        lambda x, y: torch.cat((x, y.flip(0).roll(1, 1)), -1),
+        lambda x, y: x.gather(1, y.argsort(-1)),
+        lambda x, y: torch.stack((x, y), 1).permute(2, 0, 1),
+        lambda x, y: functional.pad(x, (1, 2), value=3.0),
+        lambda x, y: x.masked_fill(y > 0, -1.0).tril(),
+        lambda x, y: torch.maximum(x, y).abs().neg().relu(),
+    ):
+        assert not analysed(function, x, y).bound.any()
+    packed = torch.arange(256, dtype=torch.uint8)
+    found = analysed(lambda p: torch.stack((p & 15, p >> 4), -1).float() - 8, packed)
+    assert not found.bound.any()
+    assert found.value[17].tolist() == [-7.0, -7.0]
+
+
+def test_an_explicit_cast_may_round_or_not():
+    x, y = operands(torch.bfloat16)
+    reference = lambda x, y: (x.float() * 1.1).to(x.dtype).float() * y.float()  # noqa: E731
+    found = analysed(reference, x, y)
+    for result in (reference(x, y), x.float() * 1.1 * y.float()):
+        assert compare(result, Expected(found.value, found.bound, found.judged)).passed
+    strict = analysed(lambda x, y: (x.float() * 1.1) * y.float(), x, y)
+    assert not compare(reference(x, y), Expected(strict.value, strict.bound, strict.judged)).passed
+
+
+def test_an_explicit_cast_counts_in_inference_mode():
+    x, y = operands(torch.bfloat16)
+    reference = lambda x, y: (x.float() * 1.1).to(x.dtype).float() * y.float()  # noqa: E731
+    with torch.inference_mode():
+        found = analysed(reference, x, y)
+    assert torch.equal(found.bound, analysed(reference, x, y).bound)
+
+
+def test_what_the_error_decides_is_not_judged():
+    third = torch.full((3,), 3.0)
+    third[2] = 4.0
+    found = analysed(lambda x: torch.where((1 / x) * 3 > 1, 0.0, 7.0), third)
+    # 1/3 * 3 may be more than 1, or not; either number will do.
+    assert found.bound.tolist() == [7.0, 7.0, 0.0]
+    assert analysed(lambda x: (1 / x) * 3 > 1, third).judged.tolist() == [False, False, True]
+    assert analysed(lambda x: (x * 1.1).argmax(-1, True), third).judged.tolist() == [False]
+    # Beyond float32 on the way, though not at the end.
+    large = torch.tensor([1e30, 1.0])
+    assert analysed(lambda x: (x * x) / x, large).judged.tolist() == [False, True]
+    assert analysed(lambda x: x * x, large).judged.tolist() == [True, True]
+
+
+def test_not_a_number_is_sure_where_the_operand_is():
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, 2.0])
+    found = analysed(lambda x: functional.silu(x) * 2 - 1, x)
+    assert found.judged.all()
+    assert found.value[:3].isfinite().tolist() == [False, False, False]
+    assert found.bound.isfinite().all()
+    # Infinity times what may have become zero.
+    tiny = torch.tensor([1e-30])
+    assert not analysed(lambda x: (x * 1e-30) * float("inf"), tiny).judged.any()
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: torch.special.bessel_j0(x), "bessel_j0"),
+        (lambda x: functional.dropout(x), "random"),
+        (lambda x: x / (x * 1.1).max().item(), "reads a number"),
+        (lambda x: torch.rand(3) * x, "random"),
+    ],
+)
+def test_what_has_no_rule_is_named(function, named):
+    with pytest.raises(NoRule, match=named):
+        analysed(function, torch.ones(3))
+
+
+@pytest.mark.parametrize("op", ["silu", "softmax", "rms_norm", "mm", "div"])
+def test_derived_bounds_are_near_those_by_hand_and_not_less_than_torch_needs(op):
+    for dtype in ("float32", "bfloat16"):
+        found = row(registry()[op], dtype, examples=8, seed=0)
+        assert not found.note
+        assert found.median <= MEDIAN_MOST
+        assert found.worst <= WORST_MOST
+        assert found.torch <= 1
+        assert found.judged > 0.95
+        assert found.zeros is not None
+        assert found.zeros <= 0.01
+
+
+def test_the_page_has_its_table_between_the_marks():
+    rows = [Row("abs", "float32", note="exact"), Row("exp", "float32", 9, 1.0, 1.5, 2.0, 1.0, 0.25, 0.001)]
+    text = page(f"before\n{BEGIN}\nold\n{END}\nafter\n", rows, "about")
+    assert "old" not in text
+    assert "| exp | float32 | 9 | 1.00 | 1.50 | 2.00 | 100.00% | 0.250 | 0.10% |" in text
+    assert "Exact by both: `abs`." in text
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    with pytest.raises(ValueError, match="no <!--"):
+        page("no marks", rows, "about")

@@ -1,0 +1,65 @@
+"""Forked or started anew, a child finds the same, and ends the same."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from conformance import forkserver
+from conformance.cases import Case
+from conformance.worker import Child, _environment
+from strategies.specs import TensorSpec
+
+TELLS = """
+import os, sys
+print(os.getcwd(), os.environ["HOME"], "ntops" in sys.modules, os.getsid(0) == os.getpid(), os.read(0, 1))
+"""
+
+
+def test_a_forked_child_finds_what_one_that_is_started_anew_finds(tmp_path, monkeypatch):
+    (tmp_path / "tells.py").write_text(TELLS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    servers = []
+    for gpu, home in ((False, "here"), (False, "there"), (True, "anew")):
+        monkeypatch.setenv("HOME", home)
+        monkeypatch.setattr(forkserver, "_gpu", lambda gpu=gpu: gpu)
+        with contextlib.closing(Child("tells", "cpu")) as child:
+            child.ready()
+            assert child.output() == f"{tmp_path} {home} False True b''\n"
+        servers.append(forkserver._server(_environment(), forkserver.JUDGED))
+    assert servers[0] is servers[1]
+    assert servers[0].serves({**_environment(), "PYTEST_CURRENT_TEST": "another"}, forkserver.JUDGED)
+    assert not servers[0].serves({**_environment(), "OMP_NUM_THREADS": "7"}, forkserver.JUDGED)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_how_it_ended_is_told(gpu, monkeypatch):
+    monkeypatch.setattr(forkserver, "_gpu", lambda: gpu)
+    with contextlib.closing(Child("crashing", "cpu", timeout=60.0)) as child:
+        for op, how in (("abs", "ended itself with exit status 3"), ("exp", "ended by SIGKILL")):
+            verdict = child.judge(Case(op=op, args=(TensorSpec((40,), "float32"),)))
+            assert how in verdict.failure.message
+
+
+def test_a_server_that_ended_is_replaced_and_its_children_end_with_it():
+    with contextlib.closing(Child("crashing", "cpu", timeout=60.0)) as child:
+        child.ready()
+        server = forkserver._server(_environment(), forkserver.JUDGED)
+        server._process.kill()
+        server._process.wait()
+        case = Case(op="relu", args=(TensorSpec((2,), "float32"),))
+        assert child.judge(case).failure.check == "crash"
+        assert child.judge(case).status == "passed"
+        assert forkserver._server(_environment(), forkserver.JUDGED) is not server
+
+
+def test_a_server_that_cannot_import_is_told(monkeypatch, capfd):
+    monkeypatch.setattr(forkserver, "_running", [])
+    monkeypatch.setattr(forkserver, "_command", lambda call: ["sh", "-c", "echo no such module >&2"])
+    child = Child("torch", "cpu")
+    with pytest.raises(forkserver.ServerError, match="its stderr says why"):
+        child.ready()
+    assert "no such module" in capfd.readouterr().err
+    forkserver._close()

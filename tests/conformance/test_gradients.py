@@ -1,0 +1,174 @@
+"""The check of gradients: what it finds, what it leaves alone, and that a failure can be repeated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from conformance import messages, repro, runner
+from conformance.cases import Case, Same, operands
+from conformance.checks import FAILED, PASSED, UNCLAIMED
+from conformance.checks.gradients import KINDS, wish
+from conformance.implementations import Implementation, load
+from conformance.running import Running, exact
+from conformance.selftest import defect_registry
+from conformance.selftest.differentiable import differentiable
+from strategies.specs import Layout, Special, TensorSpec
+
+CPU = torch.device("cpu")
+BANK = defect_registry.bank()
+
+
+def spec(*shape, dtype="float32", **more):
+    return TensorSpec(shape, dtype, **more)
+
+
+def judged(case, implementation):
+    """The finding of ``gradients``."""
+    (finding,) = runner.judge(case, implementation, CPU, ["gradients"]).findings
+    return finding
+
+
+def in_way(case, kind, *, overwritten=None):
+    """The case with other elements, which is differentiated in a way of this kind, all operands being wanted."""
+    result = runner.prepare(case, CPU).reference.value
+    for seed in range(2000):
+        found = replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:]))
+        way = wish(found, result)
+        if (way.kind, way.overwritten) == (kind, overwritten) and len(way.wanted) == len(operands(case)):
+            return found
+    raise AssertionError(kind)
+
+
+CASES = {
+    "mul": Case(op="mul", args=(spec(5, 33), spec(33))),
+    "softmax": Case(op="softmax", args=(spec(5, 33, dtype="bfloat16"), -1)),
+    "rms_norm": Case(op="rms_norm", args=(spec(6, 33), (33,)), kwargs={"weight": spec(33)}),
+    "addmm": Case(op="addmm", args=(spec(7), spec(20, 9), spec(9, 7)), kwargs={"alpha": 2.0, "beta": 0.5}),
+    "scaled_dot_product_attention": Case(
+        op="scaled_dot_product_attention",
+        args=(spec(1, 4, 5, 8), spec(1, 2, 20, 8), spec(1, 2, 20, 8)),
+        kwargs={"enable_gqa": True, "is_causal": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_what_is_right_passes_in_every_way(op):
+    """That of torch's float64 too, which shares no formula with the oracle."""
+    right = Implementation("right", SimpleNamespace(**{op: differentiable(op)}), {})
+    for kind in KINDS if op == "mul" else KINDS[:2]:
+        case = in_way(CASES[op], kind, overwritten=1 if kind == "overwritten" else None)
+        for implementation in (load("torch"), right):
+            finding = judged(case, implementation)
+            assert (finding.status, finding.message) == (PASSED, "")
+            assert finding.share is None if kind == "overwritten" else 0 <= finding.share <= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("mul_gradient_first_of_broadcast", "contiguous", "that of operand 1 is wrong"),
+        ("mul_gradient_unseen", "overwritten", "changed in place after the call"),
+        ("softmax_gradient_written_to_dout", "contiguous", "that of the result, operand 1 (an input) was changed"),
+        ("softmax_gradient_accumulated", "twice", "the second time, that of operand 0 is wrong"),
+        (
+            "rms_norm_gradient_refuses_strides",
+            "transposed",
+            "the backward pass raised RuntimeError: grad_output",
+        ),
+        ("addmm_gradient_alpha_forgotten", "contiguous", "that of operand 1 is wrong"),
+        ("scaled_dot_product_attention_gradient_causal_ignored_for_keys", "expanded", "that of operand 1 is wrong"),
+    ],
+)
+def test_defects(name, kind, message):
+    defect = BANK[name]
+    case = in_way(CASES[defect.op], kind, overwritten=1 if kind == "overwritten" else None)
+    finding = judged(case, defect.implementation)
+    assert finding.status == FAILED
+    assert message in finding.message
+
+
+def test_who_has_no_gradients_claims_none():
+    def detached(input):
+        return torch.exp(input.detach())
+
+    def refused(input):
+        if input.requires_grad:
+            raise NotImplementedError("no gradients")
+        return torch.exp(input)
+
+    case = Case(op="exp", args=(spec(5),))
+    for function in (detached, refused):
+        provider = SimpleNamespace(exp=function)
+        assert judged(case, Implementation("without", provider, {})).status == UNCLAIMED
+        assert judged(case, Implementation("without", provider, {"exp": ("gradients",)})).status == FAILED
+
+
+def test_of_a_tensor_that_is_two_operands_both_gradients_are_summed():
+    case = in_way(Case(op="mul", args=(spec(5, dtype="float16"), Same(0))), "contiguous")
+    assert judged(case, load("torch")).status == PASSED
+
+    def one_alone(input, other):
+        return input * other.detach()
+
+    assert judged(case, Implementation("one", SimpleNamespace(mul=one_alone), {})).status == FAILED
+
+
+def test_the_way_of_a_case_follows_from_it():
+    case = Case(op="mul", args=(spec(5, 4, specials=(Special(0, "nan"),)), spec(4, layout=Layout(expanded=(0,)))))
+    strides = {"contiguous": (4, 1), "transposed": (1, 5), "sliced": (8, 2), "one for all": (0, 0)}
+    for kind, expected in strides.items():
+        way = wish(in_way(case, kind), torch.empty(5, 4))
+        assert way == wish(in_way(case, kind), torch.empty(5, 4))
+        assert way.inputs()[-1].stride() == expected
+    assert not wish(in_way(case, "zeros"), torch.empty(5, 4)).inputs()[-1].any()
+
+
+def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path):
+    case = in_way(CASES["softmax"], "twice")
+    implementation = load(f"{defect_registry.NAME}:softmax_gradient_accumulated")
+    verdict = runner.judge(case, implementation, CPU, ["gradients"])
+    assert verdict.failure.check == "gradients"
+    kept = messages.Kept(tmp_path / "case.json", tmp_path / "repro.py")
+    text = messages.failure(case, verdict, implementation.name, CPU, kept)
+    assert "gradients of operands" in text
+    assert "oracle" in text
+    kept.script.write_text(repro.script(case, verdict, implementation, CPU))
+    for which, status in ((implementation.name, 1), ("torch", 0)):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, str(kept.script), which]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert (done.returncode, done.stderr) == (status, ""), done.stdout + done.stderr
+
+
+def test_running_errors_hold_what_is_computed():
+    """Sums, products and quotients of float32 lie within, and the bound is of the order of their errors."""
+    a, b = (torch.randn(40, 40, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    x, y = exact(a, torch.float32), exact(b, torch.float32)
+    pairs = {
+        "sum": ((x + y).sum(1), (a + b).sum(1)),
+        "product": (x @ y, a @ b),
+        "quotient": (x / (y * y + 1.0), a / (b * b + 1)),
+        "exponential": ((x * y).applied(np.exp, lambda value: 2.0**-22 * value), (a * b).exp()),
+    }
+    for running, computed in pairs.values():
+        error = np.abs(computed.double().numpy() - running.value)
+        assert (error <= running.error).all()
+        assert running.error.max() <= 2.0**-15 * np.abs(running.value).max()
+
+
+def test_what_may_leave_the_range_or_is_not_finite_is_not_followed():
+    large = exact(torch.tensor([3e38, 1.0, float("nan"), float("inf")]), torch.float32)
+    assert np.isinf((large + large).error).tolist() == [True, False, True, True]
+    assert np.isinf(large.stored().error).tolist() == [False, False, True, True]
+    half = Running(np.array([70000.0, 1.0]), np.zeros(2), torch.float16)
+    assert np.isinf(half.stored().error).tolist() == [True, False]
+    assert np.isinf((half + 1.0).error).tolist() == [False, False]

@@ -1,0 +1,87 @@
+"""Cases of ci reach what most tests leave out: a defect that only such numbers, forms, layouts and sizes show fails."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+
+from conformance import drawing, runner, session
+from conformance import spec as specs
+from conformance.selftest import defect_registry
+
+BANK = defect_registry.bank()
+VALUES = (
+    ("mul_product_of_32_bits", "int64"),
+    ("div_quotient_of_floats", "int64"),
+    ("eq_compared_as_floats", "int64"),
+    ("ge_compared_as_floats", "int64"),
+    ("bitwise_and_mask_has_a_sign", "int64"),
+    ("bitwise_not_last_bit_of_bools", "bool"),
+    ("eq_bools_by_bytes", "bool"),
+    ("le_beside_float64", "int64 float64"),
+    ("pow_odd_roots", "float32"),
+    ("pow_sixth_power", "float32 float16 bfloat16"),
+    ("clamp_unlimited_is_the_input", "float32"),
+    ("addmm_factors_of_half", "float16"),
+    ("softmax_first_tile_masked", "float32"),
+)
+FORMS = (
+    ("sub_tensors_are_whole", "float32"),
+    ("rms_norm_tensors_are_whole", "float32"),
+    ("le_narrow_numpy", "float64"),
+    ("layer_norm_sizes_are_tuples", "float32"),
+)
+
+LAYOUTS = (
+    ("addmm_stride_of_8_bits", "float32"),
+    ("relu_stored_in_place", "float32"),
+)
+VIEWS = (
+    ("mm_not_mirrored", "float32"),
+    ("ge_one_address_is_one_tensor", "float32"),
+    ("sub_with_itself", "float32"),
+    ("add_out_of_any_strides", "float32"),
+    ("scaled_dot_product_attention_packed_by_address", "float32"),
+    ("rotary_position_embedding_tables_by_address", "float32"),
+    ("fused_gated_mlp_weights_by_address", "float32"),
+    ("mul_windows_are_apart", "float32"),
+    ("neg_eight_dims", "float32"),
+    ("rms_norm_offset_of_16_bits", "float32"),
+    ("layer_norm_swapped_in_training", "float32"),
+    ("exp_inference_only", "float32"),
+)
+SIZES = (
+    ("mm_rest_of_parts", "float32"),
+    ("fp8_gemm_rest_of_blocks", "float8_e4m3fn"),
+    ("scaled_dot_product_attention_groups_of_eight", "float32"),
+    ("scaled_dot_product_attention_scale_of_a_divisor", "float32"),
+)
+LARGE = (
+    ("fused_rmsnorm_rope_rows_of_15_bits", "float32"),
+    ("dequantize_fp8_rows_of_15_bits", "float8_e5m2"),
+    ("quantize_fp8_largest_of_the_first", "float32"),
+    ("softmax_long_rows_of_float32", "float64"),
+    ("mm_rest_of_splits", "float32"),
+    ("fp8_gemm_rows_of_one_grid", "float8_e4m3fn"),
+    ("fused_gated_mlp_rest_of_hidden", "float32"),
+)
+
+
+@pytest.mark.parametrize(("name", "dtype"), LARGE)
+def test_the_large_cases_of_one_dtype_show_the_defect(name, dtype):
+    assert any(failing(BANK[name], dtype, "large", runner.LARGE[""]))
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*VALUES, *FORMS, *LAYOUTS, *VIEWS, *SIZES])
+def test_the_cases_of_one_dtype_show_the_defect(name, dtype):
+    assert any(any(failing(BANK[name], one)) for one in dtype.split())
+
+
+def failing(defect, dtype, kind="legal", large=0):
+    """Whether each case of ci fails."""
+    settings, dtypes = session.PROFILES["ci"], specs.registry()[defect.op].dtypes
+    for part in session.rounds(defect.op, dtype, False, dtypes, hypothesis.settings(settings), 0, large):
+        for case in drawing.drawn(part.draws, part.seed, part.examples):
+            if part.kind == kind:
+                verdict = runner.judge(case, defect.implementation, "cpu", (defect.check,))
+                yield verdict.status == "failed"
