@@ -25,6 +25,8 @@ WORKERS = min(CORES, 8)
 # The last "-n" counts, so "-- -n 0" turns parallelism off. Messages are printed once, where CI is set too.
 # A worker that has nothing left takes from the others: what is slow comes in groups.
 PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(WORKERS), "--dist", "worksteal")
+# A test that hangs fails, with its stack: it does not take the run with it. The slowest takes a minute where CI is slow.
+HANGS = ("--timeout", "600")
 # Threads of small calls wait for one another longer than they compute, above all where workers use the cores already.
 THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // WORKERS)))}
 
@@ -78,7 +80,7 @@ def cpus(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The project's own tests."""
     install(session, "dev")
-    python(session, *PYTEST, *(session.posargs or ["tests"]), env=THREADS)
+    python(session, *PYTEST, *HANGS, *(session.posargs or ["tests"]), env=THREADS)
 
 
 @nox.session
