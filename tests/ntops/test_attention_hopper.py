@@ -133,6 +133,8 @@ def test_masks(dim, config, kind):
             if kind != "bool":
                 dtype = torch.float32 if kind == "float32" else torch.bfloat16
                 mask = random(*shape, dtype=dtype, seed=1).masked_fill(~kept, -torch.inf)
+                # With few dims the portable form takes float masks that are aligned; these are not.
+                mask = torch.nn.functional.pad(mask, (0, 1))[..., :-1] if dim <= 64 else mask
             check(config, tensors, mask=mask)
     # All of what a row has is masked: by a mask of bools or -inf it is 0, by the least finite number it counts alike.
     query, key, value = inputs(100, 200, dim)

@@ -132,10 +132,12 @@ def setting(name, value):
 
 @functools.cache
 def prepared(op, args, precision):
-    """A call with torch's answer and the oracle's, which are the same under every setting."""
+    """A call with torch's answer and the oracle's, which are the same under every setting; judged as a whole, since the
+    oracle's answer is that of the whole call."""
     made = prepare(Case(op=op, args=args, kwargs=KEYWORDS.get(op, {})), "cuda:0")
     expected = made.spec.expected(made.call)
-    return msgspec.structs.replace(made, spec=dataclasses.replace(made.spec, expected=lambda call: expected))
+    whole = dataclasses.replace(made.spec, expected=lambda call: expected, parts=lambda call: None)
+    return msgspec.structs.replace(made, spec=whole)
 
 
 def judged(op):
