@@ -60,7 +60,7 @@ def _backward(ctx, gradient):
         return (*found, *[None] * 5)
 
     batched = [one if one.ndim == 4 else one.unsqueeze(0) for one in (gradient, output, query, key, value)]
-    found = attention_gradients.attention(*batched, mask, ctx.lower_right, ctx.scale, needed)
+    found = attention_gradients.attention(*batched, mask, ctx.lower_right, ctx.scale, *needed)
     shapes = (query.shape, key.shape, value.shape, None)
     found = [one if one is None or shape is None else one.view(shape) for one, shape in zip(found, shapes, strict=True)]
 

@@ -64,7 +64,7 @@ def _backward_norm_rotation(ctx, gradient):
     # In float32, so that the value between norm and rotation is not rounded.
     back = rotated_back(heads, -sin, cos, bool(ctx.interleaved), accumulate_dtype(x.dtype))
     rows = row_gradients.matrix(back.flatten(2), 2), row_gradients.matrix(x, 2)
-    found = row_gradients.norm(*rows, weight, float(ctx.eps), False, None, (*needed[:2], False))
+    found = row_gradients.norm(*rows, weight, float(ctx.eps), False, None, *needed[:2], False)
 
     return None if found[0] is None else found[0].view(x.shape), found[1], *[None] * 5
 
@@ -99,12 +99,12 @@ def _backward_mlp(ctx, gradient):
 
     rows = row_gradients.matrix(x, x.ndim - 1)
     slopes = row_gradients.matrix(gradient, gradient.ndim - 1)
-    found = mlp(slopes, rows, gate, up, ctx.activation, needed)
+    found = mlp(slopes, rows, gate, up, ctx.activation, *needed)
     return None if found[0] is None else found[0].view(x.shape), *found[1:], None
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
-def mlp(gradient, x, gate, up, activation, needed):
+def mlp(gradient, x, gate, up, activation, to_x, to_gate, to_up):
     """Return the gradients of ``fused_gated_mlp`` of a matrix ``x``.
 
     The backward pass computes both products of the forward pass again, and rounds them to the dtype, as unfused layers
@@ -115,21 +115,17 @@ def mlp(gradient, x, gate, up, activation, needed):
     shape = torch.Size((x.shape[0], gate.shape[0]))
     gated, linear = (product(mm.premake, shape, x, weight.mT) for weight in (gate, up))
     dtype = x.dtype
-    to_gate = gradients.elementwise(f"gated_{activation}", shape, dtype, gradient, gated, linear)
-    to_up = gradients.elementwise(f"activated_{activation}", shape, dtype, gradient, gated)
-    found = [None, None, None]
+    gated_slopes = gradients.elementwise(f"gated_{activation}", shape, dtype, gradient, gated, linear)
+    linear_slopes = gradients.elementwise(f"activated_{activation}", shape, dtype, gradient, gated)
+    of_x = None
 
-    if needed[0]:
-        first = contracted(to_gate, gate, (), ())
-        found[0] = product(addmm.premake, x.shape, to_up, up, added=first, scales=(1.0, 1.0))
+    if to_x:
+        first = contracted(gated_slopes, gate, (), ())
+        of_x = product(addmm.premake, x.shape, linear_slopes, up, added=first, scales=(1.0, 1.0))
 
-    if needed[1]:
-        found[1] = contracted(to_gate.mT, x, (), ())
-
-    if needed[2]:
-        found[2] = contracted(to_up.mT, x, (), ())
-
-    return tuple(found)
+    of_gate = contracted(gated_slopes.mT, x, (), ()) if to_gate else None
+    of_up = contracted(linear_slopes.mT, x, (), ()) if to_up else None
+    return of_x, of_gate, of_up
 
 
 FORMULAS = {

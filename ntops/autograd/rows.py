@@ -91,7 +91,7 @@ def _norm_gradients(ctx, gradient, input, weight, needed, centered):
         ctx.eps,
         centered,
         ctx.bias_dtype,
-        needed,
+        *needed,
     )
     whole = input.shape, shape, shape
     return [None if one is None else one.view(size) for one, size in zip(found, whole, strict=True)]

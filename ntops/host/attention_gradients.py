@@ -93,7 +93,7 @@ def _of_others(largest, masked):
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
-def attention(gradient, output, query, key, value, mask, lower_right, scale, needed):
+def attention(gradient, output, query, key, value, mask, lower_right, scale, to_query, to_key, to_value, to_mask):
     """The gradients of attention; without atomics, so that they are the same each time.
 
     :param gradient: (B, Hq, L, Ev), that of ``output``.
@@ -102,7 +102,8 @@ def attention(gradient, output, query, key, value, mask, lower_right, scale, nee
     :param mask: Of bool or numbers, broadcasts to (B, Hq, L, S); or ``None``.
     :param lower_right: Whether the last query sees the last key, else the first query the first key; ``None``: each
         query sees every key.
-    :param needed: Whether the gradients of query, key, value and mask are; those of key and value come together.
+    :param to_query: Whether the gradient of the query is needed; ``to_key``, ``to_value`` and ``to_mask`` likewise. Those
+        of key and value come together.
     :return: These, contiguous, ``None`` where they are not needed; that of the mask summed in float32 over what it was
         broadcast to.
     """
@@ -117,16 +118,17 @@ def attention(gradient, output, query, key, value, mask, lower_right, scale, nee
     tensors = [_loadable(tensor) for tensor in (gradient, output, query, key, value)]
     found = [
         empty(*tensor.shape) if wanted else None
-        for tensor, wanted in zip(tensors[2:], (needed[0], *[needed[1] or needed[2]] * 2), strict=True)
+        for tensor, wanted in zip(tensors[2:], (to_query, *[to_key or to_value] * 2), strict=True)
     ]
-    scores = empty(*shape, dtype=compute_dtype).zero_() if needed[3] else None
+    scores = empty(*shape, dtype=compute_dtype).zero_() if to_mask else None
 
     if 0 in shape or not gradient.numel():
         found = [one if one is None else one.zero_() for one in found]
     else:
         _launch(found, scores, tensors, _loadable_mask(mask, dtype, shape), lower_right, scale, compute_dtype)
 
-    found = [_first(one, size) if wanted else None for one, wanted, size in zip(found, needed[:3], dims, strict=True)]
+    needed = (to_query, to_key, to_value)
+    found = [_first(one, size) if wanted else None for one, wanted, size in zip(found, needed, dims, strict=True)]
     return (*found, None if scores is None else gradients.summed(scores, (*mask.shape,), mask.dtype))
 
 

@@ -41,7 +41,7 @@ def softmax_backward(gradient, result, dim, dtype):
 
 
 @repeatable
-def norm(gradient, input, weight, eps, centered, bias_dtype, needed):
+def norm(gradient, input, weight, eps, centered, bias_dtype, to_input, to_weight, to_bias):
     """Return the gradients of ``layer_norm`` (``centered``) or ``rms_norm`` over the rows of a matrix.
 
     Gradients of the parameters are summed in float32 (float64 for float64), in an order that depends on the sizes and
@@ -50,14 +50,13 @@ def norm(gradient, input, weight, eps, centered, bias_dtype, needed):
     :param gradient: (rows, columns), not empty; ``input`` has the same shape and dtype.
     :param weight: (columns,), or ``None``.
     :param bias_dtype: The dtype of the bias, if its gradient is needed.
-    :param needed: Whether the gradients of the input, the weight and the bias are needed.
+    :param to_input: Whether the gradient of the input is needed; ``to_weight`` and ``to_bias`` likewise.
     :return: The three gradients, contiguous, or ``None`` where they are not needed.
     """
     gradient, input = (one if one.stride(1) == 1 else one.contiguous() for one in (gradient, input))
     count, columns = input.shape
     compute_dtype = accumulate_dtype(input.dtype)
     device = input.device
-    to_input, to_weight, to_bias = needed
 
     def empty(*shape, dtype=compute_dtype):
         return recorder.empty(shape, contiguous_strides(shape), dtype, device)
@@ -72,7 +71,7 @@ def norm(gradient, input, weight, eps, centered, bias_dtype, needed):
     parts = min(tiles, max(2 * multiprocessors(device.index or 0), -(-tiles // _MOST_ROWS)))
     part = -(-tiles // parts)
     parts = -(-tiles // part)
-    weights, biases = (empty(parts, columns) if wanted else None for wanted in needed[1:])
+    weights, biases = (empty(parts, columns) if wanted else None for wanted in (to_weight, to_bias))
     dtype = TRITON_DTYPES[compute_dtype]
     weight, weight_dtype = (None, None) if weight is None else (weight.contiguous(), weight.dtype)
     # An output that is not needed is not written, so any tensor serves as its argument.

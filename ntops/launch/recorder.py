@@ -382,7 +382,7 @@ def _describer(kinds):
             # Zeros of both signs are equal as keys.
             key.append(f"{name} or str({name})")
         elif kind in replay.SHAPES:
-            lines.append(f"if {{*map(types, {name})}} != int_only: return None")
+            lines.append(f"if {name} and {{*map(types, {name})}} != int_only: return None")
             key.append(f"(*{name},)")
         elif kind in _NUMBERS or issubclass(kind, enum.Enum):
             key.append(name)

@@ -73,16 +73,20 @@ def write(recording, constants, tensors, result, state, out=None):
     :param recording: The call's allocations, launches and writes.
     :param constants: The tensors that keep their addresses.
     :param tensors: The tensors among the call's arguments.
+    :param result: A tensor, or a tuple of tensors and ``None``; what is allocated here may be returned as a view.
     :param state: The function that says what else the call depends on, or ``None``.
     :param out: The tensor of ``tensors`` that the caller gave as ``out=``, or ``None``.
     """
     sources = [*tensors, *recording.allocations]
     device = current_device()
     results = result if isinstance(result, tuple) else (result,)
-    places = [next((p for p, source in enumerate(sources) if source is one), None) for one in results]
-    moved = [next((p for p, source in enumerate(sources) if source is one), None) for one in recording.written]
+    moved = [_place(one, sources) for one in recording.written]
 
-    if not recording.launches or None in (*places, *moved) or any(tensor.get_device() != device for tensor in tensors):
+    # ``repeat`` returns None for a call that has to be made anew.
+    if result is None or not recording.launches or None in moved:
+        return None
+
+    if any(tensor.get_device() != device for tensor in tensors):
         return None
 
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -116,13 +120,43 @@ def write(recording, constants, tensors, result, state, out=None):
     after.append("if span is not None: end(span)")
     scope["increment_version"] = increment_version
     after += [f"increment_version(tensor{place})" for place in moved]
-    after.append(f"return {', '.join(f'tensor{place}' for place in places)}")
+    returned = [_returned(one, sources, len(tensors), scope) for one in results]
+
+    if "" in returned:
+        return None
+
+    after.append(f"return {', '.join(returned)}")
     unpacked = [f"{listed(name, range(len(tensors)))}= {name}s" for name in ("tensor", "pointer")]
     apart = _apart(tensors, out)
     allocated = _allocated(recording, len(tensors), scope)
     repeat = function("repeat(tensors, pointers)", [*before, *unpacked, *apart, *allocated, *after], scope)
     allocated = _allocated(recording, len(tensors), scope, direct=True)
     return Recorded(repeat, functools.partial(_again, [*before, *apart, *allocated, *after], state, scope))
+
+
+def _place(tensor, sources):
+    return next((place for place, source in enumerate(sources) if source is tensor), None)
+
+
+def _returned(result, sources, first, scope):
+    """Return a result as source: a tensor of the call, a view of one that it allocated, or ``None``; "" if it is
+    neither.
+
+    :param first: The number of the first of ``sources`` that the call allocated.
+    """
+    place = None if result is None else _place(result, sources)
+
+    if result is None or place is not None:
+        return "None" if result is None else f"tensor{place}"
+
+    found = _source(result, sources[first:])
+
+    if found is None or sources[first + found[0]].dtype is not result.dtype:
+        return ""
+
+    view = f"view{len(scope)}"
+    scope[view] = tuple(result.shape), result.stride(), result.storage_offset()
+    return f"tensor{first + found[0]}.as_strided(*{view})"
 
 
 def _again(lines, state, scope, tensors, args, kwargs):
@@ -254,7 +288,7 @@ def _same(value, kind, known):
         # Zeros of both signs compare equal.
         return bool(value) or str(value) == str(known)
 
-    return kind not in SHAPES or {*map(type, value)} == INT
+    return kind not in SHAPES or not value or {*map(type, value)} == INT
 
 
 def listed(name, places):

@@ -10,7 +10,8 @@ from triton import knobs
 
 import ntops
 from ntops._runtime import INTERPRETED
-from ntops.host import promotion
+from ntops.autograd import fused, positions, products
+from ntops.host import attention_gradients, gradients, promotion, row_gradients
 from ntops.launch import recorder
 
 
@@ -280,6 +281,7 @@ def test_a_call_with_a_tangent_is_never_repeated(kernel):
 
 X = torch.ones(8, 64)
 ROW = torch.ones(64)
+LONG = torch.ones(2, 10000)
 FP8 = torch.ones(16, 16).to(torch.float8_e4m3fn)
 HEADS, CACHE = torch.ones(1, 2, 1, 16), torch.ones(1, 2, 8, 16)
 COMMON = {
@@ -314,10 +316,37 @@ COMMON = {
 }
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="launches of CPU tensors are stood in for")
+ATTENTION = *[torch.ones(1, 2, 4, 16) for _ in range(5)], None, False, 0.25
+BACKWARD = {
+    "a softmax": (row_gradients.softmax_backward, (X, X.clone(), 1, torch.float32)),
+    "a norm": (row_gradients.norm, (X, X.clone(), ROW, 1e-5, True, torch.float32, True, True, True)),
+    "a norm of plain inputs": (row_gradients.norm, (X, X.clone(), ROW, 1e-5, False, None, False, True, False)),
+    "a norm of long rows": (row_gradients.norm, (LONG, LONG.clone(), None, 1e-5, True, torch.float32, True, False, True)),
+    "attention": (attention_gradients.attention, (*ATTENTION, True, True, True, False)),
+    "attention of fixed keys": (attention_gradients.attention, (*ATTENTION, True, False, False, False)),
+    "a factor": (products.contracted, (X, X.mT, (), ())),
+    "factors of a batch": (products.contracted, (X.view(2, 4, 64), X.view(2, 4, 64).mT, (2,), (2,), 0.5)),
+    "a gated MLP": (fused.mlp, (X[:, :8].contiguous(), X, X.clone(), X[:8].clone(), "silu", True, True, True)),
+    "a rotation": (positions.rotated_back, (X.view(1, 4, 2, 64), X[:4, :32], X[4:, :32], True, torch.float32)),
+    "a row that was broadcast": (gradients.summed, (X, (64,), torch.float32)),
+}
+
+
 @pytest.mark.parametrize("name", COMMON)
 def test_common_calls_are_recorded(kernel, monkeypatch, name):
-    """What they ask torch for is nothing that has to be repeated."""
+    assert_recorded(kernel, monkeypatch, getattr(ntops.torch, name), COMMON[name])
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_passes_are_recorded(kernel, monkeypatch, name):
+    assert_recorded(kernel, monkeypatch, *BACKWARD[name])
+
+
+def assert_recorded(kernel, monkeypatch, function, values):
+    """What a call asks torch for is nothing that has to be repeated. Launches of CPU tensors are stood in for."""
+    if not INTERPRETED:
+        pytest.skip("launches of CPU tensors are stood in for")
+
     launches, calls = [], []
     kernel.compiled.run = lambda *args: launches.append(args)
 
@@ -330,10 +359,10 @@ def test_common_calls_are_recorded(kernel, monkeypatch, name):
     def call(*args):
         calls.append(1)
         # Past its own decorator, which records nothing here.
-        return inspect.unwrap(getattr(ntops.torch, name))(*args)
+        return inspect.unwrap(function)(*args)
 
     for _ in range(3):
-        call(*COMMON[name])
+        call(*values)
 
     assert len(calls) == 1
     assert launches

@@ -121,15 +121,32 @@ def test_several_results_are_returned_in_their_order(kernel):
         for number, result in enumerate(results, 1):
             recorder.launch(kernel, (7,), {}, result, input, input.numel(), float(number))
 
-        return results[1], input, results[0]
+        return results[1], None, input, results[0], results[1].view(1, 5)[:, 2:]
 
     for _ in range(3):
         input = torch.randn(5)
-        two, same, one = plus_one_and_two(input)
+        two, nothing, same, one, view = plus_one_and_two(input)
+        assert nothing is None
+        torch.testing.assert_close(view, two[None, 2:])
+        assert view._base is two
         assert same is input
         torch.testing.assert_close((one, two), (input + 1, input + 2))
 
     assert len(calls) == 1
+
+
+def test_a_call_without_a_result_is_made_each_time(kernel):
+    calls = []
+
+    @recorder.repeatable(recorded=True)
+    def fill(input):
+        calls.append(input)
+        recorder.launch(kernel, (7,), {}, recorder.empty((5,), (1,), torch.float32, "cpu"), input, 5, 1.0)
+
+    for _ in range(3):
+        assert fill(torch.randn(5)) is None
+
+    assert len(calls) == 3
 
 
 def test_in_place_gives_the_argument_itself(kernel):

@@ -154,8 +154,8 @@ def test_gradients_of_any_strides(name, strides):
 def test_a_row_alone_has_the_bits_that_it_has_among_others():
     x, given = tensor(300, 33, requires_grad=False), tensor(300, 33, seed=1, requires_grad=False)
     weight = tensor(33, seed=2, requires_grad=False)
-    whole, *_ = row_gradients.norm(given, x, weight, 1e-5, True, None, (True, False, False))
-    part, *_ = row_gradients.norm(given[7:9], x[7:9], weight, 1e-5, True, None, (True, False, False))
+    whole, *_ = row_gradients.norm(given, x, weight, 1e-5, True, None, True, False, False)
+    part, *_ = row_gradients.norm(given[7:9], x[7:9], weight, 1e-5, True, None, True, False, False)
     assert torch.equal(whole[7:9], part)
 
 
