@@ -25,7 +25,7 @@ WORKERS = min(CORES, 8)
 # The last "-n" counts, so "-- -n 0" turns parallelism off. Messages are printed once, where CI is set too.
 # A worker that has nothing left takes from the others: what is slow comes in groups.
 PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(WORKERS), "--dist", "worksteal")
-# A test that hangs fails, with its stack: it does not take the run with it. The slowest takes a minute where CI is slow.
+# A test that hangs fails with its stack, and the run goes on. The slowest takes a minute where CI is slow.
 HANGS = ("--timeout", "600")
 # Threads of small calls wait for one another longer than they compute, above all where workers use the cores already.
 THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // WORKERS)))}

@@ -64,15 +64,30 @@ def _in_pieces(
 
 
 @triton.jit
+def _bias(mask, query_places, key_places, stride_ml, stride_ms, kept, EDGE: tl.constexpr):
+    """Load a tile of the mask, (keys, queries); with EDGE what is ``kept``, of that shape.
+
+    All kernels load it with the keys first: where the queries are, ``to_queries`` takes three times as long (735 us and
+    247, 2 x 16 x 2048 x 64 with bools on an H100), since bytes change their places among threads one by one.
+
+    :param query_places: The indices of the queries, int64; ``key_places`` those of the keys.
+    """
+    pointers = mask + query_places[None, :] * stride_ml + key_places[:, None] * stride_ms
+
+    if EDGE:
+        bias = tl.load(pointers, mask=kept, other=0)
+    else:
+        bias = tl.load(pointers)
+
+    return bias
+
+
+@triton.jit
 def _weights(
     products,
     maximum,
     inverse,
-    mask,
-    query_places,
-    key_places,
-    stride_ml,
-    stride_ms,
+    bias,
     kept,
     factor,
     DTYPE: tl.constexpr,
@@ -81,14 +96,11 @@ def _weights(
 ):
     """Compute the weights from products of queries and keys, all of one shape or broadcast to it.
 
-    :param query_places: The indices of the queries, int64; ``key_places`` those of the keys.
+    :param bias: The tile of the mask, if there is one.
     :param kept: With EDGE, whether each key takes part.
     :param factor: The factor from products to units of log2, or with a float mask to natural units.
     """
     scores = products * factor
-
-    if MASK != NO_MASK:
-        bias = _bias(mask, query_places * stride_ml + key_places * stride_ms, kept, EDGE)
 
     if MASK == FLOAT_MASK:
         unit = tl.full((), 1.4426950408889634, DTYPE)
@@ -103,19 +115,6 @@ def _weights(
         weights = tl.where(kept, weights, 0)
 
     return weights
-
-
-@triton.jit
-def _bias(mask, offsets, kept, EDGE: tl.constexpr):
-    """Load elements of the mask; with EDGE those that are ``kept``. Loads without a condition move several elements at
-    a time: 2 x 16 x 2048 x 64 with a mask of bools takes 780 us of an H100 in ``statistics`` with it, 140 without
-    mask."""
-    if EDGE:
-        bias = tl.load(mask + offsets, mask=kept, other=0)
-    else:
-        bias = tl.load(mask + offsets)
-
-    return bias
 
 
 _SIZES = ["heads", "group", "L", "S", "tiles"]
@@ -209,7 +208,7 @@ def statistics(
         queries = _tile(query, rows, stride_ql, dims, taken, dims < E, True, not FULL_E)
 
     # Rows beyond the end have the mask of the last one; nothing of them is stored.
-    mask_rows = tl.minimum(rows, L - 1).to(tl.int64)[:, None] * stride_ml
+    mask_rows = tl.minimum(rows, L - 1).to(tl.int64)
     scale = factor.to(DTYPE)
     unit = tl.full((), 1.4426950408889634 if MASK == FLOAT_MASK else 1.0, DTYPE)
     maximum = tl.full((BLOCK_M,), float("-inf"), DTYPE)
@@ -232,7 +231,8 @@ def statistics(
             kept = taken[:, None] & there[None, :]
 
             if MASK != NO_MASK:
-                bias = _bias(mask, mask_rows + places.to(tl.int64)[None, :] * stride_ms, kept, EDGE)
+                bias = _bias(mask, mask_rows, places.to(tl.int64), stride_ml, stride_ms, tl.trans(kept), EDGE)
+                bias = tl.trans(bias)
 
             if MASK == FLOAT_MASK:
                 scores = scores + bias.to(DTYPE)
@@ -344,8 +344,10 @@ def to_keys(
         inner = tl.minimum(tl.cdiv(inner, BLOCK_M) * BLOCK_M, full)
         inner = tl.maximum(inner, start)
 
-    # Keys beyond the end have the mask of the last one; nothing of them is stored.
-    mask_places = tl.minimum(places, S - 1).to(tl.int64)
+    if MASK != NO_MASK:
+        # The mask has no columns for keys beyond the end.
+        inner = tl.where(first_key + BLOCK_N <= S, inner, full)
+
     key_sums = tl.zeros((BLOCK_N, BLOCK_E), DTYPE)
     value_sums = tl.zeros((BLOCK_N, BLOCK_EV), DTYPE)
 
@@ -404,21 +406,12 @@ def to_keys(
                 if CAUSAL and EDGE:
                     kept = kept & (places[:, None] <= (rows + shift)[None, :])
 
-                weights = _weights(
-                    products,
-                    maximum[None, :],
-                    inverse[None, :],
-                    mask_of,
-                    rows.to(tl.int64)[None, :],
-                    mask_places[:, None],
-                    stride_ml,
-                    stride_ms,
-                    kept,
-                    unit,
-                    DTYPE,
-                    MASK,
-                    EDGE,
-                )
+                bias = kept
+
+                if MASK != NO_MASK:
+                    bias = _bias(mask_of, rows.to(tl.int64), places.to(tl.int64), stride_ml, stride_ms, kept, EDGE)
+
+                weights = _weights(products, maximum[None, :], inverse[None, :], bias, kept, unit, DTYPE, MASK, EDGE)
                 value_sums = tl.dot(
                     weights.to(slopes.dtype), slopes, acc=value_sums, input_precision=PRECISION, out_dtype=DTYPE
                 )
@@ -557,21 +550,13 @@ def to_queries(
             if CAUSAL and EDGE:
                 kept = kept & (places[None, :] <= (rows + shift)[:, None])
 
-            weights = _weights(
-                products,
-                maximum[:, None],
-                inverse[:, None],
-                mask,
-                mask_rows[:, None],
-                places.to(tl.int64)[None, :],
-                stride_ml,
-                stride_ms,
-                kept,
-                unit,
-                DTYPE,
-                MASK,
-                EDGE,
-            )
+            bias = kept
+
+            if MASK != NO_MASK:
+                bias = _bias(mask, mask_rows, places.to(tl.int64), stride_ml, stride_ms, tl.trans(kept), EDGE)
+                bias = tl.trans(bias)
+
+            weights = _weights(products, maximum[:, None], inverse[:, None], bias, kept, unit, DTYPE, MASK, EDGE)
             changes = weights * (along - delta[:, None])
 
             if TO_SCORES:

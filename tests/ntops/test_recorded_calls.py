@@ -321,7 +321,10 @@ BACKWARD = {
     "a softmax": (row_gradients.softmax_backward, (X, X.clone(), 1, torch.float32)),
     "a norm": (row_gradients.norm, (X, X.clone(), ROW, 1e-5, True, torch.float32, True, True, True)),
     "a norm of plain inputs": (row_gradients.norm, (X, X.clone(), ROW, 1e-5, False, None, False, True, False)),
-    "a norm of long rows": (row_gradients.norm, (LONG, LONG.clone(), None, 1e-5, True, torch.float32, True, False, True)),
+    "a norm of long rows": (
+        row_gradients.norm,
+        (LONG, LONG.clone(), None, 1e-5, True, torch.float32, True, False, True),
+    ),
     "attention": (attention_gradients.attention, (*ATTENTION, True, True, True, False)),
     "attention of fixed keys": (attention_gradients.attention, (*ATTENTION, True, False, False, False)),
     "a factor": (products.contracted, (X, X.mT, (), ())),
