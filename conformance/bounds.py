@@ -195,6 +195,8 @@ def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype
 # 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one
 # sign add up. Torch: 2.1 of the 4 on random data.
 PRODUCT_WALK, PRODUCT_DRIFT = 4.0, 1 / 8
+# A sum without products has one rounding less for each term: u sqrt(K) sum|terms| + (K / 8) u |r|.
+SUM_WALK = 1.0
 # TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2). Torch: 1.3 x 2^-10 R.
 TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9
 
@@ -237,6 +239,12 @@ def product(value: np.ndarray, magnitude: np.ndarray, spread: np.ndarray, terms:
     if uses_tf32(dtype):
         bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
     return bound + terms * form.subnormal / 2
+
+
+def total(value: np.ndarray, magnitude: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
+    """Bound a sum of ``terms`` terms: ``magnitude`` is sum |terms|. Sums have no underflow."""
+    unit = FORMATS[compute_dtype(dtype)].unit
+    return unit * (SUM_WALK * math.sqrt(terms) * magnitude + PRODUCT_DRIFT * terms * np.abs(value))
 
 
 def addmm(

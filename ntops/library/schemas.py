@@ -108,6 +108,9 @@ OPERATORS = {
     "sin": _UNARY,
     "softmax": Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor"),
     "sub": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
+    "sum": Declaration(
+        "(Tensor input, int[]? dim=None, bool keepdim=False, ScalarType? dtype=None) -> Tensor", out=True
+    ),
     "tanh": _UNARY,
 }
 """The declarations by operator name, followed by a dot and an overload's name if it has one."""

@@ -1,0 +1,30 @@
+"""The smallest element over dims; NaN if there is one."""
+
+import ninetoothed.language as ntl
+
+from ntops.kernels import constants, dim_reduction
+
+arrangement = dim_reduction.arrangement
+
+
+def application(output, input, compute_dtype):
+    smallest = ntl.cast(input[0], compute_dtype)
+
+    for i in range(1, input.shape[0]):
+        values = ntl.cast(input[i], compute_dtype)
+        smallest = ntl.where((values < smallest) | (values != values), values, smallest)
+
+    # Triton's own minimum loses NaN where it is compiled.
+    nan = ntl.sum(ntl.where(smallest != smallest, smallest, 0), axis=1)
+    output = ntl.cast(ntl.where(nan != nan, nan, ntl.min(smallest, axis=1)), output.dtype)
+
+
+def premake(
+    ndim, kept=1, dtype=None, compute_dtype=None, other=None, block_rows=None, block_columns=None, steps=-1
+):
+    """Return the arrangement, application and tensors of ``amin``; see :func:`dim_reduction.bind`."""
+    other = constants.limits(dtype)[1] if other is None else other
+    tensors = dim_reduction.tensors(ndim, kept, dtype, dtype, other)
+    compute_dtype = compute_dtype or constants.accumulated(dtype)
+
+    return dim_reduction.bind(application, tensors, compute_dtype, kept, block_rows, block_columns, steps)
