@@ -226,7 +226,8 @@ def rows(input: torch.Tensor, dim: Any) -> torch.Tensor:
     """The reduced elements of each result along the last dim."""
     dims = reduced(dim, input.ndim)
     kept = [place for place in range(input.ndim) if place not in dims]
-    return input.permute(*kept, *dims).reshape(*(input.shape[place] for place in kept), -1) if dims else input[..., None]
+    sizes = (*(input.shape[place] for place in kept), math.prod(input.shape[place] for place in dims))
+    return input.permute((*kept, *dims)).reshape(sizes)
 
 
 def total(call: Call, mean: bool) -> Expected:
@@ -240,14 +241,15 @@ def total(call: Call, mean: bool) -> Expected:
     x = oracle.operand(_nonempty(rows(input, dim)), dtype)
     count, low = x.shape[-1], None
     with np.errstate(all="ignore"):
-        value, magnitude = x.sum(-1), np.abs(x).sum(-1)
-        finite = np.isfinite(x).all(-1)
+        terms = np.isfinite(x)
+        finite, plain = terms.all(-1), np.where(terms, x, 0.0)
+        value, magnitude = x.sum(-1), np.abs(plain).sum(-1)
         if dtype == torch.float64:
-            exactly, rest = oracle.matmul(np.where(finite[..., None], x, 0.0).reshape(-1, count), np.ones((count, 1)))
+            exactly, rest = oracle.matmul(plain.reshape(-1, count), np.ones((count, 1)))
             value = np.where(finite, exactly.reshape(value.shape), value)
             low = np.where(finite, rest.reshape(value.shape), 0.0)
-        # Doubled, so that an overflow of the sum of magnitudes shows.
-        judged = ~finite | (oracle.in_range(2 * magnitude, dtype) & np.isfinite(2 * magnitude))
+        # Beside an infinity, too, finite terms may overflow. Doubled, so that an overflow of their magnitudes shows.
+        judged = oracle.in_range(2 * magnitude, dtype) & np.isfinite(2 * magnitude)
         bound = np.where(finite, bounds.total(value, magnitude, count, dtype), 0.0)
         if mean:
             value, low = _quotient(value, low, input.numel() // max(math.prod(shape), 1))
