@@ -1,4 +1,4 @@
-"""List where torch disagrees with the oracle: softmax and layer_norm."""
+"""List where torch disagrees with the oracle: softmax, layer_norm and sums."""
 
 from __future__ import annotations
 
@@ -42,6 +42,21 @@ def _uneven_rows(case: Case) -> bool:
     return bool((rows.amax(1) > 8 * rows.mean(1)).any())
 
 
+THREADED = 1 << 15
+"""The least number of elements that torch's CPU gives to several threads (GRAIN_SIZE in ATen/Parallel.h)."""
+
+
+def _half_sum_of_threads(case: Case) -> bool:
+    """Tell whether a half sum may be split up over threads: it has ``THREADED`` elements or more."""
+    input = case.args[0]
+    named = case.kwargs.get("dtype")
+    if not isinstance(input, TensorSpec) or math.prod(input.shape) < THREADED:
+        return False
+    out = case.kwargs.get("out")
+    dtype = named.name if isinstance(named, DType) else out.dtype if isinstance(out, TensorSpec) else input.dtype
+    return dtype in dtype_names.HALF
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "softmax across rows on the CPU",
@@ -75,5 +90,14 @@ DEVIATIONS: tuple[Deviation, ...] = (
             op="layer_norm",
             args=(tensor("float16", 1, 16385, specials=(Special(0, "min"), Special(16384, "max"))), (16385,)),
         ),
+    ),
+    Deviation(
+        "half sums of several threads on the CPU",
+        "torch's CPU rounds the sum of each thread's part to the half type, where it may also overflow",
+        ops=("sum",),
+        checks=("values", "call_forms"),
+        devices=("cpu",),
+        applies=_half_sum_of_threads,
+        case=Case(op="sum", args=(tensor("float16", 44233, values="every_exponent"), None)),
     ),
 )
