@@ -195,7 +195,10 @@ def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype
 # 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one
 # sign add up. Torch: 2.1 of the 4 on random data.
 PRODUCT_WALK, PRODUCT_DRIFT = 4.0, 1 / 8
-# A sum without products has one rounding less for each term: u sqrt(K) sum|terms| + (K / 8) u |r|.
+# A sum without products: u sqrt(K) sum|terms| + (K / 8) u |r|. In any order each of the K - 1 additions is off by u
+# |partial sum| <= u sum|terms| at most, and these walk at random; of terms of one sign they drift (N. J. Higham, The
+# accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993). Torch's float32 on the CPU: 0.53 of it and half
+# an ulp for K = 3, 0.09 for K = 257, 0.014 for K = 4096. One term after the other: 0.63, and 1.8 if all are equal.
 SUM_WALK = 1.0
 # TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2). Torch: 1.3 x 2^-10 R.
 TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9

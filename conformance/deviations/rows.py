@@ -94,7 +94,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "half sums of several threads on the CPU",
         "torch's CPU rounds the sum of each thread's part to the half type, where it may also overflow",
-        ops=("sum",),
+        ops=("mean", "sum"),
         checks=("values", "call_forms"),
         devices=("cpu",),
         applies=_half_sum_of_threads,

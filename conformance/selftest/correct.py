@@ -151,6 +151,13 @@ def _total(
     return dtype, wide(input, dtype).sum(dim, keepdim) if dtype in NARROW else None
 
 
+def _mean(
+    input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> tuple[torch.dtype, Value]:
+    dtype = dtype or input.dtype
+    return dtype, wide(input, dtype).mean(dim, keepdim) if dtype in NARROW else None
+
+
 def _dims(shape: Any) -> tuple[int, ...]:
     return tuple(range(-len(shape), 0))
 
@@ -269,6 +276,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "gelu": _gelu,
     "softmax": _softmax,
     "sum": _total,
+    "mean": _mean,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),

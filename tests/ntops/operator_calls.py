@@ -43,7 +43,7 @@ def calls():
     ops["clamp"] = [((x, m, m.clone()), {"out": tensor(4, 4)}), ((x, scale, 2.0), {})]
     ops["softmax"] = [((x, 1), {})]
 
-    for name in ("sum",):
+    for name in ("mean", "sum"):
         ops[name] = [((x, 1), {"out": tensor(4)}), ((x,), {"keepdim": True})]
 
     ops["mm"] = [((x, m), {"out": tensor(4, 4)})]

@@ -94,6 +94,7 @@ FORMS = {
         lambda: X.softmax(1),
     ],
     "sub": [lambda: torch.sub(X, Y, alpha=3), lambda: X - Y, lambda: 1 - X, lambda: torch.rsub(X, Y, alpha=2)],
+    "mean": [lambda: torch.mean(X, 1), lambda: X.mean(), lambda: X.mean((0, 1), keepdim=True)],
     "sum": [lambda: torch.sum(X, 1), lambda: X.sum(), lambda: X.sum((0, 1), keepdim=True)],
     "tanh": [lambda: torch.tanh(X), lambda: F.tanh(X), lambda: X.clone().tanh_()],
 }
