@@ -105,9 +105,7 @@ def cases(op: str, dtype_of: Callable[..., str], casts: Callable[[str], Sequence
         out = draw(outs(shape, target or dtype_of(dtype)))
         if dim is None and keepdim is None and out is None and draw(st.booleans()):
             return elementwise.case(op, (input,), dtype=DType(target) if target else None)
-        return elementwise.case(
-            op, (input, dim), keepdim=keepdim, dtype=DType(target) if target else None, out=out
-        )
+        return elementwise.case(op, (input, dim), keepdim=keepdim, dtype=DType(target) if target else None, out=out)
 
     return draws
 
@@ -181,7 +179,7 @@ def widened(case: Case) -> Case | None:
 
 
 def arguments(
-    input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+    input: Any, dim: Any = None, keepdim: Any = False, *, dtype: Any = None, out: Any = None
 ) -> tuple[Any, Any, bool, Any, Any]:
     return input, dim, keepdim, dtype, out
 
@@ -274,7 +272,7 @@ def _quotient(value: np.ndarray, low: np.ndarray | None, count: int) -> tuple[np
 
 def gradient_of_total(mean: bool, call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
     """The gradient of the result, for each element; of the mean divided by their number."""
-    input, dim, keepdim, _, _ = arguments(*call.args, **call.kwargs)
+    input, dim = arguments(*call.args, **call.kwargs)[:2]
     dims = reduced(dim, input.ndim)
     count = math.prod(input.shape[place] for place in dims)
     found = exact(dout, dout.dtype)

@@ -104,9 +104,9 @@ def dims_wrap(right: Right, *args: Any, **kwargs: Any) -> Any:
 def dims_repeat(right: Right, *args: Any, **kwargs: Any) -> Any:
     """A dim that is named twice is reduced once."""
     input, dim = (*args, None)[:2]
-    if isinstance(input, torch.Tensor) and input.ndim and type(dim) is tuple and dim:
-        if all(type(one) is int and -input.ndim <= one < input.ndim for one in dim):
-            args = (input, tuple({one % input.ndim for one in dim}), *args[2:])
+    known = isinstance(input, torch.Tensor) and input.ndim and type(dim) is tuple and dim
+    if known and all(type(one) is int and -input.ndim <= one < input.ndim for one in dim):
+        args = (input, tuple({one % input.ndim for one in dim}), *args[2:])
     return right(*args, **kwargs)
 
 
@@ -117,14 +117,14 @@ def half_total(right: Right, *args: Any, **kwargs: Any) -> Any:
     result = right(*args, **kwargs)
     if result.dtype not in of.HALF or not isinstance(given[0], torch.Tensor) or given[0].dtype != result.dtype:
         return result
-    input, dim = (*given, None)[:2]
-    dims = range(input.ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
-    if not input.ndim or not input.numel():
+    total, dim = given[0], given[1] if len(given) > 1 else None
+    dims = range(total.ndim) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    if not total.ndim or not total.numel():
         return result
     for one in dims:
-        input = input.cumsum(one).narrow(one, -1 % input.shape[one], 1)
-    count = given[0].numel() // max(result.numel(), 1) if right.__name__ == "mean" else 1
-    return result.copy_((input / count).reshape(result.shape))
+        total = total.cumsum(one).narrow(one, -1 % total.shape[one], 1)
+    count = given[0].numel() // result.numel() if getattr(right, "__name__", "") == "mean" else 1
+    return result.copy_((total / count).reshape(result.shape))
 
 
 @defect(of.TOTALS, "empty")

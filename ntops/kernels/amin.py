@@ -19,9 +19,7 @@ def application(output, input, compute_dtype):
     output = ntl.cast(ntl.where(nan != nan, nan, ntl.min(smallest, axis=1)), output.dtype)
 
 
-def premake(
-    ndim, kept=1, dtype=None, compute_dtype=None, other=None, block_rows=None, block_columns=None, steps=-1
-):
+def premake(ndim, kept=1, dtype=None, compute_dtype=None, other=None, block_rows=None, block_columns=None, steps=-1):
     """Return the arrangement, application and tensors of ``amin``; see :func:`dim_reduction.bind`."""
     other = constants.limits(dtype)[1] if other is None else other
     tensors = dim_reduction.tensors(ndim, kept, dtype, dtype, other)

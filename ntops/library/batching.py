@@ -108,7 +108,9 @@ def _softmax(op, size, in_dims, args):
 
 
 def _reduction(op, size, in_dims, args):
-    input, dim, *others = args
+    # The dispatcher leaves out arguments that have their defaults.
+    input, *others = args
+    dim = others.pop(0) if others else None
     ndim = input.ndim - 1
 
     if not ndim:

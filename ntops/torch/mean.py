@@ -1,5 +1,3 @@
-import torch
-
 from ntops.host import reductions
 from ntops.host.arguments import check_tensor
 from ntops.kernels import sum
