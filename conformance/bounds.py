@@ -195,6 +195,10 @@ def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype
 # 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one
 # sign add up. Torch: 2.1 of the 4 on random data.
 PRODUCT_WALK, PRODUCT_DRIFT = 4.0, 1 / 8
+# A sum without products: u log2(K) sum|terms| + (K / 8) u |r|. The first bounds pairwise summation (N. J. Higham, The
+# accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993); terms of one sign drift, as those of products
+# do. Torch's float32 on the CPU uses of it and half an ulp 0.56 for K = 3, 0.44 for 16, 0.11 for 257, 0.015 for 4096.
+# One term after the other: 0.70, or 1.9 if all are equal.
 # TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2). Torch: 1.3 x 2^-10 R.
 TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9
 
@@ -237,6 +241,12 @@ def product(value: np.ndarray, magnitude: np.ndarray, spread: np.ndarray, terms:
     if uses_tf32(dtype):
         bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
     return bound + terms * form.subnormal / 2
+
+
+def total(value: np.ndarray, magnitude: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
+    """Bound a sum of ``terms`` terms: ``magnitude`` is sum |terms|. A sum does not underflow."""
+    unit = FORMATS[compute_dtype(dtype)].unit
+    return unit * (math.log2(max(terms, 1)) * magnitude + PRODUCT_DRIFT * terms * np.abs(value))
 
 
 def addmm(

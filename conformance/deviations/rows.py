@@ -1,4 +1,4 @@
-"""List where torch disagrees with the oracle: softmax and layer_norm."""
+"""List where torch disagrees with the oracle: softmax, layer_norm and sums."""
 
 from __future__ import annotations
 
@@ -42,6 +42,31 @@ def _uneven_rows(case: Case) -> bool:
     return bool((rows.amax(1) > 8 * rows.mean(1)).any())
 
 
+THREADED = 1 << 15
+"""The least number of elements that torch's CPU gives to several threads (GRAIN_SIZE in ATen/Parallel.h)."""
+
+
+def _dtype_of_total(case: Case) -> str:
+    """Return the dtype of the result of a sum or a mean of floats."""
+    input, named, out = case.args[0], case.kwargs.get("dtype"), case.kwargs.get("out")
+    assert isinstance(input, TensorSpec)
+    return named.name if isinstance(named, DType) else out.dtype if isinstance(out, TensorSpec) else input.dtype
+
+
+def _half_sum_of_threads(case: Case) -> bool:
+    """Tell whether a half sum may be split up over threads: it has ``THREADED`` elements or more."""
+    input = case.args[0]
+    if not isinstance(input, TensorSpec) or math.prod(input.shape) < THREADED:
+        return False
+    return _dtype_of_total(case) in dtype_names.HALF
+
+
+def _half_mean_of_others(case: Case) -> bool:
+    """Tell whether a mean of a half type is one of elements of another dtype."""
+    input = case.args[0]
+    return isinstance(input, TensorSpec) and input.dtype != _dtype_of_total(case) in dtype_names.HALF
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "softmax across rows on the CPU",
@@ -74,6 +99,28 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(
             op="layer_norm",
             args=(tensor("float16", 1, 16385, specials=(Special(0, "min"), Special(16384, "max"))), (16385,)),
+        ),
+    ),
+    Deviation(
+        "half sums of several threads on the CPU",
+        "torch's CPU rounds the sum of each thread's part to the half type, where it may also overflow",
+        ops=("sum",),
+        checks=("values", "call_forms"),
+        devices=("cpu",),
+        applies=_half_sum_of_threads,
+        case=Case(op="sum", args=(tensor("float16", 44233, values="every_exponent"), None)),
+    ),
+    Deviation(
+        "half means of other dtypes on the CPU",
+        "torch's CPU casts to float32, where CUDA casts to the half type that dtype= names, which may overflow",
+        ops=("mean",),
+        checks=("values", "call_forms"),
+        devices=("cpu",),
+        applies=_half_mean_of_others,
+        case=Case(
+            op="mean",
+            args=(tensor("float32", 2, specials=(Special(0, "inf"), Special(1, "min"))), -1),
+            kwargs={"dtype": DType("float16")},
         ),
     ),
 )

@@ -144,6 +144,20 @@ def _softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return dtype, powers / powers.sum(dim, keepdim=True)
 
 
+def _total(
+    input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> tuple[torch.dtype, Value]:
+    dtype = dtype or (input.dtype if input.is_floating_point() else torch.int64)
+    return dtype, wide(input, dtype).sum(dim, keepdim) if dtype in NARROW else None
+
+
+def _mean(
+    input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> tuple[torch.dtype, Value]:
+    dtype = dtype or input.dtype
+    return dtype, wide(input, dtype).mean(dim, keepdim) if dtype in NARROW else None
+
+
 def _dims(shape: Any) -> tuple[int, ...]:
     return tuple(range(-len(shape), 0))
 
@@ -261,6 +275,8 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "silu": _unary(_silu),
     "gelu": _gelu,
     "softmax": _softmax,
+    "sum": _total,
+    "mean": _mean,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),

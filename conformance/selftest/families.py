@@ -19,8 +19,10 @@ BINARY = (*ARITHMETIC, *COMPARISONS, *BITWISE)
 ELEMENTWISE = (*UNARY, *BINARY, "clamp")
 NORMS = ("layer_norm", "rms_norm")
 ROWS = ("softmax", *NORMS)
+TOTALS = ("sum", "mean")
+REDUCTIONS = (*TOTALS,)
 PRODUCTS = ("mm", "bmm", "addmm", "matmul")
-WITH_OUT = (*FLOAT_FUNCTIONS, *SIGN_FUNCTIONS, "bitwise_not", *BINARY, "clamp", *PRODUCTS)
+WITH_OUT = (*FLOAT_FUNCTIONS, *SIGN_FUNCTIONS, "bitwise_not", *BINARY, "clamp", *PRODUCTS, *REDUCTIONS)
 WITH_INPLACE = ("relu", "silu", "dropout", "rotary_position_embedding")
 FLOATING = (
     "add",

@@ -6,7 +6,8 @@ from ntops.autograd.formula import Formula
 from ntops.autograd.fused import FORMULAS as _FUSED
 from ntops.autograd.positions import FORMULAS as _POSITIONS
 from ntops.autograd.products import FORMULAS as _PRODUCTS
+from ntops.autograd.reductions import FORMULAS as _REDUCTIONS
 from ntops.autograd.rows import FORMULAS as _ROWS
 
-FORMULAS: dict[str, Formula] = _ELEMENTWISE | _PRODUCTS | _ROWS | _ATTENTION | _POSITIONS | _FUSED
+FORMULAS: dict[str, Formula] = _ELEMENTWISE | _PRODUCTS | _ROWS | _REDUCTIONS | _ATTENTION | _POSITIONS | _FUSED
 """An operator that is not here raises :class:`NotImplementedError` for an input that requires grad."""

@@ -91,6 +91,20 @@ def accumulated(dtype):
     return {"fp16": "fp32", "bf16": "fp32", "i1": "i32"}.get(dtype, dtype)
 
 
+def summed(dtype):
+    """Return the dtype of a sum: int64 for integers and bool, else the dtype of the input."""
+    return dtype if dtype is None or is_floating(dtype) else "i64"
+
+
+def limits(dtype):
+    """Return the least and the greatest element of a dtype; infinities if it is floating-point or unknown."""
+    if dtype is None or is_floating(dtype):
+        return float("-inf"), float("inf")
+
+    kind, bits = dtype[0], int(dtype[1:])
+    return (0, 2**bits - 1) if kind == "u" or bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
 def numbers(dtype, *names):
     """Return the types of arguments that are Python numbers, by name, for a result of ``dtype``; ``None`` if it is
     unknown."""

@@ -29,6 +29,7 @@ POLICIES = {
     "rsqrt": (FLOAT32, "rsqrt"),
     "scaled_dot_product_attention": (LOWER, "scaled_dot_product_attention"),
     "softmax": (RESULT_FLOAT32, "softmax.int"),
+    "sum": (RESULT_FLOAT32, "sum.dim_IntList"),
 }
 """The policy of each operator, and the function that torch must list for it."""
 
@@ -45,15 +46,16 @@ def register(library, overload, op):
 
     for device, key in DEVICES.items():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{aten}", key):
-            library.impl(overload.name, _kernel(op, policy, device, written), key)
+            library.impl(overload.name, _kernel(op, policy, device, written, arguments), key)
 
 
-def _kernel(op, policy, device, written):
+def _kernel(op, policy, device, written, arguments):
     def kernel(*args):
         with torch._C._ExcludeDispatchKeyGuard(_KEYS):
             if policy == RESULT_FLOAT32:
-                input, dim, dtype = (*args, None)[:3]
-                return op(input, dim, dtype or (torch.float32 if _is_eligible(input, device) else None))
+                # The dtype is the last argument, which the dispatcher leaves out if it is the default.
+                *args, dtype = (*args, *(one.default_value for one in arguments[len(args) :]))
+                return op(*args, dtype or (torch.float32 if _is_eligible(args[0], device) else None))
 
             dtype = torch.float32 if policy == FLOAT32 else torch.get_autocast_dtype(device)
             # A cache is written in place, so it is never cast.

@@ -2,11 +2,16 @@
 
 import torch
 
+from ntops.host.reductions import dims_of
+
 _ELEMENTWISE = {"abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "clamp", "cos", "div", "eq", "exp", "ge"}
 _ELEMENTWISE |= {"gelu", "gt", "isinf", "isnan", "le", "lt", "mul", "ne", "neg", "pow", "relu", "rsqrt", "sigmoid"}
 _ELEMENTWISE |= {"silu", "sin", "sub", "tanh"}
 _ROWS = {"layer_norm", "rms_norm", "fused_gated_mlp"}
 """Operators over the last dims of the first argument, which may have any further dims."""
+
+_REDUCTIONS = {"amax", "amin", "mean", "sum"}
+"""Operators that reduce the dims of an argument ``dim``."""
 
 
 def register(library, overload, op):
@@ -24,6 +29,8 @@ def register(library, overload, op):
         rule = _product
     elif overload.operator == "softmax":
         rule = _softmax
+    elif overload.operator in _REDUCTIONS:
+        rule = _reduction
 
     def batched(info, in_dims, *args):
         # A list of sizes comes with a list of dims.
@@ -98,3 +105,15 @@ def _softmax(op, size, in_dims, args):
         return _loop(op, size, in_dims, args)
 
     return op(input.movedim(in_dims[0], 0), dim % ndim + 1, *dtype), 0
+
+
+def _reduction(op, size, in_dims, args):
+    # The dispatcher leaves out arguments that have their defaults.
+    input, *others = args
+    dim = others.pop(0) if others else None
+    ndim = input.ndim - 1
+
+    if not ndim:
+        return _loop(op, size, in_dims, args)
+
+    return op(input.movedim(in_dims[0], 0), [one + 1 for one in dims_of(dim, ndim)], *others), 0

@@ -166,6 +166,10 @@ def _as(value, kind, name):
         fits = isinstance(sizes, (tuple, list)) and len(sizes) and all(_is_integer(size) for size in sizes)
         return [*sizes] if fits else _UNFIT
 
+    if kind == "int[]":
+        dims = value if isinstance(value, (tuple, list)) else [value]
+        return [*dims] if all(_is_integer(dim) for dim in dims) else _UNFIT
+
     if kind in ("int", "SymInt"):
         return value if _is_integer(value) else _UNFIT
 

@@ -41,6 +41,9 @@ class Declaration:
 _UNARY = Declaration("(Tensor input) -> Tensor", out=True)
 _BINARY = Declaration("(Operand input, Operand other) -> Tensor", out=True)
 _COMPARISON = Declaration("(Tensor input, Operand other) -> Tensor", out=True)
+_REDUCTION = Declaration(
+    "(Tensor input, int[]? dim=None, bool keepdim=False, ScalarType? dtype=None) -> Tensor", out=True
+)
 
 OPERATORS = {
     "abs": _UNARY,
@@ -74,6 +77,7 @@ OPERATORS = {
     "le": _COMPARISON,
     "lt": _COMPARISON,
     "matmul": Declaration("(Tensor input, Tensor other) -> Tensor", out=True),
+    "mean": _REDUCTION,
     "mm": Declaration("(Tensor input, Tensor mat2) -> Tensor", out=True),
     "mul": _BINARY,
     "ne": _COMPARISON,
@@ -108,6 +112,7 @@ OPERATORS = {
     "sin": _UNARY,
     "softmax": Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor"),
     "sub": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
+    "sum": _REDUCTION,
     "tanh": _UNARY,
 }
 """The declarations by operator name, followed by a dot and an overload's name if it has one."""

@@ -1,0 +1,9 @@
+"""``torch.sum(input, dim=None, keepdim=False, *, dtype=None, out=None)``."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance.ops import _reductions as reductions
+
+SPEC = reductions.total_spec("sum", torch.sum)

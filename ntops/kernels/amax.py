@@ -1,0 +1,28 @@
+"""The largest element over dims; NaN if there is one."""
+
+import ninetoothed.language as ntl
+
+from ntops.kernels import constants, dim_reduction
+
+arrangement = dim_reduction.arrangement
+
+
+def application(output, input, compute_dtype):
+    largest = ntl.cast(input[0], compute_dtype)
+
+    for i in range(1, input.shape[0]):
+        values = ntl.cast(input[i], compute_dtype)
+        largest = ntl.where((values > largest) | (values != values), values, largest)
+
+    # Triton's own maximum loses NaN where it is compiled.
+    nan = ntl.sum(ntl.where(largest != largest, largest, 0), axis=1)
+    output = ntl.cast(ntl.where(nan != nan, nan, ntl.max(largest, axis=1)), output.dtype)
+
+
+def premake(ndim, kept=1, dtype=None, compute_dtype=None, other=None, block_rows=None, block_columns=None, steps=-1):
+    """Return the arrangement, application and tensors of ``amax``; see :func:`dim_reduction.bind`."""
+    other = constants.limits(dtype)[0] if other is None else other
+    tensors = dim_reduction.tensors(ndim, kept, dtype, dtype, other)
+    compute_dtype = compute_dtype or constants.accumulated(dtype)
+
+    return dim_reduction.bind(application, tensors, compute_dtype, kept, block_rows, block_columns, steps)

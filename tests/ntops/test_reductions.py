@@ -1,0 +1,141 @@
+"""Sums and means: tiles, parts, dims, strides, dtypes and refusals that a few drawn cases may miss."""
+
+import math
+
+import pytest
+import torch
+from differentiable import doubled, gradients, tensor
+
+import ntops
+from ntops.host import reductions
+from ntops.launch import config_selection
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAMES = ("sum", "mean")
+
+
+def _both(name, x, *args, **kwargs):
+    found = getattr(ntops.torch, name)(x, *args, **kwargs)
+    expected = getattr(torch, name)(x.double(), *args, **kwargs)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [(1, 16, 1, 1), (2, 16, 2, 1), (4, 8, 64, 1), (16, 1, 4, 1)])
+def test_parts_of_rows_are_reduced_in_turn(name, options):
+    x = torch.randn(3, 5, 71, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+    with config_selection.forced(name, reductions.Options(*options)):
+        for dim in (0, 1, 2, (0, 2), (2, 1), None):
+            _both(name, x, dim)
+
+
+def test_few_long_rows_are_split_up_and_many_are_not():
+    few, many = (reductions.config(1, rows, 1 << 16, False, 2, 4) for rows in (4, 4096))
+    tiles = (1 << 16) // few.block_columns
+    assert few.steps < tiles <= many.steps
+    assert _both("sum", torch.randn(1, 70_000, device=DEVICE), 1).shape == (1,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_copied_for_the_strides(name, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "contiguous", None)
+    x = torch.randn(4, 6, 9, 10, device=DEVICE)
+
+    for view in (x.permute(2, 0, 3, 1), x[:, ::2, 1:, ::3], x[:, :1].expand(4, 7, 9, 10), x.transpose(1, 3)):
+        for dim in (0, 2, (0, 2), (1, 3), None):
+            _both(name, view, dim)
+
+
+def test_neighbours_in_memory_are_read_together():
+    """Whichever dim they lie along."""
+    assert reductions.config(1, 8192, 8192, True, 2, 4).block_rows == 64
+    assert reductions.config(1, 8192, 8192, False, 2, 4).block_columns == 4096
+
+
+def test_half_types_are_added_up_in_float32():
+    x = torch.full((3, 4099), 1.0, dtype=torch.bfloat16, device=DEVICE)
+    assert ntops.torch.sum(x, 1).tolist() == [4096.0] * 3
+    assert ntops.torch.sum(x, 1, dtype=torch.float32).tolist() == [4099.0] * 3
+
+
+def test_integers_and_bools():
+    x = torch.tensor([[100, 100, 100], [-128, -128, 1]], dtype=torch.int8, device=DEVICE)
+    assert ntops.torch.sum(x, 1).tolist() == [300, -255]
+    assert ntops.torch.sum(x, 1, dtype=torch.int8).tolist() == [44, 1]
+    assert ntops.torch.sum(x > 0).item() == 4
+    assert ntops.torch.sum(x > 0, 1, dtype=torch.bool).tolist() == [True, True]
+    assert ntops.torch.sum(x > 100, 1, dtype=torch.bool).tolist() == [False, False]
+
+
+def test_no_elements():
+    assert ntops.torch.sum(torch.ones(0, 3, device=DEVICE), 0).tolist() == [0.0] * 3
+    assert all(math.isnan(one) for one in ntops.torch.mean(torch.ones(0, 3, device=DEVICE), 0).tolist())
+    assert ntops.torch.sum(torch.ones(0, 3, device=DEVICE), 1).shape == (0,)
+
+
+def test_out_may_be_a_part_of_the_input():
+    x = torch.randn(5, 5, device=DEVICE)
+    expected = x.sum(0)
+    torch.testing.assert_close(ntops.torch.sum(x, 0, out=x[:, 1]), expected)
+    torch.testing.assert_close(x[:, 1], expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("args", "kwargs", "error", "says"),
+    [
+        ((3,), {}, IndexError, "dim"),
+        (((0, -2),), {}, RuntimeError, "twice"),
+        ((1.0,), {}, TypeError, "dim"),
+        ((True,), {}, TypeError, "dim"),
+        ((0, 1), {}, TypeError, "keepdim"),
+        ((0,), {"dtype": "float32"}, TypeError, "dtype"),
+        ((0,), {"dtype": torch.complex64}, NotImplementedError, "dtype"),
+        ((0,), {"dtype": torch.float32, "out": torch.ones(3, device=DEVICE).double()}, RuntimeError, "out"),
+    ],
+)
+def test_refusals(name, args, kwargs, error, says):
+    with pytest.raises(error, match=says):
+        getattr(ntops.torch, name)(torch.ones(2, 3, device=DEVICE), *args, **kwargs)
+
+
+def test_a_mean_of_integers_needs_a_dtype():
+    x = torch.ones(2, 3, dtype=torch.int32, device=DEVICE)
+
+    with pytest.raises(RuntimeError, match="dtype"):
+        ntops.torch.mean(x)
+
+    assert ntops.torch.mean(x, dtype=torch.float64).item() == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("shape", "dim", "keepdim"), [((3, 4, 5), (0, -1), False), ((3, 4), 1, True), ((), None, False)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_gradients(name, shape, dim, keepdim, dtype):
+    x = tensor(*shape, dtype=dtype)
+    given = tensor(*getattr(torch, name)(x, dim, keepdim).shape, dtype=dtype, seed=1, requires_grad=False)
+    (found,) = gradients(getattr(ntops.torch, name), (x, dim, keepdim), given)
+    (want,) = gradients(getattr(torch, name), (*doubled([x]), dim, keepdim), given.cpu().double())
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.cpu().double(), want, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives(name):
+    x = tensor(3, 4, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: getattr(ntops.torch, name)(x * x, 1), (x,))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dim", [None, 0, -1, (0, 1)])
+def test_batches_of_vmap(name, dim):
+    x = torch.randn(3, 4, 5, device=DEVICE)
+    found = torch.vmap(lambda one: getattr(ntops.torch, name)(one, dim), in_dims=1)(x)
+    torch.testing.assert_close(found, torch.stack([getattr(torch, name)(one, dim) for one in x.unbind(1)]))
+
+    with pytest.raises(IndexError):
+        torch.vmap(lambda one: getattr(ntops.torch, name)(one, 2))(x)
