@@ -64,8 +64,8 @@ def config(block_e, block_ev, dtype, ieee, masked, limit):
     return tuple(map(fit, chosen))
 
 
-# The fastest on an H100 of 26 that spill at most 128 bytes, for 2 x 16 x 2048 queries and keys with head dims of 64, 96,
-# 128 and 256, with masks and without. On other targets larger tiles, or tiles shared by fewer warps, spill more.
+# The fastest on an H100 of 26 that spill at most 128 bytes, for 2 x 16 x 2048 queries and keys with head dims of 64,
+# 96, 128 and 256, with masks and without. On other targets larger tiles, or tiles shared by fewer warps, spill more.
 
 
 def _of_hopper(largest, masked):
