@@ -39,6 +39,7 @@ BY_OP = {
     "bitwise_and": ("operand_for_out",),
     "cos": ("one_buffer",),
     "dequantize_fp8": ("other_format",),
+    "bmm": ("fake_on_meta",),
     "exp": ("contiguous", "input_seen", "negation_unseen", "vectors_from_multiples"),
     "fp8_gemm": ("fast_accumulation",),
     "layer_norm": ("nan_disturbs",),

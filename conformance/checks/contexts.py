@@ -1,0 +1,88 @@
+"""Checks of a call in another context: what it is there equals what it is outside."""
+
+from __future__ import annotations
+
+import torch
+
+from conformance import context_calls
+from conformance.cases import Case
+from conformance.checks import least_tried
+from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Outcome, Trial, describe, malformed
+from conformance.checks.forms import with_out_or_in_place
+from conformance.checks.result import METADATA, sharing
+
+CONTEXTS = ("fake",)
+"""The checks of this module. They are made for implementations that claim them alone: others may not be made for such
+calls."""
+_FAKE_OUTS = ("right", "empty", "wrong size", "strided")
+
+
+def fake(trial: Trial) -> Finding:
+    """Check that the call of fake tensors (``FakeTensorMode``) gives shape, dtype, device and strides of the real
+    one, returns the operands and views that it returns, and resizes what it resizes: as it is, in place and with
+    ``out=``."""
+    if "fake" not in trial.implementation.claims(trial.case.op):
+        return _unclaimed("fake")
+    for what, derived in _variants(trial, "fake", _FAKE_OUTS):
+        outcome = derived.bare(context={"kind": context_calls.FAKE})
+        if message := _unlike(derived, outcome):
+            return _failed(trial, "fake", derived.case, f"of fake tensors{what}: {message}")
+    return Finding("fake", PASSED)
+
+
+def in_context(trial: Trial) -> bool:
+    """Tell whether the checks of contexts apply to a call: to one in the plain form."""
+    return not trial.case.form
+
+
+def _unclaimed(name: str) -> Finding:
+    return Finding(name, UNCLAIMED, "not claimed")
+
+
+def _failed(trial: Trial, name: str, case: Case, message: str) -> Finding:
+    found = Finding(name, FAILED, message, case=None if case is trial.case else case)
+    return trial.excused(found, case, name)
+
+
+def _variants(trial: Trial, name: str, outs: tuple[str, ...]) -> list[tuple[str, Trial]]:
+    """Return the call itself and calls that follow from it, those that succeed outside of the context; in a trial that
+    is not thorough one of them, in turn, beside the call itself."""
+    others = with_out_or_in_place(trial, outs)
+    names = [*others] if trial.thorough or not others else [least_tried.choose(trial.case, name, [*others])]
+    derived = [("", trial), *((f", {what}", trial.derive(others[what])) for what in names)]
+    return [(what, one) for what, one in derived if _is_well(one)]
+
+
+def _is_well(trial: Trial) -> bool:
+    ours = trial.ours
+    return trial.refusal is None and ours.error is None and not malformed(ours.value, trial.reference.value)
+
+
+def _unlike(trial: Trial, outcome: Outcome) -> str:
+    """Say how the metadata of an outcome differ from those of the same call outside of the context; empty: not at
+    all."""
+    if outcome.error is not None:
+        return f"raised {describe(outcome.error)}"
+    if wrong := malformed(outcome.value, trial.ours.value):
+        return wrong
+    for place, (found, real) in enumerate(zip(outcome.tensors(), trial.ours.tensors(), strict=True)):
+        which = f"result {place}: " if isinstance(trial.ours.value, tuple) else ""
+        for name, get in METADATA.items():
+            if get(found) != get(real) and (name != "strides" or trial.spec.strides):
+                return f"{which}{name} {get(found)}, that of the real call is {get(real)}"
+        there, here = (_place(one, result) for one, result in ((outcome, found), (trial.ours, real)))
+        if there != here:
+            return f"{which}the result is {there}; that of the real call is {here}"
+    for number, (found, real) in enumerate(zip(outcome.operands, trial.ours.operands, strict=True)):
+        if found.shape != real.shape:
+            return f"operand {number} then has shape {list(found.shape)}, after the real call {list(real.shape)}"
+    return ""
+
+
+def _place(outcome: Outcome, result: torch.Tensor) -> str:
+    """Say in words which memory a result has."""
+    number = next((number for number, operand in enumerate(outcome.operands) if operand is result), None)
+    if number is not None:
+        return f"operand {number} itself"
+    number = sharing(result, outcome.operands)
+    return "a tensor with memory of its own" if number is None else f"a part of operand {number}"
