@@ -1,12 +1,14 @@
-"""Make a call in another context: of fake tensors, which have no memory.
+"""Make a call in another context: of fake tensors, which have no memory, or compiled.
 
 Loaded by its path into the judged process, so it needs torch and nothing else. torch's compiler, which takes seconds to
 import, is imported where it is needed.
 """
 
+import functools
+
 import torch
 
-FAKE = "fake"
+FAKE, COMPILED = "fake", "compiled"
 
 
 def within(context, function):
@@ -84,4 +86,51 @@ def _real(fake, given, fakes):
     return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
 
-_KINDS = {FAKE: _fake}
+# --- compiled ----------------------------------------------------------------------------------------------------
+
+
+def _compiled(function, dynamic, amid):
+    """Let torch trace the call as a whole, and make the calls of the graph.
+
+    :param dynamic: Whether sizes are symbols in the graph.
+    :param amid: Whether all operands are copied before and after the call in the same graph: the call then returns its
+        results, the copies of before, and those of after.
+    """
+    import torch._dynamo
+
+    def inside(args, kwargs):
+        # torch.compile may run code as it is without a word, under modes of some kinds for one.
+        if not torch.compiler.is_compiling():
+            raise RuntimeError("torch.compile did not compile the call")
+        return function(*args, **kwargs)
+
+    def between(given, args, kwargs):
+        before = [one.clone() for one in given]
+        value = inside(args, kwargs)
+        return value, before, [one.clone() for one in given]
+
+    def call(*args, **kwargs):
+        given, graph = operands(args, kwargs), functools.partial(torch.compile, fullgraph=True, dynamic=dynamic)
+        # Graphs of earlier calls are for other functions.
+        torch._dynamo.reset()
+        try:
+            if not amid:
+                return _unmarked(graph(inside, backend="aot_eager")(args, kwargs), given)
+            value, before, after = graph(between, backend="aot_eager")(given, args, kwargs)
+            results = value if isinstance(value, tuple | list) else [value]
+            return _unmarked((*results, *before, *after), given)
+        finally:
+            torch._dynamo.reset()
+
+    return call
+
+
+def _unmarked(value, given):
+    """Return a value without what torch notes on tensors for later graphs: which of their sizes are symbols."""
+    for one in (*(value if isinstance(value, tuple | list) else [value]), *given):
+        for name in [name for name in getattr(one, "__dict__", ()) if name.startswith("_dynamo_")]:
+            delattr(one, name)
+    return value
+
+
+_KINDS = {FAKE: _fake, COMPILED: _compiled}

@@ -20,7 +20,7 @@ from conformance.checks.call_record import (
     refuses_as,
 )
 from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
-from conformance.checks.contexts import CONTEXTS, fake, in_context
+from conformance.checks.contexts import CONTEXTS, compiled, fake, in_context
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
 from conformance.checks.gradients import differentiable, gradients
 from conformance.checks.invariance import (
@@ -57,7 +57,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        *(gradients, fake),
+        *(gradients, fake, compiled),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
@@ -79,7 +79,7 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, "fake": 4}
+SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, "fake": 4, "compiled": 64}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
 ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)

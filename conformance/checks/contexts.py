@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from itertools import product
+
 import torch
 
-from conformance import context_calls
+from conformance import cases, context_calls, forms
 from conformance.cases import Case
 from conformance.checks import least_tried
-from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Outcome, Trial, describe, malformed
+from conformance.checks.call_record import (
+    FAILED,
+    PASSED,
+    UNCLAIMED,
+    Finding,
+    Outcome,
+    Trial,
+    describe,
+    difference,
+    different,
+    malformed,
+)
 from conformance.checks.forms import with_out_or_in_place
-from conformance.checks.result import METADATA, sharing
+from conformance.checks.result import METADATA, sharing, wrong
 
-CONTEXTS = ("fake",)
+CONTEXTS = ("fake", "compiled")
 """The checks of this module. They are made for implementations that claim them alone: others may not be made for such
 calls."""
+_COMPILED_OUTS = ("right",)
 _FAKE_OUTS = ("right", "empty", "wrong size", "strided")
 
 
@@ -28,6 +44,58 @@ def fake(trial: Trial) -> Finding:
         if message := _unlike(derived, outcome):
             return _failed(trial, "fake", derived.case, f"of fake tensors{what}: {message}")
     return Finding("fake", PASSED)
+
+
+def compiled(trial: Trial) -> Finding:
+    """Check that a call that ``torch.compile`` takes into a graph, alone or amid copies of its operands, gives the bits
+    of the call outside of it, and leaves them in the operands that it writes."""
+    if "compiled" not in trial.implementation.claims(trial.case.op):
+        return _unclaimed("compiled")
+    for what, derived in _variants(trial, "compiled", _COMPILED_OUTS):
+        plain, seed = derived.bare(), cases.seed(derived.case)
+        for dynamic, amid in product((False, True), repeat=2):
+            if not trial.thorough and (dynamic, amid) != (bool(seed & 1), bool(seed & 2)):
+                continue
+            outcome = derived.bare(context={"kind": context_calls.COMPILED, "dynamic": dynamic, "amid": amid})
+            if message := _unlike_plain(derived, plain, outcome, amid):
+                how = f"compiled{', with sizes as symbols' * dynamic}{', amid copies of its operands' * amid}{what}"
+                return _failed(trial, "compiled", derived.case, f"{how}: {message}")
+    return Finding("compiled", PASSED)
+
+
+def _unlike_plain(trial: Trial, plain: Outcome, outcome: Outcome, amid: bool) -> str:
+    """Say how a compiled call differs from the plain one; empty: not at all.
+
+    :param amid: Whether copies of the operands from before and after the call follow its results.
+    """
+    copies: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    if amid and outcome.error is None:
+        before, after = (_given(trial, operands) for operands in (trial.inputs, plain.operands))
+        results = len(plain.tensors())
+        if len(outcome.value) != results + len(before) + len(after):
+            return f"returned another number of results than {results}"
+        times = [*((f"before, operand {n}", one) for n, one in enumerate(before))]
+        times += [(f"after it, operand {n}", one) for n, one in enumerate(after)]
+        copies = [(when, was, one) for (when, was), one in zip(times, outcome.value[results:], strict=True)]
+        value = outcome.value[:results] if isinstance(plain.value, tuple) else outcome.value[0]
+        outcome = dataclasses.replace(outcome, value=value, told=None, places=None)
+    if message := _unlike(trial, outcome):
+        return message
+    message = "" if trial.expected[0].instead is not None else difference(plain, outcome, "a call and the same")
+    if message and ("deterministic" in trial.implementation.claims(trial.case.op) or wrong(trial, outcome)):
+        return message
+    for number, (one, other) in enumerate(zip(plain.operands, outcome.operands, strict=True)):
+        if one.shape == other.shape and trial.expected[0].instead is None and (where := different(one, other)):
+            return f"operand {number} differs {where}"
+    for when, one, other in copies:
+        if trial.expected[0].instead is None and (where := different(one, other)):
+            return f"{when} differs {where}"
+    return ""
+
+
+def _given(trial: Trial, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensor arguments of the call, in the memory of these operands."""
+    return context_calls.operands(*forms.bind(trial.case, operands))
 
 
 def in_context(trial: Trial) -> bool:
@@ -69,13 +137,13 @@ def _unlike(trial: Trial, outcome: Outcome) -> str:
         which = f"result {place}: " if isinstance(trial.ours.value, tuple) else ""
         for name, get in METADATA.items():
             if get(found) != get(real) and (name != "strides" or trial.spec.strides):
-                return f"{which}{name} {get(found)}, that of the real call is {get(real)}"
+                return f"{which}{name} {get(found)}, that of the plain call is {get(real)}"
         there, here = (_place(one, result) for one, result in ((outcome, found), (trial.ours, real)))
         if there != here:
-            return f"{which}the result is {there}; that of the real call is {here}"
+            return f"{which}the result is {there}; that of the plain call is {here}"
     for number, (found, real) in enumerate(zip(outcome.operands, trial.ours.operands, strict=True)):
         if found.shape != real.shape:
-            return f"operand {number} then has shape {list(found.shape)}, after the real call {list(real.shape)}"
+            return f"operand {number} then has shape {list(found.shape)}, after the plain call {list(real.shape)}"
     return ""
 
 

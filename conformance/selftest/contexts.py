@@ -179,3 +179,94 @@ def vectors_are_matrices(right: Right, input: Any, other: Any, **kwargs: Any) ->
     """Of fake tensors the result of a vector keeps a dim of one element."""
     result = right(input, other, **kwargs)
     return result.unsqueeze(-1) if other.ndim == 1 and _own((), kwargs) else result
+
+
+# --- compiled calls ----------------------------------------------------------------------------------------------
+
+
+def compiled_as(op: str, wrong: Wrong) -> Wrong:
+    """Return torch's function, which in a graph is ``wrong`` instead; that gets torch's first."""
+    reference = specs.registry()[op].reference
+
+    def call(_right: Right, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return wrong(reference, *args, **kwargs)
+        return reference(*args, **kwargs)
+
+    return call
+
+
+def compiled(*ops: str) -> Callable[[Wrong], Wrong]:
+    """Enter the decorated function as what each of these ops is in a graph, a defect of its own."""
+
+    def enter(wrong: Any) -> Wrong:
+        name, about = f"compiled_{wrong.__name__}", " ".join(wrong.__doc__.split())
+        for op in ops:
+            plant(op, name, "graph", "compiled", compiled_as(op, wrong), about)
+        return wrong
+
+    return enter
+
+
+@compiled("exp", "softmax", "mm")
+def reads_an_element(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """In a graph an element is read, which breaks it."""
+    if args[0].numel() and args[0].flatten()[0].item() > 0:
+        return right(*args, **kwargs)
+    return right(*args, **kwargs)
+
+
+@compiled("add", "layer_norm", "gelu")
+def breaks(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The call is hidden from torch's compiler, so that it breaks the graph."""
+    torch._dynamo.graph_break()
+    return right(*args, **kwargs)
+
+
+@compiled("abs", "rms_norm", "matmul")
+def in_other_dtype(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """In a graph the result is float32."""
+    result = right(*args, **kwargs)
+    return result if kwargs.get("out") is not None else result.float()
+
+
+@compiled("mul", "sigmoid", "bmm")
+def rounds_more(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """In a graph results pass through bfloat16."""
+    result = right(*args, **kwargs)
+    return result if kwargs.get("out") is not None else result.bfloat16().to(result.dtype)
+
+
+@torch.library.custom_op("ntops_selftest::undeclared", mutates_args=())
+def _undeclared(out: torch.Tensor, value: torch.Tensor) -> None:
+    out.copy_(value)
+
+
+@_undeclared.register_fake
+def _(out: torch.Tensor, value: torch.Tensor) -> None:
+    return None
+
+
+@compiled("sin", "addmm", "sub")
+def write_undeclared(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """``out`` is written by a custom operator that does not declare it, so that the graph leaves the write out."""
+    result = right(*args, **kwargs)
+    if out is None:
+        return result
+    torch.ops.ntops_selftest.undeclared(out, result)
+    return out
+
+
+@compiled("relu", "silu")
+def new_for_in_place(right: Right, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    """In a graph a call in place returns another tensor, and the operand stays as it is."""
+    return right(input, *args, **kwargs)
+
+
+@compiled("cos", "tanh", "neg")
+def over_operand(right: Right, input: Any, **kwargs: Any) -> Any:
+    """In a graph the operand is written, too."""
+    result = right(input, **kwargs)
+    if result.dtype == input.dtype and kwargs.get("out") is None and input.is_contiguous():
+        input.copy_(result)
+    return result

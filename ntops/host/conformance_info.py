@@ -9,17 +9,17 @@ import contextlib
 from ntops._runtime import INTERPRETED
 from ntops.launch import autotuning, configuration, settings
 
-_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients", "fake")
-_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients", "fake")
+_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients", "fake", "compiled")
+_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients", "fake", "compiled")
 
 # softmax runs along any dim of any strides without a copy; compiled, its order of summation depends on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
 conformance_claims = {
     "*": _ALL,
-    "softmax": ("deterministic", "gradients", "fake"),
+    "softmax": ("deterministic", "gradients", "fake", "compiled"),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
-    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients", "fake"),
+    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients", "fake", "compiled"),
 }
 
 _CANDIDATES = tuple(("max_num_configs", 16, one) for one in range(1, 16))

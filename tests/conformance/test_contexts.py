@@ -60,18 +60,18 @@ def test_fakes_that_are_right_pass(op):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("add_fake_shape_of_first", "shape [33], that of the real call is [5, 33]"),
+        ("add_fake_shape_of_first", "shape [33], that of the plain call is [5, 33]"),
         ("add_fake_dtype_of_first", None),
-        ("exp_fake_contiguous", "strides (33, 1), that of the real call is (1, 5)"),
-        ("exp_fake_new_for_out", "that of the real call is operand 1 itself"),
-        ("silu_fake_flat_where_empty", "shape [0], that of the real call is [0, 33]"),
+        ("exp_fake_contiguous", "strides (33, 1), that of the plain call is (1, 5)"),
+        ("exp_fake_new_for_out", "that of the plain call is operand 1 itself"),
+        ("silu_fake_flat_where_empty", "shape [0], that of the plain call is [0, 33]"),
         ("relu_fake_new_in_place", "in place: the result is a tensor with memory of its own"),
-        ("abs_fake_input_returned", "the result is operand 0 itself; that of the real call is a tensor with memory"),
-        ("mm_fake_out_is_not_resized", "shape [0], that of the real call is [5, 7]"),
+        ("abs_fake_input_returned", "the result is operand 0 itself; that of the plain call is a tensor with memory"),
+        ("mm_fake_out_is_not_resized", "shape [0], that of the plain call is [5, 7]"),
         ("mm_fake_elements_read", "raised DataDependentOutputException"),
         ("layer_norm_fake_memory_asked_for", "raised"),
         ("softmax_fake_on_meta", "device meta"),
-        ("matmul_fake_vectors_are_matrices", "shape [5, 1], that of the real call is [5]"),
+        ("matmul_fake_vectors_are_matrices", "shape [5, 1], that of the plain call is [5]"),
     ],
 )
 def test_wrong_fakes_are_caught(name, message):
@@ -100,3 +100,47 @@ def test_what_is_not_claimed_is_not_called_with_fakes():
 )
 def test_torchs_fakes_really_deviate(deviation):
     assert judged("fake", deviation.case, load("torch")).status == DEVIATION
+
+
+MORE = CASES | {
+    "sin": Case(op="sin", args=(spec(5, 33),)),
+    "cos": Case(op="cos", args=(spec(5, 33),)),
+    "mul": Case(op="mul", args=(spec(5, 33), 1.5)),
+    "abs": Case(op="abs", args=(spec(5, 33, dtype="float16"),)),
+}
+
+
+@pytest.mark.parametrize("op", ["add", "silu", "softmax", "matmul"])
+def test_calls_that_compile_as_they_are_pass(op):
+    for implementation in (load("torch"), load("ntops.torch")):
+        finding = judged("compiled", MORE[op], implementation)
+        assert (finding.status, finding.message) == (PASSED, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exp_compiled_reads_an_element", "compiled: raised "),
+        ("add_compiled_breaks", "raised Unsupported"),
+        ("abs_compiled_in_other_dtype", "dtype torch.float32, that of the plain call is torch.float16"),
+        ("mul_compiled_rounds_more", "a call and the same differ at"),
+        ("sin_compiled_write_undeclared", "out= of the right size: "),
+        ("relu_compiled_new_for_in_place", "in place: the result is a tensor with memory of its own"),
+        ("cos_compiled_over_operand", "operand 0 differs at"),
+    ],
+)
+def test_graphs_that_differ_are_caught(name, message):
+    defect = BANK[name]
+    finding = judged("compiled", MORE[defect.op], defect.implementation)
+    assert finding.status == FAILED
+    assert message in finding.message
+
+
+def test_who_claims_no_graphs_gets_none():
+    def exp(input, *, out=None):
+        assert not torch.compiler.is_compiling()
+        return torch.exp(input, out=out)
+
+    quiet = Implementation("quiet", SimpleNamespace(exp=exp), {})
+    assert judged("compiled", CASES["exp"], quiet).status == UNCLAIMED
+    assert judged("compiled", CASES["exp"], claiming("exp", "compiled", exp)).status == FAILED
