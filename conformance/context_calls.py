@@ -1,14 +1,18 @@
-"""Make a call in another context: of fake tensors, which have no memory, or compiled.
+"""Make a call in another context: of fake tensors, which have no memory, compiled, or from several threads.
 
 Loaded by its path into the judged process, so it needs torch and nothing else. torch's compiler, which takes seconds to
 import, is imported where it is needed.
 """
 
 import functools
+import sys
+import threading
 
 import torch
 
-FAKE, COMPILED = "fake", "compiled"
+FAKE, COMPILED, THREADS = "fake", "compiled", "threads"
+ROUNDS = 3
+"""The calls that each thread makes, one after the other."""
 
 
 def within(context, function):
@@ -133,4 +137,72 @@ def _unmarked(value, given):
     return value
 
 
-_KINDS = {FAKE: _fake, COMPILED: _compiled}
+# --- threads -----------------------------------------------------------------------------------------------------
+
+
+def _threads(function):
+    """Let three threads make the call at once, ``ROUNDS`` times each, on operands of their own: the third one with
+    other contents. Return the results of all calls, thread by thread."""
+
+    def call(*args, **kwargs):
+        given = operands(args, kwargs)
+        calls = [
+            replaced(args, kwargs, given, copied(given, other)) for other in (False, False, True) for _ in range(ROUNDS)
+        ]
+        found, barrier = [(None, None)] * len(calls), threading.Barrier(3)
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+        def work(thread):
+            # Modes are a thread's own.
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                for number in range(thread * ROUNDS, (thread + 1) * ROUNDS):
+                    try:
+                        barrier.wait()
+                        args, kwargs = calls[number]
+                        found[number] = (function(*args, **kwargs), None)
+                    # Raised again where all threads have ended.
+                    except BaseException as error:  # noqa: BLE001
+                        found[number] = (None, error)
+                        barrier.abort()
+                        return
+
+        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(3)]
+        interval = sys.getswitchinterval()
+        # Threads take turns as often as they can, so that they meet in all places.
+        sys.setswitchinterval(1e-6)
+        try:
+            for one in threads:
+                one.start()
+            for one in threads:
+                one.join()
+        finally:
+            sys.setswitchinterval(interval)
+        errors = [error for _, error in found if error is not None]
+        if errors:
+            raise next((one for one in errors if not isinstance(one, threading.BrokenBarrierError)), errors[0])
+        return tuple(one for value, _ in found for one in (value if isinstance(value, tuple) else (value,)))
+
+    return call
+
+
+def copied(tensors, other=False):
+    """Return copies of the tensors that share memory as these do. ``other``: with the elements of each storage in
+    reverse order, of floating-point ones."""
+    storages = {}
+
+    def one(tensor):
+        key = tensor.untyped_storage()._cdata
+        if key not in storages:
+            memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
+            if other and tensor.dtype.is_floating_point:
+                words = memory[: len(memory) // tensor.itemsize * tensor.itemsize].view(-1, tensor.itemsize)
+                words.copy_(words.flip(0))
+            storages[key] = memory
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(storages[key].untyped_storage(), *place)
+
+    return [one(tensor) for tensor in tensors]
+
+
+_KINDS = {FAKE: _fake, COMPILED: _compiled, THREADS: _threads}

@@ -45,7 +45,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     failure = verdict.failure
     if failure and failure.check == "gradients":
         return _script(case, verdict, implementation, device, *_differentiated(case, verdict, device))
-    if failure and failure.check in CONTEXTS:
+    if failure and failure.check in (*CONTEXTS, "threads"):
         raise ReproError(f"since {failure.check} compares this call with the same in a context that the harness makes")
     if failure and failure.case is not None:
         case = failure.case

@@ -286,7 +286,7 @@ def judge_prepared(
     findings = []
     for check in applicable(trial, checks, thorough):
         # Other calls would only go wrong in the same way.
-        if check in (*SAMPLED, *CONTEXTS, "bare", "gradients") and any(
+        if check in (*SAMPLED, *CONTEXTS, "threads", "bare", "gradients") and any(
             finding.status == FAILED for finding in findings
         ):
             continue

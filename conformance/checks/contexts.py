@@ -24,11 +24,12 @@ from conformance.checks.call_record import (
     malformed,
 )
 from conformance.checks.forms import with_out_or_in_place
+from conformance.checks.invariance import entangled
 from conformance.checks.result import METADATA, sharing, wrong
 
 CONTEXTS = ("fake", "compiled")
-"""The checks of this module. They are made for implementations that claim them alone: others may not be made for such
-calls."""
+"""The checks of this module but ``threads``. They are made for implementations that claim them alone: others may not be
+made for such calls."""
 _COMPILED_OUTS = ("right",)
 _FAKE_OUTS = ("right", "empty", "wrong size", "strided")
 
@@ -51,7 +52,7 @@ def compiled(trial: Trial) -> Finding:
     of the call outside of it, and leaves them in the operands that it writes."""
     if "compiled" not in trial.implementation.claims(trial.case.op):
         return _unclaimed("compiled")
-    for what, derived in _variants(trial, "compiled", _COMPILED_OUTS):
+    for what, derived in filter(_fits_graph, _variants(trial, "compiled", _COMPILED_OUTS)):
         plain, seed = derived.bare(), cases.seed(derived.case)
         for dynamic, amid in product((False, True), repeat=2):
             if not trial.thorough and (dynamic, amid) != (bool(seed & 1), bool(seed & 2)):
@@ -61,6 +62,55 @@ def compiled(trial: Trial) -> Finding:
                 how = f"compiled{', with sizes as symbols' * dynamic}{', amid copies of its operands' * amid}{what}"
                 return _failed(trial, "compiled", derived.case, f"{how}: {message}")
     return Finding("compiled", PASSED)
+
+
+def threads(trial: Trial) -> Finding:
+    """Check that three threads that make the call at once, one of them with other contents, get what one thread alone
+    gets; where the implementation claims to be deterministic, with the same bits."""
+    other = context_calls.copied(trial.inputs, other=True)
+    alone = [trial.bare(), trial.bare(inputs=other)]
+    together = trial.bare(context={"kind": context_calls.THREADS})
+    # Other contents may be refused for what they are.
+    if any(one.error is not None or malformed(one.value, trial.ours.value) for one in alone):
+        return Finding("threads", PASSED)
+    if together.error is not None:
+        return _failed(trial, "threads", trial.case, f"from three threads at once: raised {describe(together.error)}")
+    count, exact = len(trial.ours.tensors()), "deterministic" in trial.implementation.claims(trial.case.op)
+    for number in range(len(together.value) // count):
+        thread, value = number // context_calls.ROUNDS, together.value[number * count : (number + 1) * count]
+        value = value if isinstance(trial.ours.value, tuple) else value[0]
+        plain, outcome = (
+            alone[thread == 2],
+            dataclasses.replace(alone[thread == 2], value=value, told=None, places=None),
+        )
+        message = difference(plain, outcome, "a call of one thread and of three at once")
+        if message and not exact:
+            # What is right for other contents is not known.
+            message = wrong(trial, outcome) and message if thread < 2 else ""
+        if message:
+            which = ", with other contents than the others" * (thread == 2)
+            return _failed(trial, "threads", trial.case, f"in thread {thread}{which}: {message}")
+    return Finding("threads", PASSED)
+
+
+def from_threads(trial: Trial) -> bool:
+    """Tell whether a call is made from threads: a plain one that draws nothing, writes to no operand, and is small."""
+    if trial.case.form or trial.spec.writes(trial.case) or "distribution" in trial.spec.checks:
+        return False
+    return sum(one.untyped_storage().nbytes() for one in (*trial.inputs, *trial.reference.tensors())) <= MOST
+
+
+MOST = 1 << 17
+"""The most bytes of operands and results together in calls that are made from threads."""
+
+
+def _fits_graph(variant: tuple[str, Trial]) -> bool:
+    """Tell whether torch's compiler takes such a call of any library: an ``out`` has the right size and no gaps."""
+    _, trial = variant
+    out = forms.bind(trial.case, trial.inputs)[1].get("out")
+    if not isinstance(out, torch.Tensor):
+        return True
+    return not entangled(trial.case) and out.is_contiguous() and out.shape == trial.ours.tensors()[0].shape
 
 
 def _unlike_plain(trial: Trial, plain: Outcome, outcome: Outcome, amid: bool) -> str:

@@ -10,7 +10,7 @@ import torch
 from conformance import spec as specs
 from conformance.selftest import families as of
 from conformance.selftest.controls import control_of
-from conformance.selftest.defect_registry import plant
+from conformance.selftest.defect_registry import defect, plant
 
 Right = Callable[..., Any]
 """A right fake kernel, with the op's torch signature."""
@@ -270,3 +270,49 @@ def over_operand(right: Right, input: Any, **kwargs: Any) -> Any:
     if result.dtype == input.dtype and kwargs.get("out") is None and input.is_contiguous():
         input.copy_(result)
     return result
+
+
+# --- threads -----------------------------------------------------------------------------------------------------
+
+_BUFFERS: dict[object, torch.Tensor] = {}
+
+
+@defect("add exp softmax mm", "threads", "threads")
+def workspace_shared(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Results are made in a buffer for each shape, which all threads share, and copied."""
+    result = right(*args, **kwargs)
+    if not _own(args, kwargs) or not isinstance(result, torch.Tensor) or any(result is x for x in args):
+        return result
+    key = result.dtype, result.shape, result.stride()
+    if len(_BUFFERS) >= 64:
+        _BUFFERS.clear()
+    buffer = _BUFFERS.setdefault(key, torch.empty_like(result))
+    buffer.copy_(result)
+    return result.copy_(buffer)
+
+
+_CALL: list[Any] = []
+
+
+@defect("mul sigmoid layer_norm bmm", "threads", "threads")
+def arguments_shared(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The arguments of a call lie in one place for all threads."""
+    _CALL[:] = [args, kwargs]
+    torch.result_type(args[0], 1.0)
+    args, kwargs = _CALL
+    return right(*args, **kwargs)
+
+
+_BUSY: list[int] = []
+
+
+@defect("sub gelu rms_norm matmul", "threads", "threads")
+def refuses_at_once(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A call is refused while another one is on its way."""
+    if _BUSY:
+        raise RuntimeError("busy")
+    _BUSY.append(1)
+    try:
+        return right(*args, **kwargs)
+    finally:
+        _BUSY.clear()

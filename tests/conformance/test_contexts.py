@@ -144,3 +144,32 @@ def test_who_claims_no_graphs_gets_none():
     quiet = Implementation("quiet", SimpleNamespace(exp=exp), {})
     assert judged("compiled", CASES["exp"], quiet).status == UNCLAIMED
     assert judged("compiled", CASES["exp"], claiming("exp", "compiled", exp)).status == FAILED
+
+
+def test_graphs_with_an_out_that_no_library_can_give_are_not_asked_for():
+    case = Case(op="add", args=(spec(dtype="int64"), 1), kwargs={"out": spec(0, dtype="int64")})
+    assert judged("compiled", case, load("ntops.torch")).status == PASSED
+
+
+@pytest.mark.parametrize("op", ["add", "softmax", "layer_norm", "mm"])
+def test_calls_of_three_threads_are_those_of_one(op):
+    for implementation in (load("torch"), load("ntops.torch")):
+        finding = judged("threads", CASES[op], implementation)
+        assert (finding.status, finding.message) == (PASSED, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("softmax_workspace_shared", "a call of one thread and of three at once differ at"),
+        ("layer_norm_arguments_shared", "a call of one thread and of three at once differ at"),
+        ("matmul_refuses_at_once", "from three threads at once: raised RuntimeError: busy"),
+    ],
+)
+def test_what_threads_share_is_caught(name, message):
+    defect = BANK[name]
+    # Threads meet by chance, mostly at once.
+    found = (judged("threads", CASES[defect.op], defect.implementation) for _ in range(30))
+    finding = next((one for one in found if one.status == FAILED), None)
+    assert finding is not None
+    assert message in finding.message

@@ -40,6 +40,7 @@ BY_OP = {
     "cos": ("one_buffer",),
     "dequantize_fp8": ("other_format",),
     "bmm": ("fake_on_meta",),
+    "matmul": ("refuses_at_once",),
     "mm": ("compiled_reads_an_element",),
     "exp": ("contiguous", "input_seen", "negation_unseen", "vectors_from_multiples"),
     "fp8_gemm": ("fast_accumulation",),
