@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from strategies import dtypes as _dtypes
 from strategies import layouts as _layouts
+from strategies import models as _models
 from strategies import scalars as _scalars
 from strategies import tensors as _tensors
 from strategies.shapes import Shape, near, sizes
@@ -104,9 +105,9 @@ _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 _HEADS = st.sampled_from((1, 2, 3, 1, 2, 3, 8))
 _RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8, 16, 5, 6, 7))
 _LENGTHS = st.sampled_from(
-    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty")
+    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "cross", "empty")
 )
-_CAPPED = ("long keys", "long queries", "blocks", "chunk")
+_CAPPED = ("long keys", "long queries", "blocks", "chunk", "cross")
 _SMALL = sizes(1, 40)
 _LONG = st.sampled_from((65, 129, 200, 257, 300, 600))
 _BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130, 256)), st.sampled_from((17, 33))
@@ -253,9 +254,14 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
             keys = queries + draw(_HISTORY)
         case "empty":
             queries, keys = draw(st.sampled_from(((1, 0), (0, 1), (0, 0), (3, 0), (0, 5))))
+        case "cross":
+            # Whole blocks of queries, of an image, and the keys of a text.
+            queries, keys = draw(st.sampled_from((64, 128, 256))), draw(_models.widths(_models.KEYS))
     if lengths in _CAPPED:
         cap = draw(_CAP)
         queries, keys = min(queries, cap), min(keys, cap)
+    if not float64 and draw(_AT_TIMES):
+        return draw(_of_model(form, work, batch, queries, keys))
     dim = draw(_DIMS)
     if draw(_ONE_OF_THREE):
         dim = min(draw(_MODELS), draw(_CAP))
@@ -279,11 +285,27 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
 
 
 @st.composite
+def _of_model(draw: st.DrawFn, form: str, work: int, batch: int | None, queries: int, keys: int) -> Sizes:
+    """Heads as a model has them, and as many queries and keys as there is room for."""
+    heads, ratio, dim = draw(_models.heads())
+    # A cap is what shrinking lowers.
+    heads, ratio, dim = min(heads, draw(_CAP)), min(ratio, draw(_CAP)), min(dim, draw(_CAP))
+    heads = min(heads, max(work // (2 * dim * ratio * 32), 1))
+    room = max(work // (2 * dim * ratio * heads), 1)
+    # Few queries of many keys, as a step of decoding has them, or a prompt.
+    queries = min(queries, max(room // max(keys, 1), 1))
+    keys = min(keys, max(room // max(queries, 1), 1))
+    batch = batch and min(batch, max(room // max(queries * keys, 1), 1))
+    new = min(queries, keys)
+    return Sizes(batch, heads, ratio, queries, keys, new, dim, dim)
+
+
+@st.composite
 def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
     few = st.integers(1, 5)
     batch, heads, queries, keys, dim = draw(few), draw(few), draw(few), draw(few), draw(st.integers(1, 16))
     kinds = ("heads", "batch", "keys", "queries", "queries", "context", "square")
-    kinds += (*("blocks",) * 2, *("decode",) * 2)
+    kinds += (*("blocks",) * 2, *("decode",) * 3, "cross")
     match draw(st.sampled_from(kinds)):
         case "context":
             # A token or two of a context that is split in many parts.
@@ -297,9 +319,16 @@ def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
             batch, heads, dim = 1, 1, draw(draw(st.sampled_from((st.integers(33, 64), _MODELS, _MODELS))))
             queries, keys = draw(st.integers(257, 300)), draw(st.integers(257, 330))
         case "decode":
-            # A token or two of a context that models have, with their head dims.
-            batch, heads, dim = 1, min(heads, 2), draw(_MODELS)
-            queries, keys = min(queries, 4), draw(st.integers(1025, 2200))
+            # A token or two of a context that models have, with their heads.
+            heads, ratio, dim = draw(_models.heads())
+            batch, heads, ratio, dim = 1, min(heads, 2), min(ratio, draw(_CAP)), min(dim, draw(_CAP))
+            queries, keys = min(queries, 4 if ratio < 8 else 1), draw(st.integers(1025, 2200))
+            return Sizes(batch, heads, ratio, queries, keys, min(queries, keys), dim, dim)
+        case "cross":
+            # Blocks of an image that attend to the keys of a text, with the heads of models.
+            heads, _, dim = draw(_models.heads())
+            batch, heads, dim = 1, min(heads, 2), min(dim, draw(_CAP))
+            queries, keys = draw(st.sampled_from((256, 1024))), draw(_models.widths(_models.KEYS))
         case "heads":
             heads, batch = draw(near(elements >> 12)), min(batch, 2)
         case "batch":
