@@ -227,9 +227,7 @@ def _part(draw: st.DrawFn, shape: Shape, order: Sequence[int]) -> Layout:
     """One of two or three parts of a fused projection, whose dims are stored in this order: the parts lie side by side
     along a dim that is not the outermost."""
     stored = [dim for dim in order if shape[dim] > 1]
-    # The innermost mostly.
-    inner = stored[1:] or stored
-    dim = inner[-1] if draw(_FLAG) else draw(st.sampled_from(inner))
+    dim = draw(st.sampled_from(stored[1:] or stored))
     size, parts = shape[dim], draw(_PARTS)
     within = math.prod(shape[other] for other in stored[stored.index(dim) + 1 :])
     return Layout(

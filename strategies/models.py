@@ -75,7 +75,7 @@ LINEAR = tuple(
 )
 """Inner and outer sizes of linear layers."""
 
-PRODUCTS = ("down", "up", "up", "router", "scores")
+PRODUCTS = ("down", "up", "router", "scores")
 
 _CAP = st.integers(1, 1 << 23)
 _TOKENS = st.sampled_from((1, 2, 3, 4, 8, 16, 17, 33))

@@ -20,7 +20,7 @@ from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Parts
 from strategies import dtypes as dtype_names
 from strategies import models, shapes, tensors, values
-from strategies.specs import TensorSpec
+from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
 
@@ -59,6 +59,11 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[in
             heads, _, dim = draw(models.heads())
             shape, dims = (draw(st.integers(1, 3)), min(heads, budget // dim), dim), 1
     input = draw(tensors.tensors(shape, dtype))
+    if kind == "heads" and draw(st.booleans()):
+        # Beside other heads, as one projection gives them.
+        _, heads, dim = shape
+        layout = Layout(padding=(0, 2 * heads, 0), offset=heads * dim * draw(st.integers(0, 2)))
+        input = msgspec.structs.replace(input, layout=layout)
     if (recipe := draw(RECIPES)) is not None:
         input = msgspec.structs.replace(input, values=recipe, specials=())
     return input, shape[-dims:]

@@ -106,7 +106,7 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
     ``modest``: smaller where nothing is said of blocks, for ops that share the kernel of ``mm``."""
     work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
     small = shapes.sizes(1, 40)
-    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty", *("models",) * 3)
+    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty", *("models",) * 4)
     match draw(st.sampled_from((*("any",) * 7, *("wide",) * 4, *seldom))):
         case "any":
             largest = _sizes.PRODUCT_MODEST if modest else _sizes.PRODUCT_DIM
@@ -132,6 +132,8 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
     return found[0], found[1], found[2]
 
 
+MANY_TERMS = 768
+"""The least K whose numbers are mostly plain."""
 _LARGE = ("rows", "columns", "terms", "tiles", "deep", "square", "layer")
 
 
@@ -173,10 +175,10 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
 
 
 @st.composite
-def large_values(draw: st.DrawFn, elements: int) -> dict[str, Sequence[str]]:
-    """Options of tensors: of most large calls numbers of which each term counts, since one NaN of a long K hides all
-    others."""
-    if not elements or draw(st.integers(0, 3)) == 3:
+def large_values(draw: st.DrawFn, elements: int, terms: int = 0) -> dict[str, Sequence[str]]:
+    """Options of tensors: of most large calls, and of those of many terms, numbers of which each term counts, since one
+    NaN of a long K hides all others."""
+    if not (elements or terms >= MANY_TERMS) or draw(st.integers(0, 3)) == 3:
         return {}
     return {"values": ("normal", "uniform", "integers", "positive", "uneven"), "specials": ()}
 

@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64", modest=True))
     shape = draw(st.sampled_from(((n,), (m, n), (m, n), (1, n), (m, 1), (1, 1), (1,), ())))
     input = draw(tensors.tensors(shape, dtype))
-    options = draw(products.large_values(elements))
+    options = draw(products.large_values(elements, k))
     scale = {"beta": draw(factors(dtype)), "alpha": draw(factors(dtype))}
     kind = 0 if elements else draw(st.integers(0, 31))
     if kind == 18:

@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
             # Scores of heads.
             m, k, n = draw(models.products(_sizes.FLOAT64_WORK // (16 if dtype == "float64" else 4), ("scores",)))
             batch = draw(st.sampled_from((8, 12, 14)))
-    options = draw(products.large_values(elements))
+    options = draw(products.large_values(elements, k))
     between = not elements and draw(st.integers(0, 15)) == 15
     if between:
         # As many matrices as they have rows, which lie between those: strides alone tell one dim from the other.

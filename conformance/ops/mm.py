@@ -23,7 +23,7 @@ from strategies import tensors
 def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
     m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64"))
-    options = draw(products.large_values(elements))
+    options = draw(products.large_values(elements, k))
     first = draw(tensors.tensors((m, k), dtype, **options))
     square = m == k == n
     second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), dtype, **options))

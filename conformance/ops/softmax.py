@@ -19,6 +19,7 @@ from conformance.ops import _norms as norms
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
 from strategies import models, shapes, tensors
+from strategies.layouts import CLASSES
 from strategies.specs import Special, TensorSpec
 from strategies.values import MASKED
 
@@ -37,7 +38,7 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[Tenso
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
     if draw(st.integers(0, 15)) == 15:
         return draw(masked_from_the_left(dtypes, float64)), -1
-    kind = draw(st.sampled_from(("rows", "rows", "rows", "any", "any", "any", "model")))
+    kind = draw(st.sampled_from(("rows", "rows", "rows", "any", "any", "any", "model", "channels")))
     if kind == "rows":
         rows, columns = draw(
             shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
@@ -46,11 +47,16 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[Tenso
         shape, dim = draw(st.sampled_from((((rows, columns), -1), ((columns, rows), 0), ((1, columns, rows), 1))))
     elif kind == "model":
         shape, dim = draw(_of_models(budget)), -1
+    elif kind == "channels":
+        # The classes of each pixel.
+        rank = draw(st.sampled_from((4, 3)))
+        shape, dim = draw(shapes.shapes(rank, rank, min_size=1, budget=budget)), 1
     else:
         rank = draw(st.sampled_from((1, 2, 3, 4, 5, 0)))
         shape = draw(shapes.shapes(rank, rank, budget=budget))
         dim = draw(shapes.dims(shape))
-    input = draw(tensors.tensors(shape, dtypes))
+    classes = ("contiguous", "channels_last", "mixed") if kind == "channels" else CLASSES
+    input = draw(tensors.tensors(shape, dtypes, layouts=classes))
     if input.dtype in dtype_names.FLOATING and draw(st.integers(0, 3)) == 3 and input.shape:
         start = draw(st.sampled_from((0, 1, input.shape[-1])))
         run = draw(st.sampled_from((1, 16, 64, 256, input.shape[-1])))
@@ -177,7 +183,7 @@ SPEC = OpSpec(
     name="softmax",
     reference=softmax,
     cases=cases,
-    large=_large.grown(cases, rows=True, widths=(*models.VOCABULARIES, *models.HIDDEN)),
+    large=_large.grown(cases, rows=True, widths=models.VOCABULARIES),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,
