@@ -33,9 +33,10 @@ WARM = 48
 """The number of calls of one shape on the same tensors in the second of as many: a recording that is made once a call
 was frequent has to be replayed with the tensors' present contents."""
 ELEMENTS = 2048
-"""The most elements of the operands of a call, mostly: few caches depend on them, and small calls are quick to judge."""
+"""The most elements of the operands of a call in half the sequences: few caches depend on them, and small calls are
+quick to judge."""
 WIDE = 1 << 14
-"""The same in half the sequences, for what is only kept of long rows, large weights and many tokens."""
+"""Those of large calls in the others, for what is only kept of long rows, large weights and many tokens."""
 NUMBERS = ("other", "exponent", "min", "max", "alpha", "beta", "eps", "scale", "p")
 """Parameters that take numbers: True, 1 and 1.0 are one key of a dict, but not the same to torch."""
 SWITCHES = ("interleaved", "training", "is_causal")
@@ -125,7 +126,7 @@ def vary(variation: Variation, case: Case, number: int) -> Case:
     """Return a variation of a case; the case itself where there is none."""
     try:
         varied = registry()[case.op].defined(variation(case, number))
-        case_files.validate(varied, max_elements=4 * WIDE)
+        case_files.validate(varied, max_elements=8 * WIDE)
         if not cases.operands(varied):
             return case
     # An impossible recipe or layout, or no case.
@@ -314,13 +315,13 @@ def _in_batch(case: Case, size: int) -> Case:
 
 
 def resized(case: Case, number: int) -> Case:
-    """Give one of the sizes another value, wherever operands have it: one more, half of it, or twice as much and one."""
+    """Give one of the sizes another value, wherever operands have it: one more, half of it, or one more than twice."""
     specs = cases.operands(case)
     known = sorted({size for spec in specs for size in spec.shape if size > 1}, reverse=True)
     if not known or any(map(_is_listed, specs)):
         return case
     was = known[number % len(known)]
-    wanted = (was + 1, max(was // 2, 1), 2 * was + 1)[number // len(known) % 3]
+    wanted = (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3]
 
     def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(wanted if size == was else size for size in old)
@@ -410,7 +411,7 @@ KNOWN: tuple[tuple[Known, ...], ...] = (
     (Known("same", 0, "new", "kept"), Known("dim", 0, "new", "kept")),
     (Known("causal", 0, "new", "kept"), Known("causal", 1, "new", "kept")),
     # By some of the sizes, and not by all.
-    (*(Known("resized", number, "new", "kept") for number in range(9)), Known("same", 0, "new", "kept")),
+    (Known("same", 0, "new", "kept"), *(Known("resized", number, "new", "kept") for number in range(9))),
     # By the settings when a size was met first: the numbers lose bits in TF32.
     (Known("fresh", 0, "new", "kept", _HIGH), Known("fresh", 0, "new", "kept")),
     # In the other thread, with whatever a shorter call has left there.
@@ -451,7 +452,7 @@ def _wide(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[Case]:
     if spec.large is None or not affordable:
         return _small(op, dtypes, _is_ordinary)
     calls = spec.large(WIDE)
-    of = {dtype: calls((dtype,)).filter(_is_ordinary).filter(_has_wide_room) for dtype in affordable}
+    of = {dtype: calls((dtype,)).filter(_has_wide_room).filter(_is_wide) for dtype in affordable}
     return st.sampled_from(affordable).flatmap(of.__getitem__)
 
 
@@ -475,8 +476,14 @@ def _is_small(case: Case) -> bool:
     return sum(math.prod(spec.shape) for spec in cases.operands(case)) <= ELEMENTS
 
 
+def _is_wide(case: Case) -> bool:
+    """Tell whether it has many elements where a library may keep a copy: in operands that are not the first."""
+    rest = cases.operands(case)[1:]
+    return _is_ordinary(case) and (not rest or max(math.prod(spec.shape) for spec in rest) >= ELEMENTS // 2)
+
+
 def _has_wide_room(case: Case) -> bool:
-    return _has_room(case, 2 * WIDE)
+    return _has_room(case, 4 * WIDE)
 
 
 def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:

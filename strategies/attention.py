@@ -17,7 +17,7 @@ from strategies import models as _models
 from strategies import scalars as _scalars
 from strategies import tensors as _tensors
 from strategies.shapes import Shape, near, sizes
-from strategies.specs import Special, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 from strategies.values import LISTED, MASKED, MASKS
 
 MAX_DIM = 256
@@ -159,10 +159,12 @@ def attentions(
     query_recipe, key_recipe = draw(st.sampled_from(regimes))
     value_recipe = draw(st.sampled_from(VALUES))
     special = draw(_AT_TIMES)
+    projected = draw(_AT_TIMES)
 
     def tensor(shape: Shape, recipe: str, specials: tuple[str, ...] = (), layouts=_layouts.CLASSES) -> TensorSpec:
         planted = specials if special else ()
-        return draw(_tensors.tensors(shape, dtype, values=recipe, specials=planted, layouts=layouts))
+        spec = draw(_tensors.tensors(shape, dtype, values=recipe, specials=planted, layouts=layouts))
+        return msgspec.structs.replace(spec, layout=draw(_projections(shape))) if projected else spec
 
     def keys(count: int, layouts: Sequence[str] = _layouts.CLASSES) -> TensorSpec:
         return tensor(found.rows(count), key_recipe, ("nan",), layouts)
@@ -210,6 +212,16 @@ def attentions(
         grouped=grouped or found.ratio > 1,
         cache=cache,
     )
+
+
+@st.composite
+def _projections(draw: st.DrawFn, shape: Shape) -> Layout:
+    """The layout of heads as projections give them, (B, L, H, D), whole or with others in one."""
+    *batch, heads, length, dim = shape
+    more = draw(st.sampled_from((0, heads, 2 * heads)))
+    order = (*range(len(batch)), len(batch) + 1, len(batch), len(batch) + 2)
+    offset = draw(st.sampled_from((0, more))) * dim
+    return Layout(order=order, padding=(*(0 for _ in batch), more, 0, 0), offset=offset if 0 not in shape else 0)
 
 
 _PLAIN = ((False, None),)
@@ -264,7 +276,7 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     if draw(_ONE_OF_THREE):
         dim = min(draw(_MODELS), draw(_CAP))
     value_dim = draw(draw(st.sampled_from((*(st.just(dim),) * 4, _DIMS, _WIDE_DIMS))))
-    if not float64 and draw(_AT_TIMES):
+    if not float64 and draw(_ONE_OF_THREE):
         return draw(_of_model(work, batch, queries, keys))
     if float64:
         queries, keys = min(queries, 65), min(keys, 129)
@@ -322,7 +334,7 @@ def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
             # A token or two of a context that models have, with their heads.
             heads, ratio, dim = draw(_models.heads())
             batch, heads, ratio, dim = 1, min(heads, 2), min(ratio, draw(_CAP)), min(dim, draw(_CAP))
-            queries, keys = min(queries, 4 if ratio < 8 else 1), draw(st.integers(1025, 2200))
+            queries, keys = min(queries, 4) if draw(_ONE_OF_THREE) else 1, draw(st.integers(1025, 2200))
             return Sizes(batch, heads, ratio, queries, keys, min(queries, keys), dim, dim)
         case "cross":
             # Blocks of an image that attend to the keys of a text, with the heads of models.

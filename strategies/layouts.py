@@ -203,13 +203,13 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape, expand: bool) -> Layout:
         return Layout(steps=tuple(steps))
     if kind == "padded":
         if draw(_FLAG):
-            return _part(draw, shape, range(rank))
+            return part(draw, shape, range(rank))
         padding = [draw(_PADDING) if dim > wide[0] else 0 for dim in range(rank)]
         padding[-1] = padding[-1] if any(padding) else 1
         return Layout(padding=tuple(padding), offset=draw(st.integers(0, padding[-1])))
     if len(wide) > 1 and draw(_PART_OF_MIXED):
         # A transposed part.
-        return _part(draw, shape, draw(_orders(shape)))
+        return part(draw, shape, draw(_orders(shape)))
     expanded = tuple(dim for dim in wide if draw(_FLAG)) if expand and draw(_FLAG) else ()
     mixed = Layout(
         order=draw(_orders(shape)) if draw(_FLAG) and len(wide) > 1 else (),
@@ -223,7 +223,7 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape, expand: bool) -> Layout:
     return Layout(steps=tuple(2 if dim == wide[0] else 1 for dim in range(rank)), offset=1)
 
 
-def _part(draw: st.DrawFn, shape: Shape, order: Sequence[int]) -> Layout:
+def part(draw: st.DrawFn, shape: Shape, order: Sequence[int]) -> Layout:
     """One of two or three parts of a fused projection, whose dims are stored in this order: the parts lie side by side
     along a dim that is not the outermost."""
     stored = [dim for dim in order if shape[dim] > 1]

@@ -110,7 +110,7 @@ def products(draw: st.DrawFn, work: int, kinds: Sequence[str] = PRODUCTS) -> tup
 
 @st.composite
 def linear(draw: st.DrawFn, weights: int) -> tuple[int, int]:
-    """(K, N) of a linear layer, or of its part on one of so many GPUs that it has at most about ``weights`` elements."""
+    """(K, N) of a linear layer, or of its part on one of so many GPUs that it has ``weights`` elements at most."""
     inner, outer = draw(st.sampled_from(LINEAR))
     split = draw(st.booleans())
     while inner * outer > weights:

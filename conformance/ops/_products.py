@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from conformance.ops import _sizes
 from conformance.spec import OUTS as every_out
 from conformance.spec import Batch, Benchmark, Call, Parts
 from strategies import dtypes as dtype_names
-from strategies import models, shapes, tensors
+from strategies import layouts, models, shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
@@ -106,8 +108,8 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
     ``modest``: smaller where nothing is said of blocks, for ops that share the kernel of ``mm``."""
     work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
     small = shapes.sizes(1, 40)
-    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty", *("models",) * 4)
-    match draw(st.sampled_from((*("any",) * 7, *("wide",) * 4, *seldom))):
+    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty", *("models",) * 5)
+    match draw(st.sampled_from((*("any",) * 6, *("wide",) * 4, *seldom))):
         case "any":
             largest = _sizes.PRODUCT_MODEST if modest else _sizes.PRODUCT_DIM
             return draw(shapes.products(min_size=1, max_size=largest, work=work))
@@ -140,8 +142,8 @@ _LARGE = ("rows", "columns", "terms", "tiles", "deep", "square", "layer")
 @st.composite
 def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
     """(M, K, N) of a large product: a square, a long K, many rows or columns, many tiles of few or many terms, a layer
-    whose sizes are all multiples of 64, or a few tokens and a layer's weights, of a model or of any sizes; each matrix within ``elements``, weights
-    within about twice that."""
+    whose sizes are all multiples of 64, or a few tokens and a layer's weights, of a model or of any sizes; each matrix
+    within ``elements``, weights within about twice that."""
     few = st.integers(1, 8)
     match draw(st.sampled_from((*_LARGE, *("weights",) * 2, *("linear",) * 3))):
         case "deep":
@@ -181,6 +183,18 @@ def large_values(draw: st.DrawFn, elements: int, terms: int = 0) -> dict[str, Se
     if not (elements or terms >= MANY_TERMS) or draw(st.integers(0, 3)) == 3:
         return {}
     return {"values": ("normal", "uniform", "integers", "positive", "uneven"), "specials": ()}
+
+
+@st.composite
+def weights(draw: st.DrawFn, shape: tuple[int, ...], dtype: str, **options: Any) -> TensorSpec:
+    """A second factor: in one call of four turned, as layers keep their weights, whole or a part of packed ones."""
+    spec = draw(tensors.tensors(shape, dtype, **options))
+    if len(shape) < 2 or min(shape[-2:]) < 2 or draw(st.integers(0, 3)) < 3:
+        return spec
+    rank = len(shape)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    layout = layouts.part(draw, shape, order) if draw(st.booleans()) else Layout(order=order)
+    return msgspec.structs.replace(spec, layout=layout)
 
 
 @st.composite

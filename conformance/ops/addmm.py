@@ -49,7 +49,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         options = {"values": ("normal_tiny",), "specials": ()}
         input = draw(tensors.tensors(shape, dtype, **options))
         scale = {name: draw(st.sampled_from((None, 65536.0, 65520.0, -98304, 131072.0))) for name in scale}
-    mat1, mat2 = (draw(tensors.tensors(shape, dtype, **options)) for shape in ((m, k), (k, n)))
+    mat1, mat2 = draw(tensors.tensors((m, k), dtype, **options)), draw(products.weights((k, n), dtype, **options))
     out: Argument = draw(products.outs((m, n), dtype))
     if out is None and shape == (m, n) and not input.layout.expanded and draw(st.booleans()):
         out = Same(0)

@@ -43,7 +43,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     if between:
         first = replace(first, layout=Layout(order=(1, 0, 2)))
     square = m == k == n
-    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((batch, k, n), dtype, **options))
+    second = Same(0) if square and draw(st.booleans()) else draw(products.weights((batch, k, n), dtype, **options))
     return elementwise.case("bmm", (first, second), out=draw(products.outs((batch, m, n), dtype)))
 
 

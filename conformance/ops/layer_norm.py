@@ -18,8 +18,7 @@ from conformance.ops import _large, _models
 from conformance.ops import _norms as norms
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import models
-from strategies import tensors
+from strategies import models, tensors
 
 
 @st.composite

@@ -31,10 +31,10 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     if elements:
         return draw(_large(dtype, elements))
     if draw(st.integers(0, 7)) == 7:
-        left_shape, right_shape = draw(_of_models(dtype))
-        options = draw(products.large_values(0, left_shape[-1]))
-        args = tuple(draw(tensors.tensors(one, dtype, **options)) for one in (left_shape, right_shape))
-        return Case(op="matmul", args=args)
+        first, second = draw(_of_models(dtype))
+        options = draw(products.large_values(0, first[-1]))
+        factors = draw(tensors.tensors(first, dtype, **options)), draw(products.weights(second, dtype, **options))
+        return Case(op="matmul", args=factors)
     m, k, n = draw(products.sizes(dtype == "float64", modest=True))
     left, right = draw(st.sampled_from(RANKS)).split(", ")
     most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
@@ -47,7 +47,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     operands = {"1": ((k,), (k,)), "2": ((m, k), (k, n)), "N": ((*first, m, k), (*second, k, n))}
     shape = (operands[left][0], operands[right][1])
     options = draw(products.large_values(0, k))
-    args = tuple(draw(tensors.tensors(one, dtype, **options)) for one in shape)
+    args = (draw(tensors.tensors(shape[0], dtype, **options)), draw(products.weights(shape[1], dtype, **options)))
     out = draw(products.outs(result_shape(*shape), dtype))
     if isinstance(out, TensorSpec) and (left == "N" != right or (left, right) == ("1", "N")):
         # torch may make one product of the batch, and refuses an out= in whose strides it is not one.

@@ -26,7 +26,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     options = draw(products.large_values(elements, k))
     first = draw(tensors.tensors((m, k), dtype, **options))
     square = m == k == n
-    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), dtype, **options))
+    second = Same(0) if square and draw(st.booleans()) else draw(products.weights((k, n), dtype, **options))
     return elementwise.case("mm", (first, second), out=draw(products.outs((m, n), dtype)))
 
 

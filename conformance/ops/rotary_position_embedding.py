@@ -146,6 +146,8 @@ def batch(case: Case) -> Batch | None:
     """Sequences or heads."""
     input = case.args[0]
     assert isinstance(input, TensorSpec)
+    if len(input.shape) != 4:
+        return None
     chosen = elementwise.chosen(seed(case), [dim for dim in (0, 2) if input.shape[dim] > 1])
     return None if chosen is None else Batch(input.shape[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
 
