@@ -217,7 +217,7 @@ def attentions(
 @st.composite
 def _projections(draw: st.DrawFn, shape: Shape) -> Layout:
     """The layout of heads as projections give them, (B, L, H, D), whole or with others in one."""
-    *batch, heads, length, dim = shape
+    *batch, heads, _, dim = shape
     more = draw(st.sampled_from((0, heads, 2 * heads)))
     order = (*range(len(batch)), len(batch) + 1, len(batch), len(batch) + 2)
     offset = draw(st.sampled_from((0, more))) * dim

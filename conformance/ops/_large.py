@@ -45,8 +45,9 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
     elements = elements * WIDE // max(size, WIDE)
     if rows and "float64" in dtypes:
         elements = min(elements, _sizes.FLOAT64_ROWS)
-    if len(whole) > 1 and not draw(st.integers(0, 2)):
-        target = draw(_activations(len(whole), elements, widths))
+    is_part = False
+    if len(whole) > 1 and not draw(st.integers(0, 1 if rows else 2)):
+        target, is_part = draw(_activations(len(whole), elements, widths)), draw(st.booleans())
     else:
         target = draw(shapes.large(len(whole), elements))
     if rows and "float64" in dtypes and draw(st.booleans()):
@@ -62,7 +63,7 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
             case TensorSpec() if old is out:
                 return old if old.shape != whole else _resized(draw, old, target, elements)
             case TensorSpec():
-                return _resized(draw, old, shape(old.shape), elements)
+                return _resized(draw, old, shape(old.shape), elements, is_part)
             case tuple(sizes) | Ints(sizes):
                 return type(old)(shape(sizes))
         return old
@@ -81,11 +82,15 @@ def _activations(draw: st.DrawFn, rank: int, elements: int, widths: tuple[int, .
     return (*(1,) * (rank - 3), *(batch,) * (rank > 2), max(tokens // batch, 1), width)
 
 
-def _resized(draw: st.DrawFn, spec: TensorSpec, shape: Shape, elements: int) -> TensorSpec:
-    """The spec with another shape, and of its layout and special values what kind they are."""
+def _resized(draw: st.DrawFn, spec: TensorSpec, shape: Shape, elements: int, is_part: bool = False) -> TensorSpec:
+    """The spec with another shape, and of its layout and special values what kind they are.
+
+    ``is_part``: one of several tensors that lie side by side, as the halves of a gated layer."""
     classes = layouts.CLASSES if spec.layout.expanded else layouts.WRITABLE
     layout = layouts.draw_layout(draw, shape, classes)
-    if layouts.storage_size(layout, shape) > 2 * elements:
+    if is_part and sum(size > 1 for size in shape) > 1:
+        layout = layouts.part(draw, shape, range(len(shape)))
+    if layouts.storage_size(layout, shape) > (3 if is_part else 2) * elements:
         layout = CONTIGUOUS
     specials = draw(tensors.planted(shape, spec.dtype, {special.value for special in spec.specials}))
     return TensorSpec(shape, spec.dtype, spec.values, spec.seed, layout, specials)
