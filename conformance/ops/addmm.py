@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     input = draw(tensors.tensors(shape, dtype))
     options = draw(products.large_values(elements, k))
     scale = {"beta": draw(factors(dtype)), "alpha": draw(factors(dtype))}
-    kind = 0 if elements else draw(st.integers(0, 31))
+    kind = 0 if elements else draw(st.integers(0, 19))
     if kind == 18:
         # A factor may be next to nothing beside what it is multiplied with.
         options = {"values": ("normal_tiny",), "specials": ()}
