@@ -77,7 +77,7 @@ def _of_hopper(largest, masked):
 
     if largest <= 128:
         if masked:
-            return Config(64, 32, 4, 3), Config(64, 32, 4, 3), Config(32, 128, 8, 2)
+            return Config(64, 32, 4, 3), Config(64, 32, 4, 3), Config(64, 32, 4, 2)
 
         return Config(128, 64, 8, 3), Config(128, 64, 8, 3), Config(32, 128, 8, 3)
 
