@@ -435,7 +435,11 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     # The user's compiler options are for Triton's kernel.
     is_plain = slots is None and sign > 0 and not (get_default_num_warps() or get_default_num_stages())
     mask_strides = [0] * 4 if mask is None else _strides(mask)
-    mask_aligned = mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3])
+    is_bool_of_float64 = mask is not None and not is_float_mask and dtype is torch.float64
+    # Of a mask that is copied the strides are others.
+    mask_aligned = (
+        mask_strides[3] == 1 and all(stride % 16 == 0 for stride in mask_strides[:3]) and not is_bool_of_float64
+    )
     # With few dims, reading a float mask takes as long as all else: 2 x 64 x 512 x 64 takes 51 us in Triton's kernel,
     # which prefetches it, and 66 us in the other. If the mask is not aligned, Triton's kernel takes 5 times as long.
     is_plain = is_plain and not (is_float_mask and mask_aligned and head_dim <= 64)
@@ -471,7 +475,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         memory = recorder.empty((parts * (value_dim + 2),), (1,), compute_dtype, query.device)
         partial, maxima, normalizers = memory.split((parts * value_dim, parts, parts))
 
-    if mask is not None and not is_float_mask and dtype is torch.float64:
+    if is_bool_of_float64:
         # Triton 3.6 and 3.7 fail to compile a float64 product whose operands come from 8-bit loads.
         mask = _distinct(mask).to(torch.int32).expand(mask.shape)
         mask_strides = _strides(mask)

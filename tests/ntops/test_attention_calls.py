@@ -255,3 +255,12 @@ def test_offsets_past_32_bits():
 
 def test_variants_are_importable():
     assert [member.name for member in CausalVariant] == ["UPPER_LEFT", "LOWER_RIGHT"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bool_mask_whose_rows_are_aligned(dtype):
+    """A copy of it has other strides."""
+    query, key, value = (random(1, 1, 2, 1, dtype=dtype, seed=seed) for seed in range(3))
+    mask = zeros(1, 1, 2, 32, dtype=torch.bool)[..., :2]
+    mask[..., 0, 0] = True
+    assert attend(query, key, value, attn_mask=mask).flatten().tolist() == [value[0, 0, 0, 0].item(), 0]
