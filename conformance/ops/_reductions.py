@@ -145,7 +145,8 @@ def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool) 
             case "twice":
                 return Case(op=op, args=(input, draw(st.sampled_from(((0, 0), (0, -rank), (rank - 1, 0, -1))))))
             case "dim type":
-                return Case(op=op, args=(input, draw(st.sampled_from((1.0, "x", True)))))
+                # No text: torch 2.11 takes it for the name of a dim, later ones refuse its type.
+                return Case(op=op, args=(input, draw(st.sampled_from((1.0, True)))))
             case "keepdim":
                 return Case(op=op, args=(input, 0, draw(st.sampled_from((1, 0.0, "x")))))
             case "tensor":
