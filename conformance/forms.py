@@ -240,7 +240,8 @@ def _narrow(case: Case) -> bool:
 
 _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     BY_POSITION: lambda case: any(name in case.kwargs for name in by_position(case.op)),
-    BY_NAME: lambda case: len(case.args) > 1 and isinstance(case.args[0], TensorSpec),
+    # torch's table of signatures may end before the last argument, as for torch.sum(input, dim, keepdim).
+    BY_NAME: lambda case: 1 < len(case.args) <= len(by_position(case.op)) and isinstance(case.args[0], TensorSpec),
     DEFAULTS: lambda case: isinstance(case.args[0], TensorSpec) and bool(_left(case)),
     NUMPY: _numbers,
     TENSORS: _factors,

@@ -75,8 +75,10 @@ def keywords(trial: Trial) -> Finding:
 
 
 def has_names(trial: Trial) -> bool:
-    """Tell whether torch takes the arguments by name: not where the first one is a number."""
-    return bool(trial.case.args) and isinstance(trial.case.args[0], TensorSpec)
+    """Tell whether torch takes the arguments by name: not where the first one is a number, nor where torch's table of
+    signatures ends before the last one, as for ``torch.sum(input, dim, keepdim)``."""
+    args = trial.case.args
+    return bool(args) and isinstance(args[0], TensorSpec) and len(args) <= len(parameters(trial.case.op))
 
 
 def distribution(trial: Trial) -> Finding:
