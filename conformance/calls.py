@@ -191,7 +191,7 @@ class Placed(msgspec.Struct, frozen=True):
     """Empty: the device of the call."""
     place: int = 0
     shared: bool = False
-    """Whether the storage is an operand's."""
+    """Tells whether the storage is an operand's."""
     traits: list[str] = []
 
     def over(self, storages: Sequence[torch.Tensor]) -> torch.Tensor:

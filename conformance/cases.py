@@ -54,7 +54,7 @@ class Same(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="same", 
 
     @property
     def is_view(self) -> bool:
-        """Whether it is a view of the operand, and not the operand itself."""
+        """Tell whether it is a view of the operand, and not the operand itself."""
         return bool(self.shift) or self.turned
 
 

@@ -284,7 +284,7 @@ STATE = {
         lambda: {name: getattr(sys, name) for name in _STREAMS}, lambda state: vars(sys).update(state)
     ),
 }
-"""By name, the functions that read state, from the device, and that set it, from the state and the device."""
+"""Map names of state to two functions: one reads it from the device, one sets it from the state and the device."""
 
 if hasattr(os, "sched_getaffinity"):
     STATE["the cores of this thread"] = _simple(

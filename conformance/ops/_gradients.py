@@ -18,7 +18,7 @@ from conformance.running import Running, exact, number
 from conformance.spec import Call
 
 Gradients = Mapping[int | str, Running]
-"""By the place or name of each argument that has one."""
+"""Map the place or name of each argument that has a gradient to it."""
 Formula = Callable[[Call, torch.Tensor], Gradients]
 
 

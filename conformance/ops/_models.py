@@ -107,7 +107,7 @@ def moved(*specs: TensorSpec) -> int:
 
 
 def activations(chance: Random, dtype: str) -> TensorSpec:
-    """What an elementwise function is called with: rows of a model, as they are or as real code has them."""
+    """Return an operand of an elementwise function: rows of a model, as they are or as real code has them."""
     size, count = model(chance), tokens(chance)
     match chance.choice(("rows", "rows", "half", "heads", "fused", "odd")):
         case "rows":

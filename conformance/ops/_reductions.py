@@ -1,4 +1,4 @@
-"""What reductions share: dims, ``keepdim``, ``dtype=`` and ``out=``; and the oracles of sums and of extremes."""
+"""Draw calls of reductions (dims, ``keepdim``, ``dtype=``, ``out=``), and compute the oracles of sums and means."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) ->
 
 
 def writes(kwargs: dict[str, Any]) -> bool:
-    """Whether a call is given memory to write."""
+    """Tell whether a call is given memory to write."""
     return kwargs.get("inplace") is True or kwargs.get("present_key") is not None
 
 

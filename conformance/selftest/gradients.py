@@ -1,4 +1,4 @@
-"""What backward passes of any operator get wrong: gradients of results that lie otherwise, sums, what is saved."""
+"""Plant mistakes in any backward pass: in gradients of results that lie otherwise, in sums, in what is saved."""
 
 from __future__ import annotations
 
