@@ -187,8 +187,8 @@ class Builder(Memory, Blocks, BaseBuilder):
     create_fcmpUEQ = _comparison(np.equal, unordered=True)
     create_fcmpONE = _comparison(np.not_equal, unordered=False)
 
-    create_exp = _elementary(np.exp)
-    create_exp2 = _elementary(np.exp2)
+    create_exp = _unary(elementary.exp)
+    create_exp2 = _unary(elementary.exp2)
     create_log = _elementary(np.log)
     create_log2 = _elementary(np.log2)
     create_sin = _elementary(np.sin)
