@@ -58,8 +58,9 @@ class Stage:
                 self._last.pop(number, None)
                 operands[number] = operands[number].detach()
         if how["settings"].get("mode") == "parameters":
+            # Where torch takes a number, it takes a tensor without dims only if that requires no gradient.
             operands = [
-                torch.nn.Parameter(one) if one.is_floating_point() and number not in written else one
+                torch.nn.Parameter(one) if one.ndim and one.is_floating_point() and number not in written else one
                 for number, one in enumerate(operands)
             ]
         self._alive.extend(last.values())

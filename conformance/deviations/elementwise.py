@@ -90,8 +90,15 @@ def _gelu_drops_signs() -> bool:
     return not torch.nn.functional.gelu(torch.full((40,), -0.0, device="cpu")).signbit().all()
 
 
+def _floating(case: Case) -> str:
+    """Return the dtype in which a function of floats computes: integers become the default dtype, which a sequence
+    changes."""
+    dtype = specs(case)[0].dtype
+    return dtype if dtype_names.is_floating(dtype) else str(torch.get_default_dtype()).removeprefix("torch.")
+
+
 def _half_input(case: Case) -> bool:
-    return specs(case)[0].dtype in dtype_names.HALF
+    return _floating(case) in dtype_names.HALF
 
 
 def _half_power(case: Case) -> bool:
@@ -99,7 +106,7 @@ def _half_power(case: Case) -> bool:
 
 
 def _bfloat16_root(case: Case) -> bool:
-    return specs(case)[0].dtype == "bfloat16" and len(case.args) == 2 and number(case.args[1]) == -0.5
+    return _floating(case) == "bfloat16" and len(case.args) == 2 and number(case.args[1]) == -0.5
 
 
 def _half_dropout_in_place(case: Case) -> bool:

@@ -106,15 +106,12 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
     check(arguments)
     query, value = arguments.query, arguments.value
     if left_out(arguments):
-        return attend(
-            query,
-            arguments.key,
-            value,
-            attn_mask=arguments.attn_mask,
-            is_causal=arguments.is_causal,
-            scale=arguments.scale,
-            enable_gqa=arguments.enable_gqa,
-        )
+        mask, causal = arguments.attn_mask, arguments.is_causal
+        variant = causal and arguments.causal_variant is not None
+        if variant and (offset := _offset(arguments, query.shape[-2], arguments.key.shape[-2])):
+            mask, causal = _triangle(query, arguments.key, offset), False
+        options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": arguments.enable_gqa}
+        return attend(query, arguments.key, value, scale=arguments.scale, **options)
     result = query.new_empty((*query.shape[:-1], value.shape[-1]))
     for part in parts(arguments):
         # On CUDA torch 2.11 returns None for an empty batch, and without keys the CPU may pass NaN of queries on.
@@ -125,7 +122,7 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
         if part.offset == 0:
             options = {"is_causal": True}
         elif part.offset is not None:
-            options = {"attn_mask": _triangle(part, part.offset)}
+            options = {"attn_mask": _triangle(part.query, part.key, part.offset)}
         operands = (_dense(x, x.shape[-1]) for x in (part.query, part.key, part.value))
         found = _accepted(attend, *operands, scale=arguments.scale, enable_gqa=arguments.enable_gqa, **options)
         result[part.batch].copy_(found)
@@ -155,9 +152,8 @@ def _accepted(attend: Attend, *operands: torch.Tensor, **options: Any) -> torch.
         return attend(*operands, **options)
 
 
-def _triangle(part: Part, offset: int) -> torch.Tensor:
-    rows, columns = part.query.shape[-2], part.key.shape[-2]
-    return torch.ones(rows, columns, dtype=torch.bool, device=part.query.device).tril(offset)
+def _triangle(query: torch.Tensor, key: torch.Tensor, offset: int) -> torch.Tensor:
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril(offset)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------------

@@ -131,6 +131,22 @@ def test_products_that_are_subnormal_count_as_subnormal_operands_do():
     assert deviations.named_deviation(Case(op="mm", args=(first, first)), "values", "cpu") is None
 
 
+@pytest.mark.parametrize(
+    ("case", "default", "name"),
+    [
+        (normal("rsqrt", "uint8", 5), torch.float16, "half rsqrt on the CPU"),
+        (Case(op="pow", args=(TensorSpec((5,), "int8"), -0.5)), torch.bfloat16, "reciprocal roots of bfloat16 on the CPU"),
+    ],
+)
+def test_integers_become_the_default_dtype(case, default, name):
+    assert deviations.named_deviation(case, "values", "cpu") is None
+    torch.set_default_dtype(default)
+    try:
+        assert deviations.named_deviation(case, "values", "cpu") == name
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "eq"])
 def test_infinite_numbers_are_asked_about_too(op):
     """As they are in cases that were read, beside a half type, for which deviations look at the numbers."""

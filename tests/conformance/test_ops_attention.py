@@ -283,6 +283,15 @@ def test_torch_refuses_what_is_said_to_be_refused_of_it():
         assert theirs.type is ours.type, found
 
 
+@pytest.mark.parametrize("variant", ["UPPER_LEFT", "LOWER_RIGHT"])
+def test_causal_variants_of_broadcast_heads(variant):
+    """torch takes heads that are broadcast, and others may leave them out; the variant counts in any case."""
+    operands = (TensorSpec((2, heads, rows, 8), "float64") for heads, rows in ((4, 3), (1, 5), (1, 5)))
+    found = Case(op=SPEC.name, args=(*operands,), kwargs={"is_causal": True, "causal_variant": Variant(variant)})
+    args, kwargs, _ = cases.materialize(found)
+    assert torch.allclose(attention.composed(*args, **kwargs), answer(found).double())
+
+
 def features(found: Case) -> set[str]:
     query, key, value = found.args
     mask, slot, present = (found.kwargs.get(n) for n in ("attn_mask", "present_key_slot", "present_key"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from conformance import __main__ as command_line
-from conformance import cases, corpus, sequence_draws, sequence_judge, sequence_search, sequences
+from conformance import cases, corpus, implementations, sequence_draws, sequence_judge, sequence_search, sequences
 from conformance.cases import Case, CaseError
 from conformance.implementations import Implementation
 from conformance.selftest import defect_registry, search, sequence_runs
@@ -167,6 +167,13 @@ def test_operands_lie_where_those_before_lay(memory):
 
 def test_new_operands_lie_elsewhere():
     assert len({place for place, *_ in _operands("new", 20)}) == 20
+
+
+def test_a_tensor_in_the_place_of_a_number_requires_no_gradient():
+    """torch refuses a parameter there."""
+    case = Case(op="clamp", args=(X,), kwargs={"max": 1, "min": TensorSpec((), "float32")})
+    sequence = of(Step(case, settings=Settings(mode="parameters")))
+    assert sequence_judge.judge(sequence, implementations.load("torch")).status == "passed"
 
 
 def test_settings_are_those_of_the_call_alone():
