@@ -29,6 +29,8 @@ PYTEST = ("-m", "pytest", "--force-short-summary", "-n", str(WORKERS), "--dist",
 HANGS = ("--timeout", "600")
 # Threads of small calls wait for one another longer than they compute, above all where workers use the cores already.
 THREADS = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, CORES // WORKERS)))}
+# Images of containers often set this. A run starts hundreds of processes, and each would compile every module anew.
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 
 # Other x86 CPUs on this one: which code OpenBLAS, MKL, oneDNN, torch and NumPy choose. A machine ignores what it lacks.
 CPUS = {
@@ -57,7 +59,8 @@ def install(session: nox.Session, extra: str) -> None:
 
 def python(session: nox.Session, *args: str, env: Mapping[str, str] | None = None) -> None:
     """Run the session's Python; without a virtual environment that is nox's own, not whatever PATH holds."""
-    session.run(sys.executable if session.venv_backend == "none" else "python", *args, external="error", env=env)
+    program = sys.executable if session.venv_backend == "none" else "python"
+    session.run(program, *args, external="error", env={**BYTECODE, **(env or {})})
 
 
 @nox.session
