@@ -40,8 +40,8 @@ _exp = rounded_once(np.exp)
 
 
 def exp(array):
-    """Compute Triton's exp: of float32 2 to the power of the rounded product with log2(e), as Triton 3.6 to 3.9 lower it
-    for NVIDIA GPUs, which is tens of ulps off far below 0."""
+    """Compute Triton's exp: of float32 2 to the power of the rounded product with log2(e), as Triton 3.6 to 3.9 lower
+    it for NVIDIA GPUs, which is tens of ulps off far below 0."""
     return exp2(array * np.float32(1.4426950408889634)) if array.dtype == np.float32 else _exp(array)
 
 
