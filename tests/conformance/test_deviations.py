@@ -15,7 +15,6 @@ from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import materialize
 
-
 ROOT = Case(op="pow", args=(TensorSpec((5,), "int8"), -0.5))
 
 
