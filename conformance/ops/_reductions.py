@@ -55,6 +55,10 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool, empty: bool) -
             rank = draw(st.sampled_from((1, 2, 3, 4, 5, 0)))
             shape = draw(shapes.shapes(rank, rank, min_size=0 if empty else 1, budget=budget))
             dim = draw(dims(shape))
+            # A dim that stays may be empty all the same.
+            kept = [place for place in range(rank) if place not in reduced(dim, rank)]
+            if not empty and kept and not draw(st.integers(0, 15)):
+                shape = tuple(0 if place == kept[0] else size for place, size in enumerate(shape))
     input = draw(tensors.tensors(shape, dtypes))
     if input.dtype in dtype_names.FLOATING and (recipe := draw(norms.RECIPES)) is not None:
         input = msgspec.structs.replace(input, values=recipe, specials=())
@@ -89,9 +93,16 @@ def result_shape(shape: Shape, dim: Any, keepdim: bool) -> Shape:
     return tuple(1 if place in dims else size for place, size in enumerate(shape) if keepdim or place not in dims)
 
 
-def cases(op: str, dtype_of: Callable[..., str], casts: Callable[[str], Sequence[str]], empty: bool) -> Any:
+def cases(
+    op: str,
+    dtype_of: Callable[..., str],
+    casts: Callable[[str], Sequence[str]],
+    empty: bool,
+    without_dim: Sequence[str] = (),
+) -> Any:
     """Calls of an op. ``dtype_of``: the dtype of the result for an input of one; ``casts``: the dtypes that ``dtype=``
-    may name for it; ``empty``: whether nothing may be reduced."""
+    may name for it; ``empty``: whether nothing may be reduced; ``without_dim``: what is taken without ``dim``, beside
+    ``dtype``."""
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
@@ -103,9 +114,10 @@ def cases(op: str, dtype_of: Callable[..., str], casts: Callable[[str], Sequence
         keepdim = draw(st.sampled_from((None, None, True, False)))
         shape = result_shape(input.shape, dim, bool(keepdim))
         out = draw(outs(shape, target or dtype_of(dtype)))
-        if dim is None and keepdim is None and out is None and draw(st.booleans()):
-            return elementwise.case(op, (input,), dtype=DType(target) if target else None)
-        return elementwise.case(op, (input, dim), keepdim=keepdim, dtype=DType(target) if target else None, out=out)
+        kwargs = {"keepdim": keepdim, "dtype": DType(target) if target else None, "out": out}
+        given = {name for name, value in kwargs.items() if value is not None} - {"dtype", *without_dim}
+        left_out = dim is None and not given and draw(st.booleans())
+        return elementwise.case(op, (input,) if left_out else (input, dim), **kwargs)
 
     return draws
 
@@ -128,8 +140,9 @@ def outs(draw: st.DrawFn, shape: Shape, dtype: str) -> TensorSpec | None:
 # --- refused calls -----------------------------------------------------------------------------------------------
 
 
-def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool) -> Any:
-    """Calls that torch refuses; ``dtype``: the op takes ``dtype=``; ``empty``: nothing may be reduced."""
+def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool, beside_dim: Sequence[str] = ()) -> Any:
+    """Calls that torch refuses; ``dtype``: the op takes ``dtype=``; ``empty``: nothing may be reduced; ``beside_dim``:
+    what is taken only with ``dim``."""
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
@@ -137,7 +150,12 @@ def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool) 
         input = draw(tensors.tensors(shapes.shapes(max_rank=3, min_size=1, budget=512), names))
         rank = max(len(input.shape), 1)
         kinds = ["dim", "twice", "dim type", "keepdim", "out dtype", "tensor"]
-        kinds += ["dtype"] * dtype + ["empty"] * (not empty) + ["integers"] * (not dtype_of("int32"))
+        kinds += (
+            ["no dim"] * bool(beside_dim)
+            + ["dtype"] * dtype
+            + ["empty"] * (not empty)
+            + ["integers"] * (not dtype_of("int32"))
+        )
         match draw(st.sampled_from(kinds)):
             case "dim":
                 wrong = draw(st.sampled_from((rank, rank + 3, -rank - 1)))
@@ -149,6 +167,10 @@ def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool) 
                 return Case(op=op, args=(input, draw(st.sampled_from((1.0, True)))))
             case "keepdim":
                 return Case(op=op, args=(input, 0, draw(st.sampled_from((1, 0.0, "x")))))
+            case "no dim" if draw(st.booleans()) and "out" in beside_dim:
+                return elementwise.case(op, (input,), out=TensorSpec((), dtype_of(input.dtype)))
+            case "no dim":
+                return Case(op=op, args=(input,), kwargs={"keepdim": draw(st.booleans())})
             case "tensor":
                 return Case(op=op, args=(draw(st.sampled_from((2, 1.5, "x", (1, 2)))), 0))
             case "dtype":
@@ -166,14 +188,6 @@ def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool) 
         return elementwise.case(op, (input, 0), dtype=DType(found) if dtype else None, out=out)
 
     return draws
-
-
-def widened(case: Case) -> Case | None:
-    """``keepdim`` and ``out`` without ``dim``, which ``torch.sum`` does not take: all dims."""
-    given = case.kwargs.keys() & {"keepdim", "out"}
-    if len(case.args) != 1 or "dim" in case.kwargs or not given:
-        return None
-    return msgspec.structs.replace(case, args=(*case.args, None))
 
 
 # --- parts -------------------------------------------------------------------------------------------------------
@@ -316,16 +330,19 @@ def _mean_dtype(name: str) -> str:
 def total_spec(name: str, function: Function, *, mean: bool = False) -> OpSpec:
     """The OpSpec of a sum or a mean."""
     dtype_of = _mean_dtype if mean else _sum_dtype
-    legal = cases(name, dtype_of, (lambda one: dtype_names.FLOATING) if mean else _sum_casts, True)
+    legal = cases(
+        name, dtype_of, (lambda one: dtype_names.FLOATING) if mean else _sum_casts, True, ("out",) if mean else ()
+    )
     return OpSpec(
         name=name,
         reference=function,
         cases=legal,
         large=_large.grown(legal, rows=True),
-        refused=refused(name, dtype_of, dtype=True, empty=True),
+        refused=refused(
+            name, dtype_of, dtype=True, empty=True, beside_dim=("keepdim",) if mean else ("keepdim", "out")
+        ),
         dtypes=dtype_names.FLOATING if mean else dtype_names.ALL,
         outs=OUTS,
-        widened=widened,
         batch=batch,
         parts=parts,
         expected=partial(total, mean=mean),

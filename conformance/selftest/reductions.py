@@ -139,3 +139,36 @@ def dtype_of_input(right: Right, *args: Any, **kwargs: Any) -> Any:
     """The result has the input's dtype."""
     result = right(*args, **kwargs)
     return result if kwargs.get("out") is not None else result.to(args[0].dtype)
+
+
+@defect(of.EXTREMES, "nan")
+def prefers_numbers(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """NaN counts only if there is nothing else."""
+    input = args[0].clone() if isinstance(args[0], torch.Tensor) else args[0]
+    result = right(*args, **kwargs)
+    if not input.is_floating_point():
+        return result
+    worst = -torch.inf if getattr(right, "__name__", "") == "amax" else torch.inf
+    again = right(
+        torch.where(input.isnan(), worst, input), *args[1:], **{k: x for k, x in kwargs.items() if k != "out"}
+    )
+    return result.copy_(again)
+
+
+@defect(of.EXTREMES, "tail")
+def padded_with_0(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Tiles of 64 are padded with zeros."""
+    count = args[0].numel() if isinstance(args[0], torch.Tensor) else 0
+    result = right(*args, **kwargs)
+    count = count // max(result.numel(), 1)
+    if not count % 64 or result.dtype == torch.bool:
+        return result
+    return result.copy_(result.clamp(min=0) if getattr(right, "__name__", "") == "amax" else result.clamp(max=0))
+
+
+@defect(of.EXTREMES, "empty", "errors")
+def empty_is_0(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The result of no elements is 0."""
+    if isinstance(args[0], torch.Tensor) and not args[0].numel():
+        return torch.sum(*args, **kwargs)
+    return right(*args, **kwargs)

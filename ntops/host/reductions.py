@@ -6,8 +6,11 @@ always in the same order.
 """
 
 import dataclasses
+import functools
+import inspect
 import math
 import operator
+from typing import Any
 
 import torch
 
@@ -26,6 +29,8 @@ TILE, LINE = 4096, 128
 # many tiles at least, and at most: each lane rounds once a tile.
 PROGRAMS, SHORTEST, LONGEST = 1024, 4, 64
 _HALF = (torch.float16, torch.bfloat16)
+# torch's names for the sake of NumPy.
+_ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +105,43 @@ def config(outer, rows, columns, across, itemsize, compute_itemsize):
     steps = min(max(next_power_of_2(-(-tiles // parts)), SHORTEST), LONGEST)
 
     return Options(block_rows, block_columns, steps, max(min(block_rows * block_columns // 512, 8), 1))
+
+
+def called_as_in_torch(*beside_dim):
+    """Return a decorator of a function with ``dim``: calls may name it ``axis``, and ``keepdim`` ``keepdims``.
+
+    The result has the function's signature, and its attribute ``decorate`` does the same for another function.
+
+    :param beside_dim: The arguments that torch takes only if ``dim`` is given.
+    """
+
+    def decorate(function):
+        def call(*args, **kwargs):
+            for alias, name in _ALIASES.items():
+                if alias in kwargs:
+                    if name in kwargs:
+                        raise TypeError(f"argument '{name}' is given twice, also as '{alias}'")
+
+                    kwargs[name] = kwargs.pop(alias)
+
+            for name in beside_dim:
+                # The dispatcher leaves out a dim of None.
+                if name in kwargs and len(args) < 2 and "dim" not in kwargs and not boundary.is_inside():
+                    raise TypeError(f"argument 'dim' must be given with '{name}'; None means all dims")
+
+            return function(*args, **kwargs)
+
+        return call
+
+    def decorated(function):
+        call: Any = functools.update_wrapper(decorate(function), function)
+        # For inspect.unwrap the function is this one.
+        del call.__wrapped__
+        call.__signature__ = inspect.signature(function)
+        call.decorate = decorate
+        return call
+
+    return decorated
 
 
 def dims_of(dim, ndim):
@@ -188,7 +230,20 @@ def result_dtype(dtype, out, default):
     return dtype
 
 
-def reduce(premake, input, dim, keepdim, dtype, out, *, empty, numbers=None, parts=None, **arguments):
+def floating_dtype(name, dtype, out, default):
+    """Return the dtype of a result that must be floating-point; see :func:`result_dtype`.
+
+    :raises RuntimeError: It is not.
+    """
+    dtype = result_dtype(dtype, out, default)
+
+    if not dtype.is_floating_point:
+        raise RuntimeError(f"{name} of {dtype} is not defined; give a floating-point 'dtype' to cast to")
+
+    return dtype
+
+
+def reduce(premake, input, dim, keepdim, dtype, out, *, empty, count=None, parts=None, **arguments):
     """Run a kernel that reduces dims.
 
     :param premake: The kernel's ``premake``.
@@ -196,10 +251,13 @@ def reduce(premake, input, dim, keepdim, dtype, out, *, empty, numbers=None, par
     :param dim: The caller's ``dim``, ``keepdim`` and ``out``, not yet checked.
     :param dtype: The dtype of the result.
     :param empty: The result of no elements; ``None``: the caller refuses these.
-    :param numbers: A function from the number of reduced elements to the kernel's Python numbers by name.
-    :param parts: The ``premake`` of the kernel that reduces parts of rows; ``None``: the same.
+    :param count: The name of the kernel's number that is the number of reduced elements, if it has one.
+    :param parts: The module of the kernel that reduces parts of rows; ``None``: the same.
     :param arguments: Further arguments of ``premake``.
-    :return: The result; ``out`` if it is given.
+    :return: The result, contiguous; ``out`` if it is given.
+    :raises TypeError: An argument has the wrong type.
+    :raises IndexError: A dim is out of range.
+    :raises RuntimeError: A dim is named twice, or the device or ``out`` does not fit.
     """
     dims = dims_of(dim, input.ndim)
     written, result = result_of(input, dims, keepdim, dtype, out)
@@ -208,10 +266,49 @@ def reduce(premake, input, dim, keepdim, dtype, out, *, empty, numbers=None, par
         if not input.numel():
             result.fill_(empty)
         else:
-            count = input.numel() // result.numel()
-            launch(premake, written, _cast(input, dtype), dims, numbers(count) if numbers else {}, parts, **arguments)
+            numbers = {count: input.numel() // result.numel()} if count else {}
+            partial = parts.premake if parts else None
+            launch(premake, written, _cast(input, dtype), dims, numbers, partial, **arguments)
 
     return output.given(out, result)
+
+
+def extreme(premake, input, dim, keepdim, out, side):
+    """Run the kernel of the greatest element (``side`` 0) or the least one (1).
+
+    :raises IndexError: A dim without elements is reduced.
+    :raises RuntimeError: All dims are reduced, and there are no elements. See also :func:`reduce`.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
+    """
+    check_tensor(input, "input")
+    check_elements(input, dim)
+
+    return reduce(premake, input, dim, keepdim, input.dtype, out, empty=None, padding=limits(input.dtype)[side])
+
+
+def check_elements(input, dim, error=RuntimeError):
+    """Refuse to reduce no elements.
+
+    :param error: The class of the error if no dim is named.
+    """
+    if input.numel():
+        return
+
+    if dim is None or dim == () or dim == []:
+        raise error("argument 'input' has no elements, of which there is no result; name a 'dim' that has some")
+
+    for one in dims_of(dim, input.ndim):
+        if not input.shape[one]:
+            raise IndexError(f"argument 'dim' names dim {one}, which has no elements, and these have no result")
+
+
+def limits(dtype):
+    """Return the least and the greatest element of a dtype."""
+    if dtype is torch.bool:
+        return 0, 1
+
+    info = None if dtype.is_floating_point else torch.iinfo(dtype)
+    return (info.min, info.max) if info else (-math.inf, math.inf)
 
 
 def _cast(input, dtype):

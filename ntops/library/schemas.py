@@ -44,11 +44,14 @@ _COMPARISON = Declaration("(Tensor input, Operand other) -> Tensor", out=True)
 _REDUCTION = Declaration(
     "(Tensor input, int[]? dim=None, bool keepdim=False, ScalarType? dtype=None) -> Tensor", out=True
 )
+_EXTREME = Declaration("(Tensor input, int[]? dim=None, bool keepdim=False) -> Tensor", out=True)
 
 OPERATORS = {
     "abs": _UNARY,
     "add": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
     "addmm": Declaration("(Tensor input, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1) -> Tensor", out=True),
+    "amax": _EXTREME,
+    "amin": _EXTREME,
     "bitwise_and": _BINARY,
     "bitwise_not": _UNARY,
     "bitwise_or": _BINARY,

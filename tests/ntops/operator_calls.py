@@ -43,8 +43,8 @@ def calls():
     ops["clamp"] = [((x, m, m.clone()), {"out": tensor(4, 4)}), ((x, scale, 2.0), {})]
     ops["softmax"] = [((x, 1), {})]
 
-    for name in ("mean", "sum"):
-        ops[name] = [((x, 1), {"out": tensor(4)}), ((x,), {"keepdim": True})]
+    for name in ("amax", "amin", "mean", "sum"):
+        ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]
 
     ops["mm"] = [((x, m), {"out": tensor(4, 4)})]
     ops["bmm"] = [((x[None], m[None]), {"out": tensor(1, 4, 4)})]

@@ -1,4 +1,4 @@
-"""Sums and means: tiles, parts, dims, strides, dtypes and refusals that a few drawn cases may miss."""
+"""Reductions: tiles, parts, dims, strides, dtypes and refusals that a few drawn cases may miss."""
 
 import math
 
@@ -11,7 +11,7 @@ from ntops.host import reductions
 from ntops.launch import config_selection
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NAMES = ("sum", "mean")
+NAMES = ("sum", "mean", "amax", "amin")
 
 
 def _both(name, x, *args, **kwargs):
@@ -54,6 +54,74 @@ def test_neighbours_in_memory_are_read_together():
     assert reductions.config(1, 8192, 8192, False, 2, 4).block_columns == 4096
 
 
+@pytest.mark.parametrize("name", ["sum", "mean", "amax"])
+def test_torchs_other_names(name):
+    x = torch.randn(3, 4, device=DEVICE)
+    ours, torchs = getattr(ntops.torch, name), getattr(torch, name)
+    torch.testing.assert_close(ours(x, axis=1, keepdims=True), torchs(x, axis=1, keepdims=True))
+    compiled = torch.compile(lambda x: ours(x, axis=0), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), torchs(x, 0))
+
+    for kwargs in ({"axis": 1, "dim": 1}, {"dims": 1}):
+        with pytest.raises(TypeError):
+            ours(x, **kwargs)
+
+    with pytest.raises(TypeError):
+        ours(x, 1, axis=1)
+
+
+@pytest.mark.parametrize("call", [lambda f, x: f(x, keepdim=True), lambda f, x: f(x, out=x.new_empty(()))])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax"])
+def test_arguments_without_dim_are_taken_as_torch_does(name, call):
+    x = torch.randn(3, 4, device=DEVICE)
+
+    try:
+        expected = call(getattr(torch, name), x)
+    except TypeError:
+        with pytest.raises(TypeError, match="dim"):
+            call(getattr(ntops.torch, name), x)
+    else:
+        torch.testing.assert_close(call(getattr(ntops.torch, name), x), expected)
+
+
+def test_nan_is_the_largest_and_the_smallest():
+    x = torch.tensor([[1, math.nan, math.inf], [math.nan, -math.inf, 0], [1, 2, 0]], device=DEVICE)
+
+    for find in (ntops.torch.amax, ntops.torch.amin):
+        assert [math.isnan(one) for one in find(x, 1).tolist()] == [True, True, False]
+        assert math.isnan(find(x))
+
+
+@pytest.mark.parametrize("name", ["amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_the_ends_of_integers(name, dtype):
+    low, high = reductions.limits(dtype)
+    x = torch.full((3, 70), low, device=DEVICE, dtype=dtype)
+    x[1] = high
+    assert getattr(ntops.torch, name)(x, 1).tolist() == [low, high, low]
+
+
+@pytest.mark.parametrize("name", ["amax", "amin"])
+@pytest.mark.parametrize(
+    ("shape", "args", "error"),
+    [((0, 3), (0,), IndexError), ((0, 3), (), RuntimeError), ((2, 0), ((0, 1),), IndexError)],
+)
+def test_no_elements_have_no_extreme(name, shape, args, error):
+    for library in (torch, ntops.torch):
+        with pytest.raises(error):
+            getattr(library, name)(torch.ones(shape, device=DEVICE), *args)
+
+    assert getattr(ntops.torch, name)(torch.ones(0, 3, device=DEVICE), 1).shape == (0,)
+
+
+@pytest.mark.parametrize("values", [[1.0, 3.0, 3.0, 2.0], [1.0, math.nan, 3.0, 2.0], [math.inf, math.inf, 0.0, 1.0]])
+def test_ties_share_the_gradient(values):
+    x = torch.tensor([values], device=DEVICE, requires_grad=True)
+    given = torch.tensor([6.0], device=DEVICE)
+    found, want = (gradients(library.amax, (x, 1), given)[0] for library in (ntops.torch, torch))
+    torch.testing.assert_close(found, want, equal_nan=True)
+
+
 def test_half_types_are_added_up_in_float32():
     x = torch.full((3, 4099), 1.0, dtype=torch.bfloat16, device=DEVICE)
     assert ntops.torch.sum(x, 1).tolist() == [4096.0] * 3
@@ -91,14 +159,25 @@ def test_out_may_be_a_part_of_the_input():
         ((1.0,), {}, TypeError, "dim"),
         ((True,), {}, TypeError, "dim"),
         ((0, 1), {}, TypeError, "keepdim"),
-        ((0,), {"dtype": "float32"}, TypeError, "dtype"),
-        ((0,), {"dtype": torch.complex64}, NotImplementedError, "dtype"),
-        ((0,), {"dtype": torch.float32, "out": torch.ones(3, device=DEVICE).double()}, RuntimeError, "out"),
     ],
 )
 def test_refusals(name, args, kwargs, error, says):
     with pytest.raises(error, match=says):
         getattr(ntops.torch, name)(torch.ones(2, 3, device=DEVICE), *args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_refused_dtypes(name):
+    function, x = getattr(ntops.torch, name), torch.ones(2, 3, device=DEVICE)
+
+    with pytest.raises(TypeError, match="dtype"):
+        function(x, 0, dtype="float32")
+
+    with pytest.raises(NotImplementedError, match="dtype"):
+        function(x, 0, dtype=torch.complex64)
+
+    with pytest.raises(RuntimeError, match="out"):
+        function(x, 0, dtype=torch.float32, out=torch.ones(3, device=DEVICE).double())
 
 
 def test_a_mean_of_integers_needs_a_dtype():

@@ -38,6 +38,8 @@ FORMS = {
         lambda: B.addmm(X, W.mT),
         lambda: tensor(4, 4).addmm_(X, W.mT),
     ],
+    "amax": [lambda: torch.amax(X, 1), lambda: X.amax(), lambda: X.amax(axis=(0, 1), keepdim=True)],
+    "amin": [lambda: torch.amin(X, 1), lambda: X.amin(), lambda: X.amin((0, 1), keepdims=True)],
     "bitwise_and": [lambda: torch.bitwise_and(K, J), lambda: K & J, lambda: 3 & K],
     "bitwise_not": [lambda: torch.bitwise_not(K), lambda: ~(X > 0)],
     "bitwise_or": [lambda: torch.bitwise_or(K, J), lambda: K | J, lambda: K.clone().__ior__(J)],
