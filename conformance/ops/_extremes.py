@@ -38,6 +38,31 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
     )
 
 
+def place_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+    """The OpSpec of the index of the largest or smallest element, the first of equal ones."""
+
+    def expected(call: Call) -> Expected:
+        return elementwise.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
+
+    def result(dtype: str) -> str:
+        return "" if dtype == "bool" else "int64"
+
+    legal = reductions.cases(name, result, lambda dtype: (), empty=False, without_dim=("keepdim", "out"), several=False)
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=legal,
+        large=_large.grown(legal, rows=True),
+        refused=reductions.refused(name, result, dtype=False, empty=False, several=False),
+        dtypes=tuple(dtype for dtype in dtype_names.ALL if dtype != "bool"),
+        outs=reductions.OUTS,
+        batch=reductions.batch,
+        parts=reductions.parts,
+        expected=expected,
+        benchmarks=reductions.benchmarks(name, "int64"),
+    )
+
+
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
     """The gradient of the result, shared evenly by the elements that equal it."""
     input, dim = reductions.arguments(*call.args, **call.kwargs)[:2]

@@ -3,7 +3,7 @@
 from ntops.autograd.formula import Formula, is_composed, save, saved
 from ntops.host import gradients
 from ntops.host.promotion import accumulate_dtype
-from ntops.host.reductions import dims_of
+from ntops.host.reduction_arguments import dims_of
 
 
 def setup(ctx, inputs, output):

@@ -1,4 +1,4 @@
-"""Reduce dims away, as ``sum`` does: arguments, ``out=``, the order of dims, and the launch.
+"""Reduce dims away, as ``sum`` does: the order of dims, the configuration and the launch.
 
 Dims are merged and ordered by the input's strides, so that a program reads adjacent elements of any layout and nothing
 is copied. If there are few results of many elements each, programs reduce parts, and the same kernel reduces these:
@@ -6,18 +6,15 @@ always in the same order.
 """
 
 import dataclasses
-import functools
-import inspect
 import math
-import operator
-from typing import Any
 
 import torch
 
 from ntops.host import output
-from ntops.host.arguments import DTYPES, check_tensor, common_device
+from ntops.host.arguments import check_tensor
 from ntops.host.dim_order import collapse, contiguous_strides, specialize
-from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.host.reduction_arguments import check_elements, dim_of, dims_of, limits, result_of
 from ntops.launch import boundary, config_selection, recorder
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2, on_device
@@ -29,8 +26,6 @@ TILE, LINE = 4096, 128
 # many tiles at least, and at most: each lane rounds once a tile.
 PROGRAMS, SHORTEST, LONGEST = 1024, 4, 64
 _HALF = (torch.float16, torch.bfloat16)
-# torch's names for the sake of NumPy.
-_ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,142 +102,6 @@ def config(outer, rows, columns, across, itemsize, compute_itemsize):
     return Options(block_rows, block_columns, steps, max(min(block_rows * block_columns // 512, 8), 1))
 
 
-def called_as_in_torch(*beside_dim):
-    """Return a decorator of a function with ``dim``: calls may name it ``axis``, and ``keepdim`` ``keepdims``.
-
-    The result has the function's signature, and its attribute ``decorate`` does the same for another function.
-
-    :param beside_dim: The arguments that torch takes only if ``dim`` is given.
-    """
-
-    def decorate(function):
-        def call(*args, **kwargs):
-            for alias, name in _ALIASES.items():
-                if alias in kwargs:
-                    if name in kwargs:
-                        raise TypeError(f"argument '{name}' is given twice, also as '{alias}'")
-
-                    kwargs[name] = kwargs.pop(alias)
-
-            for name in beside_dim:
-                # The dispatcher leaves out a dim of None.
-                if name in kwargs and len(args) < 2 and "dim" not in kwargs and not boundary.is_inside():
-                    raise TypeError(f"argument 'dim' must be given with '{name}'; None means all dims")
-
-            return function(*args, **kwargs)
-
-        return call
-
-    def decorated(function):
-        call: Any = functools.update_wrapper(decorate(function), function)
-        # For inspect.unwrap the function is this one.
-        del call.__wrapped__
-        call.__signature__ = inspect.signature(function)
-        call.decorate = decorate
-        return call
-
-    return decorated
-
-
-def dims_of(dim, ndim):
-    """Return the dims that are reduced, in ascending order; ``None`` and no dims mean all.
-
-    :raises TypeError: ``dim`` is no int, and no tuple or list of ints.
-    :raises IndexError: A dim is out of range.
-    :raises RuntimeError: A dim is named twice.
-    """
-    dims = [*dim] if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]
-    found = [dim_of(one, ndim) for one in dims]
-
-    if twice := [one for one in found if found.count(one) > 1]:
-        raise RuntimeError(f"argument 'dim' names dim {twice[0]} twice")
-
-    return sorted(found) if found else [*range(ndim)]
-
-
-def dim_of(dim, ndim):
-    """Return one dim as a number from 0; a 0-d tensor has a dim 0.
-
-    :raises TypeError: It is no int.
-    :raises IndexError: It is out of range.
-    """
-    try:
-        place = operator.index(dim)
-    except TypeError:
-        place = None
-
-    if place is None or isinstance(dim, bool):
-        raise TypeError(f"argument 'dim' must be an int or ints, not {type(dim).__name__}")
-
-    bound = max(ndim, 1)
-
-    if not -bound <= place < bound:
-        raise IndexError(f"argument 'dim' must be from {-bound} to {bound - 1} for a {ndim}-d tensor, not {place}")
-
-    return place % bound
-
-
-def result_of(input, dims, keepdim, dtype, out):
-    """Return the tensor that a kernel writes, without the reduced dims, and what the call returns after it was written.
-
-    :param dims: The reduced dims.
-    :param dtype: The dtype of the result, which ``out`` must have.
-    :param out: The caller's ``out=``, not yet checked, or ``None``.
-    :raises TypeError: ``keepdim`` is no bool.
-    """
-    if not isinstance(keepdim, bool):
-        raise TypeError(f"argument 'keepdim' must be a bool, not {type(keepdim).__name__}")
-
-    device = common_device({"input": input})
-    kept = [size for dim, size in enumerate(input.shape) if dim not in dims]
-    shape = torch.Size([1 if dim in dims else size for dim, size in enumerate(input.shape)] if keepdim else kept)
-
-    if out is None:
-        result = recorder.empty(shape, contiguous_strides(shape), dtype, device)
-    else:
-        output.check_out(out, dtype, device, exact_dtype=True)
-        output.check_written(out, "out")
-        output.resize_out(out, shape, contiguous_strides(shape))
-        # The input is read until all of the result is written.
-        result = torch.empty(shape, dtype=dtype, device=device) if output.shares_memory(out, input) else out
-
-    strides = [stride for dim, stride in enumerate(result.stride()) if not keepdim or dim not in dims]
-    return (result.as_strided(kept, strides) if keepdim else result), result
-
-
-def result_dtype(dtype, out, default):
-    """Return the dtype of a result: the one named, else that of ``out``, else ``default``.
-
-    :raises TypeError: ``dtype`` is none.
-    :raises NotImplementedError: It is a dtype without kernels.
-    """
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"argument 'dtype' must be a torch.dtype or None, not {type(dtype).__name__}")
-
-    if dtype is None and out is not None:
-        check_tensor(out, "out")
-
-    dtype = dtype or (default if out is None else out.dtype)
-
-    if dtype not in DTYPES:
-        raise NotImplementedError(f"argument 'dtype' is {dtype}, which this operator leaves out")
-
-    return dtype
-
-
-def floating_dtype(name, dtype, out, default):
-    """Return the dtype of a result that must be floating-point; see :func:`result_dtype`.
-
-    :raises RuntimeError: It is not.
-    """
-    dtype = result_dtype(dtype, out, default)
-
-    if not dtype.is_floating_point:
-        raise RuntimeError(f"{name} of {dtype} is not defined; give a floating-point 'dtype' to cast to")
-
-    return dtype
-
-
 def reduce(premake, input, dim, keepdim, dtype, out, *, empty, count=None, parts=None, **arguments):
     """Run a kernel that reduces dims.
 
@@ -266,7 +125,7 @@ def reduce(premake, input, dim, keepdim, dtype, out, *, empty, count=None, parts
         if not input.numel():
             result.fill_(empty)
         else:
-            numbers = {count: input.numel() // result.numel()} if count else {}
+            numbers = {count: float(input.numel() // result.numel())} if count else {}
             partial = parts.premake if parts else None
             launch(premake, written, _cast(input, dtype), dims, numbers, partial, **arguments)
 
@@ -286,29 +145,58 @@ def extreme(premake, input, dim, keepdim, out, side):
     return reduce(premake, input, dim, keepdim, input.dtype, out, empty=None, padding=limits(input.dtype)[side])
 
 
-def check_elements(input, dim, error=RuntimeError):
-    """Refuse to reduce no elements.
+def place(premake, input, dim, keepdim, out, side):
+    """Run the kernel of the index of the greatest element (``side`` 0) or the least one (1), of the first of equals.
 
-    :param error: The class of the error if no dim is named.
+    :param dim: The dim; ``None``: all, and the index counts the elements in their order, whatever the strides.
+    :raises TypeError: An argument has the wrong type.
+    :raises IndexError: The dim is out of range, or there are no elements.
+    :raises RuntimeError: The input is bool; the device or ``out`` does not fit.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
-    if input.numel():
-        return
+    check_tensor(input, "input")
+    dims = [*range(input.ndim)] if dim is None else [dim_of(dim, input.ndim)]
 
-    if dim is None or dim == () or dim == []:
-        raise error("argument 'input' has no elements, of which there is no result; name a 'dim' that has some")
+    if input.dtype is torch.bool:
+        raise RuntimeError("argument 'input' is bool, of which there is no largest or smallest element")
 
-    for one in dims_of(dim, input.ndim):
-        if not input.shape[one]:
-            raise IndexError(f"argument 'dim' names dim {one}, which has no elements, and these have no result")
+    check_elements(input, dim, IndexError)
+    written, result = result_of(input, dims, keepdim, torch.int64, out)
+
+    if boundary.has_work(result):
+        launch_place(premake, written, input, dims, padding=limits(input.dtype)[side])
+
+    return output.given(out, result)
 
 
-def limits(dtype):
-    """Return the least and the greatest element of a dtype."""
-    if dtype is torch.bool:
-        return 0, 1
+def launch_place(premake, output, input, dims, chosen=None, **arguments):
+    """Launch a kernel that returns indices and their elements, for each part, then for the results of the parts.
 
-    info = None if dtype.is_floating_point else torch.iinfo(dtype)
-    return (info.min, info.max) if info else (-math.inf, math.inf)
+    :param output: The indices, of the shape of ``input`` without ``dims``.
+    :param chosen: The configuration; ``None``: :func:`config` chooses.
+    """
+    compute_dtype = accumulate_dtype(input.dtype)
+    rows = Rows.of(output, input, dims, compute_dtype, in_order=True)
+    inputs, numbers = {"input": rows.input}, {}
+
+    def run(scratch, chosen):
+        launch_place(premake, scratch, input, dims, chosen, **arguments)
+
+    options = chosen or rows.choose(premake, run, output)
+
+    while True:
+        count = rows.parts(options)
+        indices = rows.output if count == 1 else rows.empty(count, torch.int64)
+        outputs = {"output": indices, "value": rows.empty(count, compute_dtype)}
+        rows.launch(premake, outputs, inputs, numbers, options, compute_dtype, parts=bool(numbers), **arguments)
+
+        if count == 1:
+            return
+
+        numbers = {"scale": numbers.get("scale", 1) * options.steps * options.block_columns}
+        rows = Rows.of(rows.output.squeeze(-1), outputs["value"], [indices.ndim - 1], compute_dtype, in_order=True)
+        inputs = {"input": rows.input, "places": indices.view(rows.input.shape)}
+        options = chosen or rows.choose(premake)
 
 
 def _cast(input, dtype):
@@ -326,51 +214,95 @@ def launch(premake, output, input, dims, numbers=None, parts=None, chosen=None, 
     :param chosen: The configuration; ``None``: :func:`config` chooses.
     :param arguments: Further arguments of ``premake``.
     """
-    input, dims = (input, dims) if input.ndim else (input.view(1), [0])
-    kept = [dim for dim in range(input.ndim) if dim not in dims]
-    shape, (input_strides, output_strides) = collapse(
-        [input.shape[dim] for dim in kept], [[input.stride(dim) for dim in kept], output.stride()]
-    )
-    reduced, (steps,) = collapse([input.shape[dim] for dim in dims], [[input.stride(dim) for dim in dims]])
-    columns = math.prod(reduced)
     compute_dtype = accumulate_dtype(output.dtype)
+    rows = Rows.of(output, input, dims, compute_dtype)
 
     if chosen is None:
-        # An expanded dim has no neighbours.
-        across = (input_strides[-1] or math.inf) < (steps[-1] or math.inf)
-        problem = Problem(math.prod(shape[:-1]), shape[-1], columns, across, input.dtype, compute_dtype)
 
         def run(scratch, chosen):
             launch(premake, scratch, input, dims, numbers, parts, chosen, **arguments)
 
+        chosen = rows.choose(premake, run, output)
+
+    count = rows.parts(chosen)
+    last = count == 1
+    result = rows.output if last else rows.empty(count, compute_dtype)
+    kernel, given = (premake, numbers or {}) if last or not parts else (parts, {})
+    rows.launch(kernel, {"output": result}, {"input": rows.input}, given, chosen, compute_dtype, **arguments)
+
+    if not last:
+        launch(premake, rows.output.squeeze(-1), result, [result.ndim - 1], numbers, parts, **arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What a kernel is given: results of a number of elements each, with dims merged."""
+
+    output: torch.Tensor
+    """The result, (*shape, 1)."""
+    input: torch.Tensor
+    """The elements, (*shape, *reduced dims)."""
+    problem: Problem
+
+    @classmethod
+    def of(cls, output, input, dims, compute_dtype, in_order=False):
+        """Merge dims, and order them by the strides of the input.
+
+        :param output: The result, of the shape of ``input`` without ``dims``.
+        :param in_order: Whether elements that are reduced keep their order.
+        """
+        input, dims = (input, dims) if input.ndim else (input.view(1), [0])
+        kept = [dim for dim in range(input.ndim) if dim not in dims]
+        shape, (input_strides, output_strides) = collapse(
+            [input.shape[dim] for dim in kept], [[input.stride(dim) for dim in kept], output.stride()]
+        )
+        sizes, strides = [input.shape[dim] for dim in dims], [input.stride(dim) for dim in dims]
+        reduced, (steps,) = collapse(sizes, [strides], in_order)
+        # An expanded dim has no neighbours.
+        across = (input_strides[-1] or math.inf) < (steps[-1] or math.inf)
+        problem = Problem(math.prod(shape[:-1]), shape[-1], math.prod(reduced), across, input.dtype, compute_dtype)
+
+        return cls(
+            output.as_strided((*shape, 1), (*output_strides, 1)),
+            input.as_strided((*shape, *reduced), (*input_strides, *steps)),
+            problem,
+        )
+
+    def choose(self, premake, run=None, output=None):
+        """Choose the configuration; see :func:`config_selection.choose`."""
         name = premake.__module__.rpartition(".")[2]
-        chosen = config_selection.choose(name, problem, output.device.index or 0, run, output)
+        return config_selection.choose(name, self.problem, self.input.device.index or 0, run, output)
 
-    tiles = -(-columns // chosen.block_columns)
-    count = -(-tiles // chosen.steps)
-    view = input.as_strided((*shape, *reduced), (*input_strides, *steps))
+    def parts(self, chosen):
+        """Return the number of parts in which each result is computed."""
+        return -(-self.problem.columns // (chosen.block_columns * chosen.steps))
 
-    if count == 1:
-        _launch(premake, output.as_strided((*shape, 1), (*output_strides, 1)), view, numbers, -1, chosen, arguments)
-        return
+    def empty(self, parts, dtype):
+        """Return a tensor for the results of the parts."""
+        sizes = (*self.output.shape[:-1], parts)
+        return recorder.empty(sizes, contiguous_strides(sizes), dtype, self.output.device)
 
-    sizes = (*shape, count)
-    partial = recorder.empty(sizes, contiguous_strides(sizes), compute_dtype, output.device)
-    _launch(parts or premake, partial, view, None if parts else numbers, chosen.steps, chosen, arguments)
-    launch(premake, output.as_strided(shape, output_strides), partial, [len(shape)], numbers, parts, **arguments)
+    def launch(self, premake, outputs, inputs, numbers, chosen, compute_dtype, **arguments):
+        """Launch a kernel.
 
+        :param outputs: The tensors that it writes, by name, (*shape, parts).
+        :param inputs: The tensors that it reads, by name, of the shape of :attr:`input`.
+        :param numbers: Its Python numbers by name; ints are int64 there, floats float64.
+        """
+        (first, *_), (parts, *_) = inputs.values(), outputs.values()
+        written, read = specialize(outputs), specialize(inputs)
+        specialization = Specialization(
+            written.unit_strides + read.unit_strides, read.aligned, written.wide or read.wide
+        )
+        arguments = {"ndim": first.ndim, "kept": parts.ndim - 1} | arguments
 
-def _launch(premake, output, input, numbers, steps, chosen, arguments):
-    compute_dtype = accumulate_dtype(output.dtype)
-    both, read = specialize({"output": output}), specialize({"input": input})
-    specialization = Specialization(both.unit_strides + read.unit_strides, read.aligned, both.wide or read.wide)
-    arguments = {"ndim": input.ndim, "kept": output.ndim - 1} | arguments
+        if numbers:
+            types = {float: "fp64", int: "i64"}
+            arguments["scalars"] = tuple((name, types[type(number)]) for name, number in numbers.items())
 
-    if numbers:
-        arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in numbers)
+        steps = -1 if parts.shape[-1] == 1 else chosen.steps
+        blocks = (("block_rows", chosen.block_rows), ("block_columns", chosen.block_columns), ("steps", steps))
 
-    blocks = (("block_rows", chosen.block_rows), ("block_columns", chosen.block_columns), ("steps", steps))
-
-    with on_device(output.device):
-        kernel = make(premake, arguments, Config(blocks, chosen.num_warps), specialization)
-        kernel(output, input, *map(float, (numbers or {}).values()), TRITON_DTYPES[compute_dtype])
+        with on_device(parts.device):
+            kernel = make(premake, arguments, Config(blocks, chosen.num_warps), specialization)
+            kernel(*outputs.values(), *inputs.values(), *numbers.values(), TRITON_DTYPES[compute_dtype])

@@ -52,6 +52,7 @@ OPERATORS = {
     "addmm": Declaration("(Tensor input, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1) -> Tensor", out=True),
     "amax": _EXTREME,
     "amin": _EXTREME,
+    "argmax": Declaration("(Tensor input, int? dim=None, bool keepdim=False) -> Tensor", out=True),
     "bitwise_and": _BINARY,
     "bitwise_not": _UNARY,
     "bitwise_or": _BINARY,

@@ -2,13 +2,14 @@ import torch
 
 from ntops.host import reductions
 from ntops.host.arguments import check_tensor
+from ntops.host.reduction_arguments import called_as_in_torch, result_dtype
 from ntops.kernels import amax
 from ntops.kernels.sum import premake
 from ntops.launch.recorder import repeatable
 
 
 @repeatable
-@reductions.called_as_in_torch("keepdim", "out")
+@called_as_in_torch("keepdim", "out")
 def sum(input, dim=None, keepdim=False, *, dtype=None, out=None):
     """Compute the sum over dims, as :func:`torch.sum` does; in float32 for half types. No elements give 0.
 
@@ -20,7 +21,7 @@ def sum(input, dim=None, keepdim=False, *, dtype=None, out=None):
     :param out: Where the result is written; without ``dtype``, the result has its dtype.
     """
     check_tensor(input, "input")
-    dtype = reductions.result_dtype(dtype, out, input.dtype if input.is_floating_point() else torch.int64)
+    dtype = result_dtype(dtype, out, input.dtype if input.is_floating_point() else torch.int64)
 
     if dtype is torch.bool:
         # The sum of bools is true if one of them is.

@@ -1,5 +1,6 @@
 """Reductions: tiles, parts, dims, strides, dtypes and refusals that a few drawn cases may miss."""
 
+import contextlib
 import math
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from differentiable import doubled, gradients, tensor
 
 import ntops
-from ntops.host import reductions
+from ntops.host import reduction_arguments, reductions
 from ntops.launch import config_selection
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -95,7 +96,7 @@ def test_nan_is_the_largest_and_the_smallest():
 @pytest.mark.parametrize("name", ["amax", "amin"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
 def test_the_ends_of_integers(name, dtype):
-    low, high = reductions.limits(dtype)
+    low, high = reduction_arguments.limits(dtype)
     x = torch.full((3, 70), low, device=DEVICE, dtype=dtype)
     x[1] = high
     assert getattr(ntops.torch, name)(x, 1).tolist() == [low, high, low]
@@ -218,3 +219,61 @@ def test_batches_of_vmap(name, dim):
 
     with pytest.raises(IndexError):
         torch.vmap(lambda one: getattr(ntops.torch, name)(one, 2))(x)
+
+
+def _same_place(x, *args):
+    found, expected = ntops.torch.argmax(x, *args), torch.argmax(x.cpu(), *args)
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("options", [None, (1, 16, 1, 1), (2, 16, 2, 1), (4, 8, 64, 1), (16, 1, 4, 1)])
+def test_the_first_of_equals_in_any_strides_and_parts(options):
+    x = torch.randint(0, 3, (3, 5, 70), generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    fixed = config_selection.forced("argmax", reductions.Options(*options)) if options else contextlib.nullcontext()
+
+    with fixed:
+        for view in (x, x.float(), x.transpose(0, 2), x[:, ::2, 1:], x[:, :1].expand(3, 4, 70)):
+            for dim in (None, 0, 1, -1):
+                _same_place(view, dim)
+                _same_place(view, dim, True)
+
+
+@pytest.mark.parametrize("place", [0, 4095, 4096, 99_998])
+def test_the_place_in_a_row_of_several_parts(place):
+    x = torch.zeros(100_000, device=DEVICE)
+    x[place:] = 1
+    assert ntops.torch.argmax(x).item() == place
+    x[-1] = math.nan
+    assert ntops.torch.argmax(x).item() == 99_999
+
+
+def test_rows_of_the_least_element():
+    _same_place(torch.full((2, 100), -math.inf, device=DEVICE), 1)
+    _same_place(torch.full((2, 100), -(2**63), device=DEVICE), 1)
+
+
+@pytest.mark.parametrize("dim", [None, 0, -1])
+def test_places_in_batches_of_vmap(dim):
+    x = torch.randn(3, 4, 5, device=DEVICE)
+    found = torch.vmap(lambda one: ntops.torch.argmax(one, dim), in_dims=1)(x)
+    assert torch.equal(found, torch.stack([one.argmax(dim) for one in x.unbind(1)]))
+
+
+@pytest.mark.parametrize(
+    ("make", "args", "error"),
+    [
+        (lambda: torch.ones(2, 3).bool(), (1,), RuntimeError),
+        (lambda: torch.ones(0, 3), (), IndexError),
+        (lambda: torch.ones(0, 3), (0,), IndexError),
+        (lambda: torch.ones(2, 3), ((0,),), TypeError),
+        (lambda: torch.ones(2, 3), (2,), IndexError),
+    ],
+)
+def test_places_that_are_refused(make, args, error):
+    for library in (torch, ntops.torch):
+        with pytest.raises(error):
+            library.argmax(make().to(DEVICE), *args)
+
+
+def test_a_place_has_no_gradient():
+    assert not ntops.torch.argmax(torch.ones(2, 3, device=DEVICE, requires_grad=True), 1).requires_grad

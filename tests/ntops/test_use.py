@@ -40,6 +40,7 @@ FORMS = {
     ],
     "amax": [lambda: torch.amax(X, 1), lambda: X.amax(), lambda: X.amax(axis=(0, 1), keepdim=True)],
     "amin": [lambda: torch.amin(X, 1), lambda: X.amin(), lambda: X.amin((0, 1), keepdims=True)],
+    "argmax": [lambda: torch.argmax(X, 1), lambda: X.argmax(), lambda: X.argmax(dim=-1, keepdim=True)],
     "bitwise_and": [lambda: torch.bitwise_and(K, J), lambda: K & J, lambda: 3 & K],
     "bitwise_not": [lambda: torch.bitwise_not(K), lambda: ~(X > 0)],
     "bitwise_or": [lambda: torch.bitwise_or(K, J), lambda: K | J, lambda: K.clone().__ior__(J)],
