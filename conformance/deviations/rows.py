@@ -67,7 +67,22 @@ def _half_mean_of_others(case: Case) -> bool:
     return isinstance(input, TensorSpec) and input.dtype != _dtype_of_total(case) in dtype_names.HALF
 
 
+def _half_input(case: Case) -> bool:
+    input = case.args[0]
+    return isinstance(input, TensorSpec) and input.dtype in dtype_names.HALF
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "logsumexp of half types",
+        "torch composes it of functions each of which rounds its result to the half type: exponentials, their sum, and "
+        "its logarithm",
+        ops=("logsumexp",),
+        checks=("values", "call_forms", "layouts"),
+        devices=("cpu", "cuda"),
+        applies=_half_input,
+        case=Case(op="logsumexp", args=(tensor("bfloat16", 8, 100), 1)),
+    ),
     Deviation(
         "softmax across rows on the CPU",
         "unless the dim is the last, torch's CPU rounds exponentials and their sum to the half type, and adds terms "

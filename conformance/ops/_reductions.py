@@ -104,18 +104,22 @@ def cases(
     empty: bool,
     without_dim: Sequence[str] = (),
     several: bool = True,
+    named: bool = False,
 ) -> Any:
     """Calls of an op. ``dtype_of``: the dtype of the result for an input of one; ``casts``: the dtypes that ``dtype=``
     may name for it; ``empty``: whether nothing may be reduced; ``without_dim``: what is taken without ``dim``, beside
-    ``dtype``; ``several``: whether several dims may be named."""
+    ``dtype``; ``several``: whether several dims may be named; ``named``: whether one must
+    be."""
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         supported = [name for name in dtypes if dtype_of(name) or {*casts(name)} & {*dtypes}]
         dtype = draw(dtype_names.dtypes(supported))
-        named = [name for name in casts(dtype) if name in dtypes]
-        target = draw(st.sampled_from((None, None, *named))) if dtype_of(dtype) else draw(st.sampled_from(named))
+        targets = [name for name in casts(dtype) if name in dtypes]
+        target = draw(st.sampled_from((None, None, *targets))) if dtype_of(dtype) else draw(st.sampled_from(targets))
         input, dim = draw(inputs((dtype,), "float64" in (dtype, target), empty, several))
+        if named and dim in (None, ()):
+            dim = tuple(range(len(input.shape))) or 0
         keepdim = draw(st.sampled_from((None, None, True, False)))
         shape = result_shape(input.shape, dim, bool(keepdim))
         out = draw(outs(shape, target or dtype_of(dtype)))
@@ -153,9 +157,11 @@ def refused(
     empty: bool,
     beside_dim: Sequence[str] = (),
     several: bool = True,
+    wrong_outs: Sequence[str] = dtype_names.FLOATING,
 ) -> Any:
     """Calls that torch refuses; ``dtype``: the op takes ``dtype=``; ``empty``: nothing may be reduced; ``beside_dim``:
-    what is taken only with ``dim``; ``several``: several dims may be named."""
+    what is taken only with ``dim``; ``several``: several dims may be named; ``wrong_outs``: dtypes that ``out``
+    may not have, but that of the result."""
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
@@ -201,7 +207,7 @@ def refused(
                 return Case(op=op, args=(draw(tensors.tensors((3, 5), whole)), 0))
         # The result's dtype is settled, and it is not that of ``out``.
         found = dtype_of(input.dtype)
-        other = draw(dtype_names.dtypes([name for name in dtype_names.FLOATING if name != found]))
+        other = draw(dtype_names.dtypes([name for name in wrong_outs if name != found]))
         out = TensorSpec(result_shape(input.shape, 0, False), other)
         return elementwise.case(op, (input, 0), dtype=DType(found) if dtype else None, out=out)
 
@@ -317,8 +323,9 @@ def gradient_of_total(mean: bool, call: Call, dout: torch.Tensor) -> dict[int | 
 # --- specs -------------------------------------------------------------------------------------------------------
 
 
-def benchmarks(op: str, result: str = "") -> tuple[Benchmark, ...]:
-    """Rows, columns, and all elements of 64 Mi; ``result``: the dtype of the result, if it is not the input's."""
+def benchmarks(op: str, result: str = "", *, named: bool = False) -> tuple[Benchmark, ...]:
+    """Rows, columns, and all elements of 64 Mi; ``result``: the dtype of the result, if it is not the input's;
+    ``named``: whether a dim must be named."""
 
     def one(shape: Shape, dtype: str, *args: Argument) -> Benchmark:
         read, written = (dtype_names.format_of(name).bits // 8 for name in (dtype, result or dtype))
@@ -328,7 +335,7 @@ def benchmarks(op: str, result: str = "") -> tuple[Benchmark, ...]:
 
     along = (one((rows, columns), dtype, -1) for rows, columns, dtype in _sizes.BENCHMARK_ROWS)
     across = (one((8192, 8192), dtype, 0) for dtype in ("bfloat16", "float32"))
-    full = (one((FULL,), dtype) for dtype in ("bfloat16", "float32"))
+    full = (one((FULL,), dtype, *[0] * named) for dtype in ("bfloat16", "float32"))
     return (*along, *across, *full)
 
 

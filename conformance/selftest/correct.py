@@ -158,6 +158,13 @@ def _mean(
     return dtype, wide(input, dtype).mean(dim, keepdim) if dtype in NARROW else None
 
 
+def _logsumexp(
+    input: torch.Tensor, dim: Any, keepdim: bool = False, *, out: torch.Tensor | None = None
+) -> tuple[torch.dtype, Value]:
+    dtype = input.dtype if input.is_floating_point() else torch.get_default_dtype()
+    return dtype, wide(input, dtype).logsumexp(dim, keepdim) if dtype in NARROW else None
+
+
 def _dims(shape: Any) -> tuple[int, ...]:
     return tuple(range(-len(shape), 0))
 
@@ -277,6 +284,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "softmax": _softmax,
     "sum": _total,
     "mean": _mean,
+    "logsumexp": _logsumexp,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),

@@ -83,7 +83,7 @@ def no_0d_result(right: Right, *args: Any, **kwargs: Any) -> Any:
     return result.view(1) if not result.ndim and kwargs.get("out") is None else result
 
 
-@defect(of.OF_SEVERAL_DIMS, "dims", "errors")
+@defect((*of.TOTALS, *of.EXTREMES), "dims", "errors")
 def no_empty_dims(right: Right, *args: Any, **kwargs: Any) -> Any:
     """An empty tuple of dims is refused, and does not stand for all."""
     if args[1:2] == ((),):

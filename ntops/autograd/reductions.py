@@ -40,7 +40,7 @@ def _backward_mean(ctx, gradient):
     return _backward_sum(ctx, gradient)
 
 
-def _setup_extreme(ctx, inputs, output):
+def _setup_with_result(ctx, inputs, output):
     setup(ctx, inputs, output)
     save(ctx, input=inputs[0], result=output)
 
@@ -61,8 +61,22 @@ def _backward_extreme(ctx, gradient):
     return found, *[None] * (ctx.count - 1)
 
 
+def _backward_logsumexp(ctx, gradient):
+    """Multiply the gradient of a result by each element's share of the sum of exponentials."""
+    values = saved(ctx)
+    input, (result, gradient) = values["input"], (spread(ctx, one) for one in (values["result"], gradient))
+
+    if is_composed(gradient, input, result):
+        found = gradient * (input - result).exp()
+    else:
+        found = gradients.elementwise("share_of_sum", ctx.shape, ctx.dtype, gradient.expand(ctx.shape), input, result)
+
+    return found, *[None] * (ctx.count - 1)
+
+
 FORMULAS = {
     "sum": Formula(setup, _backward_sum),
     "mean": Formula(setup, _backward_mean),
-    **dict.fromkeys(("amax", "amin"), Formula(_setup_extreme, _backward_extreme)),
+    **dict.fromkeys(("amax", "amin"), Formula(_setup_with_result, _backward_extreme)),
+    "logsumexp": Formula(_setup_with_result, _backward_logsumexp),
 }

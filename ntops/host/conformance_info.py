@@ -19,7 +19,7 @@ conformance_claims = {
     "*": _ALL,
     "softmax": ("deterministic", "gradients"),
     # Dims are ordered by strides, and rows are split up if there are few.
-    **dict.fromkeys(("mean", "sum"), ("deterministic", "gradients")),
+    **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
     "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients"),
 }

@@ -145,6 +145,38 @@ def extreme(premake, input, dim, keepdim, out, side):
     return reduce(premake, input, dim, keepdim, input.dtype, out, empty=None, padding=limits(input.dtype)[side])
 
 
+def of_exponentials(premake, input, dim, keepdim, out):
+    """Run the kernel of ``logsumexp``; ``out`` has any floating-point dtype, to which the result is cast.
+
+    :raises TypeError: ``dim`` is ``None``. See also :func:`reduce`.
+    :raises RuntimeError: ``dim`` is empty, which torch takes for no elements or dims only, or ``out`` does not fit.
+    """
+    check_tensor(input, "input")
+    dtype = input.dtype if input.is_floating_point() else torch.get_default_dtype()
+
+    if dim is None:
+        raise TypeError("argument 'dim' must be an int or ints, not None")
+
+    if dim in ((), []) and input.ndim and input.numel():
+        raise RuntimeError("argument 'dim' names no dim")
+
+    if out is not None:
+        output.check_out(out, out.dtype if isinstance(out, torch.Tensor) else dtype, input.device)
+        output.check_written(out, "out")
+
+        if not out.is_floating_point():
+            raise RuntimeError(f"argument 'out' has dtype {out.dtype}, but the result is floating-point")
+
+    # Padding is -inf, which integers do not have.
+    input = input if input.is_floating_point() else input.to(dtype)
+    result = reduce(premake, input, dim, keepdim, dtype, None, empty=-math.inf, padding=-math.inf)
+
+    if out is not None:
+        output.resize_out(out, result.shape, result.stride())
+
+    return output.given(out, result)
+
+
 def place(premake, input, dim, keepdim, out, side):
     """Run the kernel of the index of the greatest element (``side`` 0) or the least one (1), of the first of equals.
 

@@ -221,6 +221,11 @@ def application_shared(output, gradient, input, other, count, compute_dtype):
     output = ntl.cast(quotient, output.dtype)
 
 
+def application_share_of_sum(output, gradient, input, result, compute_dtype):
+    share = libdevice.exp(ntl.cast(input, compute_dtype) - ntl.cast(result, compute_dtype))
+    output = ntl.cast(ntl.cast(gradient, compute_dtype) * share, output.dtype)
+
+
 APPLICATIONS = {
     "scaled": (application_scaled, ("scale",)),
     "divided": (application_divided, ("other",)),
@@ -250,6 +255,7 @@ APPLICATIONS = {
     "high": (application_high, ("input", "high")),
     "low_of_both": (application_low_of_both, ("input", "low", "high")),
     "high_of_both": (application_high_of_both, ("input", "low", "high")),
+    "share_of_sum": (application_share_of_sum, ("input", "result")),
     "equal": (application_equal, ("other",)),
     "shared": (application_shared, ("input", "other", "count")),
 }

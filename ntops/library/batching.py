@@ -10,7 +10,7 @@ _ELEMENTWISE |= {"silu", "sin", "sub", "tanh"}
 _ROWS = {"layer_norm", "rms_norm", "fused_gated_mlp"}
 """Operators over the last dims of the first argument, which may have any further dims."""
 
-_REDUCTIONS = {"amax", "amin", "mean", "sum"}
+_REDUCTIONS = {"amax", "amin", "logsumexp", "mean", "sum"}
 """Operators that reduce the dims of an argument ``dim``."""
 
 

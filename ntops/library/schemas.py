@@ -79,6 +79,7 @@ OPERATORS = {
         "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
     ),
     "le": _COMPARISON,
+    "logsumexp": Declaration("(Tensor input, int[] dim, bool keepdim=False) -> Tensor", out=True),
     "lt": _COMPARISON,
     "matmul": Declaration("(Tensor input, Tensor other) -> Tensor", out=True),
     "mean": _REDUCTION,

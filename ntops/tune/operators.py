@@ -251,7 +251,7 @@ OPERATORS = {
             torch.nn.functional.rms_norm,
             lambda rows, columns: 2 * rows * columns + columns,
         ),
-        *map(_reduction, ("sum", "mean", "amax", "amin", "argmax")),
+        *map(_reduction, ("sum", "mean", "amax", "amin", "argmax", "logsumexp")),
         Operator(
             "scaled_dot_product_attention",
             "BxHqxHkvxLxSxExCAUSAL",

@@ -46,6 +46,7 @@ def calls():
     for name in ("amax", "amin", "mean", "sum"):
         ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]
 
+    ops["logsumexp"] = [((x, 1), {"out": tensor(4)}), ((x, (0, 1)), {"keepdim": True})]
     ops["argmax"] = [((x, 1), {"out": tensor(4, dtype=torch.int64)}), ((x,), {"keepdim": True})]
     ops["mm"] = [((x, m), {"out": tensor(4, 4)})]
     ops["bmm"] = [((x[None], m[None]), {"out": tensor(1, 4, 4)})]

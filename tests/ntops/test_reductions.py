@@ -190,10 +190,8 @@ def test_a_mean_of_integers_needs_a_dtype():
     assert ntops.torch.mean(x, dtype=torch.float64).item() == 1
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("shape", "dim", "keepdim"), [((3, 4, 5), (0, -1), False), ((3, 4), 1, True), ((), None, False)]
-)
+@pytest.mark.parametrize("name", [*NAMES, "logsumexp"])
+@pytest.mark.parametrize(("shape", "dim", "keepdim"), [((3, 4, 5), (0, -1), False), ((3, 4), 1, True), ((), 0, False)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_gradients(name, shape, dim, keepdim, dtype):
     x = tensor(*shape, dtype=dtype)
@@ -204,7 +202,7 @@ def test_gradients(name, shape, dim, keepdim, dtype):
     torch.testing.assert_close(found.cpu().double(), want, rtol=1e-2 if dtype is torch.bfloat16 else 1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "logsumexp"])
 def test_second_derivatives(name):
     x = tensor(3, 4, dtype=torch.float64)
     assert torch.autograd.gradgradcheck(lambda x: getattr(ntops.torch, name)(x * x, 1), (x,))
@@ -277,3 +275,43 @@ def test_places_that_are_refused(make, args, error):
 
 def test_a_place_has_no_gradient():
     assert not ntops.torch.argmax(torch.ones(2, 3, device=DEVICE, requires_grad=True), 1).requires_grad
+
+
+@pytest.mark.parametrize("repeats", [1, 100, 7000])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-math.inf] * 3,
+        [math.inf, 1.0, math.inf],
+        [math.inf, -math.inf, 0.0],
+        [math.nan, 1.0, math.inf],
+        [math.nan] * 3,
+        [-math.inf, 1.0, -math.inf],
+        [3e38, -3e38, 0.0],
+    ],
+)
+def test_logsumexp_of_infinities(values, repeats):
+    x = torch.tensor([values], device=DEVICE).repeat(1, repeats)
+    torch.testing.assert_close(ntops.torch.logsumexp(x, 1), torch.logsumexp(x, 1), equal_nan=True)
+
+
+def test_logsumexp_writes_any_floating_out():
+    x, out = torch.randn(2, 3, device=DEVICE).half(), torch.empty(3, dtype=torch.float64, device=DEVICE)
+    assert ntops.torch.logsumexp(x, 0, out=out) is out
+    torch.testing.assert_close(out, x.double().logsumexp(0), rtol=0, atol=2e-3)
+
+    for library in (torch, ntops.torch):
+        with pytest.raises(RuntimeError):
+            library.logsumexp(x, 0, out=torch.empty(3, dtype=torch.int64, device=DEVICE))
+
+        with pytest.raises(RuntimeError):
+            library.logsumexp(x, 0, out=torch.empty(1, device=DEVICE).half().expand(3))
+
+        for dim in (None, ()):
+            with pytest.raises((TypeError, RuntimeError)):
+                library.logsumexp(x, dim)
+
+
+def test_logsumexp_of_integers_and_of_no_elements():
+    assert ntops.torch.logsumexp(torch.ones(2, 3, dtype=torch.int8, device=DEVICE), 0).dtype is torch.float32
+    assert ntops.torch.logsumexp(torch.ones(0, 3, device=DEVICE), 0).tolist() == [-math.inf] * 3

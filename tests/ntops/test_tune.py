@@ -320,7 +320,7 @@ def test_progress_is_text_without_rich(monkeypatch, capsys):
     assert "Test GPU 1: measuring: 7/7 after" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin", "argmax"])
+@pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin", "argmax", "logsumexp"])
 def test_reductions_are_tuned_by_their_sizes(op):
     task = operators.task(op, (3, 20), "float32")
     kernel, problem = task.asked(*task.inputs(torch.empty))

@@ -77,6 +77,7 @@ FORMS = {
         lambda: F.linear(ROWS[:0], W, B),
         lambda: F.linear(ROWS[:, :, :0], W[:, :0], B),
     ],
+    "logsumexp": [lambda: torch.logsumexp(X, 1), lambda: X.logsumexp((0, 1), keepdim=True)],
     "lt": [lambda: torch.lt(X, Y), lambda: X < Y],
     "matmul": [lambda: torch.matmul(X, W.mT), lambda: ROWS @ W.mT, lambda: ROWS.matmul(Y)],
     "mm": [lambda: torch.mm(X, W.mT), lambda: X.mm(W.mT)],
