@@ -205,6 +205,18 @@ def logsumexp(
     return np.where(np.isfinite(value), bound, 0.0)
 
 
+# The same, and u |max - x|, the rounding of the difference from the largest element.
+
+
+def log_softmax(
+    value: np.ndarray, below: np.ndarray, weighted: np.ndarray, logarithm: np.ndarray, terms: int, dtype: torch.dtype
+) -> np.ndarray:
+    """Bound log(softmax(x)): ``below`` is max - x of each element, ``weighted`` its mean over the row, weighted by the
+    exponentials, and ``logarithm`` that of the sum of these, both broadcastable."""
+    sums = logsumexp(logarithm, weighted, logarithm, terms, dtype)
+    return np.where(np.isfinite(value), sums + FORMATS[compute_dtype(dtype)].unit * below, 0.0)
+
+
 # --- products ----------------------------------------------------------------------------------------------------
 
 # 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one

@@ -21,6 +21,12 @@ def _softmax_across_rows(case: Case) -> bool:
     return (dtype.name if isinstance(dtype, DType) else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
 
 
+def _half_softmax(case: Case) -> bool:
+    input, dtype = case.args[0], case.kwargs.get("dtype")
+    name = dtype.name if isinstance(dtype, DType) else input.dtype if isinstance(input, TensorSpec) else ""
+    return name in dtype_names.HALF
+
+
 def _softmax_of_long_rows(case: Case) -> bool:
     """Tell whether rows have 2^18 elements or more. With torch 2.13 the share of the bound grows with the row: 0.5 at
     2^18 elements of float32, 1.4 at 2^22; of half types, whose own rounding takes most of it, over 1 from 2^19 on."""
@@ -82,6 +88,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_half_input,
         case=Case(op="logsumexp", args=(tensor("bfloat16", 8, 100), 1)),
+    ),
+    Deviation(
+        "log_softmax of half types on the CPU",
+        "torch's CPU rounds the logarithm of the sum, or the difference from the maximum, to the half type",
+        ops=("log_softmax",),
+        checks=("values", "call_forms", "layouts"),
+        devices=("cpu",),
+        applies=_half_softmax,
+        case=Case(op="log_softmax", args=(tensor("bfloat16", 2), -1)),
     ),
     Deviation(
         "softmax across rows on the CPU",

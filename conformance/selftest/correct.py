@@ -144,6 +144,12 @@ def _softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return dtype, powers / powers.sum(dim, keepdim=True)
 
 
+def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[torch.dtype, Value]:
+    dtype = dtype or input.dtype
+    x = wide(input, dtype)
+    return dtype, x.log_softmax(dim) if x.numel() and dtype in NARROW else None
+
+
 def _total(
     input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> tuple[torch.dtype, Value]:
@@ -282,6 +288,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "silu": _unary(_silu),
     "gelu": _gelu,
     "softmax": _softmax,
+    "log_softmax": _log_softmax,
     "sum": _total,
     "mean": _mean,
     "logsumexp": _logsumexp,

@@ -27,7 +27,7 @@ def register(library, overload, op):
         rule = _rows
     elif overload.operator in ("mm", "bmm"):
         rule = _product
-    elif overload.operator == "softmax":
+    elif overload.operator in ("softmax", "log_softmax"):
         rule = _softmax
     elif overload.operator in _REDUCTIONS:
         rule = _reduction

@@ -16,7 +16,7 @@ from strategies import dtypes as dtype_names
 
 PAIRS = [(op, dtype) for op in sorted(registry()) for dtype in dtype_names.FLOATING if normal(op, dtype)]
 PRODUCTS = ("mm", "bmm", "addmm", "matmul", "fused_gated_mlp")
-ROWS = ("softmax", "layer_norm", "rms_norm", "fused_rmsnorm_rope")
+ROWS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "fused_rmsnorm_rope")
 # 2^-10 of sum |terms|, which a normal sum of 4096 terms reaches on 3.2 % of elements.
 ZEROS = {("scaled_dot_product_attention", "bfloat16"): 0.02, **{("fp8_gemm", dtype): 0.06 for dtype in DTYPES}}
 TOTALS = ("logsumexp", "mean", "sum")

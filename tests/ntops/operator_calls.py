@@ -42,6 +42,7 @@ def calls():
     ops["pow"].append(((1, x), {"out": tensor(4, 4)}))
     ops["clamp"] = [((x, m, m.clone()), {"out": tensor(4, 4)}), ((x, scale, 2.0), {})]
     ops["softmax"] = [((x, 1), {})]
+    ops["log_softmax"] = [((x, 1), {})]
 
     for name in ("amax", "amin", "mean", "sum"):
         ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]

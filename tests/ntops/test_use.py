@@ -77,6 +77,11 @@ FORMS = {
         lambda: F.linear(ROWS[:0], W, B),
         lambda: F.linear(ROWS[:, :, :0], W[:, :0], B),
     ],
+    "log_softmax": [
+        lambda: F.log_softmax(X, dim=-1, dtype=torch.float64),
+        lambda: torch.log_softmax(X, 0),
+        lambda: X.log_softmax(1),
+    ],
     "logsumexp": [lambda: torch.logsumexp(X, 1), lambda: X.logsumexp((0, 1), keepdim=True)],
     "lt": [lambda: torch.lt(X, Y), lambda: X < Y],
     "matmul": [lambda: torch.matmul(X, W.mT), lambda: ROWS @ W.mT, lambda: ROWS.matmul(Y)],
