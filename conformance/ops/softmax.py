@@ -111,12 +111,12 @@ def batch(case: Case) -> Batch | None:
 
 def parts(call: Call) -> Parts:
     """Rows."""
-    input, dim, _ = _arguments(*call.args, **call.kwargs)
+    input, dim, _ = arguments(*call.args, **call.kwargs)
     return elementwise.parts(call, [other for other in range(input.ndim) if other != dim % input.ndim])
 
 
 def expected(call: Call) -> Expected:
-    input, dim, dtype = _arguments(*call.args, **call.kwargs)
+    input, dim, dtype = arguments(*call.args, **call.kwargs)
     if not input.numel():
         return elementwise.exactly(call, input.to(dtype))
     x = oracle.operand(input, dtype)
@@ -137,9 +137,7 @@ def expected(call: Call) -> Expected:
     return elementwise.within(call, value, bound, dtype, low=low)
 
 
-def _arguments(
-    input: torch.Tensor, dim: int, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, int, torch.dtype]:
+def arguments(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, int, torch.dtype]:
     return input, dim, dtype or input.dtype
 
 
@@ -152,9 +150,9 @@ def _softmax(row: list[mpmath.mpf]) -> list[mpmath.mpf]:
     return [term / total for term in terms]
 
 
-def benchmark(rows: int, columns: int, dtype: str) -> Benchmark:
+def benchmark(rows: int, columns: int, dtype: str, op: str = "softmax") -> Benchmark:
     size = dtype_names.format_of(dtype).bits // 8
-    case = Case(op="softmax", args=(TensorSpec(shape=(rows, columns), dtype=dtype), -1))
+    case = Case(op=op, args=(TensorSpec(shape=(rows, columns), dtype=dtype), -1))
     # Per element a comparison, a subtraction, an exponential, an addition and a division.
     return Benchmark(case, bytes=2 * rows * columns * size, flops=5 * rows * columns)
 

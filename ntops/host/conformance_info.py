@@ -17,9 +17,9 @@ _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradi
 # not aligned.
 conformance_claims = {
     "*": _ALL,
-    "softmax": ("deterministic", "gradients"),
+    **dict.fromkeys(("softmax", "log_softmax"), ("deterministic", "gradients")),
     # Dims are ordered by strides, and rows are split up if there are few.
-    **dict.fromkeys(("mean", "sum"), ("deterministic", "gradients")),
+    **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
     "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients"),
 }
