@@ -90,22 +90,25 @@ def widths(draw: st.DrawFn, sizes: tuple[int, ...] = WIDTHS, most: int = 1 << 23
 
 
 @st.composite
-def products(draw: st.DrawFn, work: int, kinds: Sequence[str] = PRODUCTS) -> tuple[int, int, int]:
-    """(M, K, N) of one half of a low-rank adapter, of a router, or of a head's scores; M * K * N within ``work``."""
+def products(draw: st.DrawFn, work: int, kinds: Sequence[str] = PRODUCTS, most: int = 1 << 16) -> tuple[int, int, int]:
+    """(M, K, N) of one half of a low-rank adapter, of a router, or of a head's scores; M * K * N within ``work``, and
+    each matrix within ``most`` elements."""
+    weights = min(work, most)
     match draw(st.sampled_from(kinds)):
         case "down":
-            inner = draw(widths(WIDTHS, work // RANKS[0]))
-            outer = draw(widths(RANKS, work // inner))
+            inner = draw(widths(WIDTHS, weights // RANKS[0]))
+            outer = draw(widths(RANKS, weights // inner))
         case "up":
             inner = draw(widths(RANKS))
-            outer = draw(widths(WIDTHS, work // inner))
+            outer = draw(widths(WIDTHS, weights // inner))
         case "router":
-            inner = draw(widths(HIDDEN, work // EXPERTS[0]))
-            outer = draw(widths(EXPERTS, work // inner))
+            inner = draw(widths(HIDDEN, weights // EXPERTS[0]))
+            outer = draw(widths(EXPERTS, weights // inner))
         case _:
             inner = draw(widths(HEAD_DIMS))
-            outer = draw(widths(KEYS, work // inner))
-    return min(draw(_TOKENS), max(work // (inner * outer), 1)), inner, outer
+            outer = draw(widths(KEYS, weights // inner))
+    tokens = min(work // (inner * outer), most // max(inner, outer))
+    return min(draw(_TOKENS), max(tokens, 1)), inner, outer
 
 
 @st.composite

@@ -31,8 +31,9 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         batch = draw(products.batches(m, k, n))
         if draw(st.integers(0, 7)) == 7:
             # Scores of heads.
-            m, k, n = draw(models.products(_sizes.FLOAT64_WORK // (16 if dtype == "float64" else 4), ("scores",)))
             batch = draw(st.sampled_from((8, 12, 14)))
+            work = _sizes.FLOAT64_WORK // (16 if dtype == "float64" else 4)
+            m, k, n = draw(models.products(work, ("scores",), _sizes.MANY_ELEMENTS // batch))
     options = draw(products.large_values(elements, k))
     between = not elements and draw(st.integers(0, 15)) == 15
     if between:

@@ -135,7 +135,11 @@ def test_products_that_are_subnormal_count_as_subnormal_operands_do():
     ("case", "default", "name"),
     [
         (normal("rsqrt", "uint8", 5), torch.float16, "half rsqrt on the CPU"),
-        (Case(op="pow", args=(TensorSpec((5,), "int8"), -0.5)), torch.bfloat16, "reciprocal roots of bfloat16 on the CPU"),
+        (
+            Case(op="pow", args=(TensorSpec((5,), "int8"), -0.5)),
+            torch.bfloat16,
+            "reciprocal roots of bfloat16 on the CPU",
+        ),
     ],
 )
 def test_integers_become_the_default_dtype(case, default, name):
