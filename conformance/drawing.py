@@ -36,7 +36,7 @@ def settings(examples: int) -> hypothesis.settings:
 
 def run(test: Callable[[T], None], draws: SearchStrategy[T], seed: object, settings: hypothesis.settings) -> None:
     """Call ``test`` with each drawn value, and raise what Hypothesis raises for its failures."""
-    with _independent():
+    with independent():
         # The settings last: a seed takes the database out of those before it.
         settings(hypothesis.seed(seed)(hypothesis.given(draws)(test)))()
 
@@ -53,7 +53,7 @@ def drawn(draws: SearchStrategy[T], seed: object, examples: int) -> list[T]:
 
 
 @contextmanager
-def _independent() -> Generator[None]:
+def independent() -> Generator[None]:
     """Draw without the constants of modules: Hypothesis takes one draw in forty from the source of those that are
     loaded and not installed. A gate would judge other cases in a checkout than in an installation, and after any edit.
 

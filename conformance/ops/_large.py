@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conformance import cases
 from conformance.cases import Argument, Case, DType, Ints
 from conformance.ops import _sizes
-from conformance.spec import registry
+from conformance.spec import parameters, registry
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
 from strategies.shapes import Shape
@@ -68,8 +68,11 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
                 return type(old)(shape(sizes))
         return old
 
-    args = tuple(map(argument, case.args))
-    large = msgspec.structs.replace(case, args=args, kwargs={name: argument(x) for name, x in case.kwargs.items()})
+    # A tuple is a shape, but for dims.
+    names = (*parameters(case.op), *("",) * len(case.args))
+    args = tuple(old if name == "dim" else argument(old) for name, old in zip(names, case.args, strict=False))
+    kwargs = {name: old if name == "dim" else argument(old) for name, old in case.kwargs.items()}
+    large = msgspec.structs.replace(case, args=args, kwargs=kwargs)
     return registry()[case.op].defined(large)
 
 

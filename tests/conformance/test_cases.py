@@ -132,7 +132,7 @@ def view(**changes):
         (edited(schema=2, future=[[]]), "its schema is 2"),
         (edited(extra=1), "unknown field `extra`"),
         (edited(op="system"), "unknown op 'system'; valid are abs, add, "),
-        (edited(op="sofmax"), "unknown op 'sofmax'; did you mean softmax. Valid are abs, add, "),
+        (edited(op="sofmax"), "unknown op 'sofmax'; did you mean softmax or log_softmax or amax. Valid are abs, add, "),
         (edited(op="../../add"), "unknown op"),
         (edited(args=[["a"]]), "Expected `int`"),
         (edited(args=[{"type": "code", "value": "1"}]), "Invalid value 'code'"),

@@ -63,7 +63,7 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     ("arguments", "message"),
     [
         (["--op", "ad"], "unknown op 'ad'; did you mean add? Valid are abs, add, "),
-        (["--op", "sofmax"], "unknown op 'sofmax'; did you mean softmax? Valid are abs, add, "),
+        (["--op", "sofmax"], "unknown op 'sofmax'; did you mean softmax or log_softmax or amax? Valid are abs, add, "),
         (
             ["--dtype", "floa16"],
             "unknown dtype 'floa16'; did you mean float16 or bfloat16 or float64? Valid are float32, ",
