@@ -97,6 +97,7 @@ def _reference(op: str, result: torch.Tensor) -> Callable[..., torch.Tensor]:
         attention.OP: _attention.by_math,
         "rotary_position_embedding": rotated,
         "dropout": partial(_dropped, result),
+        "rms_norm": partial(_root_normed, result),
     }
     return references.get(op, specs.registry()[op].reference)
 
@@ -118,6 +119,12 @@ def rotated(
 def _dropped(result: torch.Tensor, input: torch.Tensor, p: float = 0.5, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Dropout with the mask that a result shows."""
     return input * torch.where(result == 0, 0.0, 1 / (1 - p) if p < 1 else 0.0)
+
+
+def _root_normed(result: torch.Tensor, input: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    """rms_norm with the default epsilon of the call, not that of float64."""
+    eps = torch.finfo(bounds.compute_dtype(result.dtype)).eps if eps is None else eps
+    return torch.nn.functional.rms_norm(input, shape, weight, eps)
 
 
 def _filled(
