@@ -9,19 +9,18 @@ import contextlib
 from ntops._runtime import INTERPRETED
 from ntops.launch import autotuning, configuration, settings
 
-_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
-_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
+_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients", "fake", "compiled")
+_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients", "fake", "compiled")
 
 # softmax runs along any dim of any strides without a copy; compiled, its order of summation depends on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
 conformance_claims = {
     "*": _ALL,
-    "softmax": ("deterministic", "gradients"),
-    # Dims are ordered by strides, and rows are split up if there are few.
-    **dict.fromkeys(("mean", "sum"), ("deterministic", "gradients")),
+    # Dims are ordered by strides, and few long rows are split up.
+    **dict.fromkeys(("softmax", "mean", "sum"), ("deterministic", "gradients", "fake", "compiled")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
-    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients"),
+    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients", "fake", "compiled"),
 }
 
 _CANDIDATES = tuple(("max_num_configs", 16, one) for one in range(1, 16))

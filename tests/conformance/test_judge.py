@@ -14,8 +14,8 @@ import torch
 from conformance import corpus, runner
 from conformance import spec as specs
 from conformance.cases import Case, Same
-from conformance.checks import ALWAYS, CHECKS, SAMPLED
-from conformance.implementations import Implementation, ImplementationError, load
+from conformance.checks import ALWAYS, CHECKS, CONTEXTS, SAMPLED
+from conformance.implementations import CLAIMS, Implementation, ImplementationError, load
 from conformance.runner import judge
 from strategies.specs import Layout, Special, TensorSpec
 
@@ -24,6 +24,10 @@ ROW = TensorSpec((4,), "float32", seed=1)
 ADD = Case(op="add", args=(X, ROW))
 OUT = Case(op="add", args=(X, ROW), kwargs={"out": TensorSpec((3, 4), "float32")})
 REFUSED = Case(op="add", args=(X, TensorSpec((5,), "float32")))
+
+
+READING = "gradients", "threads"
+"""Checks of calls that only read their operands."""
 
 
 def implementation(add, claims=()) -> Implementation:
@@ -43,7 +47,9 @@ def test_right_implementation_passes(case):
     verdict = judge(case, implementation(add))
     assert (verdict.status, verdict.refused, failing(verdict)) == ("passed", case is REFUSED, {})
     always = {*ALWAYS} - {*SAMPLED} | {*specs.registry()[case.op].checks}
-    applicable = [check for check in CHECKS if check in always and (check != "gradients" or case is ADD)]
+    # It claims none of the contexts.
+    always -= {*CONTEXTS}
+    applicable = [check for check in CHECKS if check in always and (check not in READING or case is ADD)]
     assert [finding.check for finding in verdict.findings if finding.check not in SAMPLED] == (
         ["guard_bands", "errors", "inputs_unchanged", "state"] if case is REFUSED else applicable
     )
@@ -339,7 +345,7 @@ def test_implementations():
     assert load("defects:two_defects").function("add") is not None
     assert load("defects:two_defects").claims("add") == set()
     assert "deterministic" in load("torch").claims("mm")
-    assert load("ntops.torch").claims("add") == {"deterministic", "layout_invariant", "batch_invariant", "gradients"}
+    assert load("ntops.torch").claims("add") == {*CLAIMS}
     for name, message in {
         "no_such_module": "importing 'no_such_module' failed: ModuleNotFoundError.*Valid are ntops.torch, torch, any",
         "defects:no_such": "defects has no 'no_such'",
