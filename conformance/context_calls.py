@@ -4,6 +4,7 @@ Loaded by its path into the judged process, so it needs torch and nothing else. 
 import, is imported where it is needed.
 """
 
+import contextlib
 import functools
 import sys
 import threading
@@ -93,12 +94,13 @@ def _real(fake, given, fakes):
 # --- compiled ----------------------------------------------------------------------------------------------------
 
 
-def _compiled(function, dynamic, amid):
+def _compiled(function, dynamic, amid, constants=False):
     """Let torch trace the call as a whole, and make the calls of the graph.
 
     :param dynamic: Whether sizes are symbols in the graph.
     :param amid: Whether all operands are copied before and after the call in the same graph: the call then returns its
         results, the copies of before, and those of after.
+    :param constants: Whether numbers are constants of the graph, also where sizes are symbols.
     """
     import torch._dynamo
 
@@ -117,10 +119,12 @@ def _compiled(function, dynamic, amid):
         given, graph = operands(args, kwargs), functools.partial(torch.compile, fullgraph=True, dynamic=dynamic)
         # Graphs of earlier calls are for other functions.
         torch._dynamo.reset()
+        numbers = torch._dynamo.config.patch(specialize_float=True) if constants else contextlib.nullcontext()
         try:
-            if not amid:
-                return _unmarked(graph(inside, backend="aot_eager")(args, kwargs), given)
-            value, before, after = graph(between, backend="aot_eager")(given, args, kwargs)
+            with numbers:
+                if not amid:
+                    return _unmarked(graph(inside, backend="aot_eager")(args, kwargs), given)
+                value, before, after = graph(between, backend="aot_eager")(given, args, kwargs)
             results = value if isinstance(value, tuple | list) else [value]
             return _unmarked((*results, *before, *after), given)
         finally:

@@ -10,7 +10,6 @@ import torch
 
 from conformance import spec as specs
 from conformance.selftest import families as of
-from conformance.selftest.controls import control_of
 from conformance.selftest.defect_registry import defect, plant
 
 Right = Callable[..., Any]
@@ -62,7 +61,8 @@ def with_fake(op: str, right: Right, wrong: Wrong | None = None) -> Right:
     return call
 
 
-control_of("fake kernels", FAKED, with_fake, ("deterministic", "fake"))
+CONTROLS = (("fake kernels", FAKED, with_fake, ("deterministic", "fake")),)
+"""Right implementations: a name, the ops, what makes one of an op and its right function, and what it claims."""
 
 
 def _planted(op: str, wrong: Wrong) -> Wrong:

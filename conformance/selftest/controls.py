@@ -6,7 +6,7 @@ Where one has nothing of its own to say (a dtype, a form of the call) it does wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -40,18 +40,10 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
     return enter
 
 
-_OTHERS: list[tuple[str, Sequence[str], Callable[..., Any], Sequence[str]]] = []
-
-
-def control_of(name: str, ops: Sequence[str], make: Callable[..., Any], claims: Sequence[str]) -> None:
-    """Enter what ``make`` makes of each op and its right function as the control ``name``, which claims this."""
-    _OTHERS.append((name, ops, make, claims))
-
-
 @cache
 def controls(op: str) -> tuple[Implementation, ...]:
     """All right implementations of an op, torch itself (its known deviations excused) first."""
-    from conformance.selftest import attention, contexts  # noqa: F401  (it enters its own)
+    from conformance.selftest import attention, contexts
     from conformance.selftest.kernels import RIGHT
 
     if op == attention.OP:
@@ -71,7 +63,7 @@ def controls(op: str) -> tuple[Implementation, ...]:
         found.append(Implementation("float64 autograd", provider, claims))
     found += [
         Implementation(name, SimpleNamespace(**{op: correct.with_names(op, make(op, correct.right(op)))}), {op: claims})
-        for name, ops, make, claims in _OTHERS
+        for name, ops, make, claims in contexts.CONTROLS
         if op in ops
     ]
     torchs = load(TORCH)
