@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance import deviations, runner
+import ntops.torch
+from conformance import case_files, compiler_faults, corpus, deviations, runner
 from conformance.cases import Case
 from conformance.checks import DEVIATION, FAILED, PASSED, UNCLAIMED
 from conformance.implementations import Implementation, load
@@ -149,6 +150,45 @@ def test_who_claims_no_graphs_gets_none():
 def test_graphs_with_an_out_that_no_library_can_give_are_not_asked_for():
     case = Case(op="add", args=(spec(dtype="int64"), 1), kwargs={"out": spec(0, dtype="int64")})
     assert judged("compiled", case, load("ntops.torch")).status == PASSED
+
+
+def test_an_element_that_torch_needs_too_may_be_missing():
+    case = Case(op="clamp", args=(spec(9, dtype="int32"), 0, spec()))
+    assert judged("fake", case, load("ntops.torch")).status == PASSED
+    needless = claiming("exp", "fake", lambda input, *, out=None: torch.exp(input, out=out) + 0 * input.max().item())
+    assert "DataDependentOutputException" in judged("fake", CASES["exp"], needless).message
+
+
+def saved(identity):
+    path = corpus.find(identity, [corpus.SHIPPED])
+    return case_files.read(path)
+
+
+def test_a_sign_that_torchs_compiler_loses_is_its_deviation():
+    case = saved("pow-d163f2a2e6")
+    finding = judged("compiled", case, load("ntops.torch"))
+    assert (finding.status, finding.message) == (DEVIATION, compiler_faults.SIGN)
+
+    def wrong(input, exponent, *, out=None):
+        result = torch.pow(input, exponent, out=out)
+        return result + 1 if torch.compiler.is_compiling() and out is None else result
+
+    assert judged("compiled", case, claiming("pow", "compiled", wrong)).status == FAILED
+
+
+@pytest.mark.parametrize("case", ["3c09de64da", "868e4d9f72"])
+def test_shared_operands_that_torchs_compiler_fails_of_are_its_deviation(case):
+    case = saved(f"scaled_dot_product_attention-{case}")
+    finding = judged("compiled", case, load("ntops.torch"))
+    assert (finding.status, finding.message) == (DEVIATION, compiler_faults.SHARED)
+
+    def breaks(*args, **kwargs):
+        if torch.compiler.is_compiling():
+            raise ValueError("of the library")
+        return ntops.torch.scaled_dot_product_attention(*args, **kwargs)
+
+    own = claiming("scaled_dot_product_attention", "compiled", breaks)
+    assert judged("compiled", case, own).status == FAILED
 
 
 @pytest.mark.parametrize("op", ["add", "softmax", "layer_norm", "mm"])
