@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
 import ntops.torch
-from conformance import case_files, compiler_faults, corpus, deviations, runner
+from conformance import case_files, cases, compiler_faults, corpus, deviations, runner
 from conformance.cases import Case
-from conformance.checks import DEVIATION, FAILED, PASSED, UNCLAIMED
+from conformance.checks import DEVIATION, FAILED, PASSED, RARE, UNCLAIMED
 from conformance.implementations import Implementation, load
 from conformance.selftest import contexts as planted
 from conformance.selftest import correct, defect_registry
@@ -157,6 +158,28 @@ def test_an_element_that_torch_needs_too_may_be_missing():
     assert judged("fake", case, load("ntops.torch")).status == PASSED
     needless = claiming("exp", "fake", lambda input, *, out=None: torch.exp(input, out=out) + 0 * input.max().item())
     assert "DataDependentOutputException" in judged("fake", CASES["exp"], needless).message
+
+
+@pytest.mark.parametrize("check", RARE)
+@pytest.mark.parametrize("thorough", [False, True])
+def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
+    """And one that was saved since it failed it."""
+
+    def made(case):
+        findings = runner.judge(case, load("torch"), CPU, thorough=thorough).findings
+        return check in [finding.check for finding in findings]
+
+    turn, other = (
+        next(one for seed in range(2000) if bool(cases.seed(one := of_seed(seed)) % RARE[check]) is later)
+        for later in (False, True)
+    )
+    assert made(turn)
+    assert not made(other)
+    assert made(msgspec.structs.replace(other, note=f"{check} failed for something on cpu"))
+
+
+def of_seed(seed):
+    return Case(op="neg", args=(spec(3, seed=seed),))
 
 
 def saved(identity):
