@@ -91,7 +91,7 @@ def normal(op: str, dtype: str) -> Case | None:
             args = (tensor(2, ROWS, terms), tensor(2, terms, ROWS))
         case "addmm":
             args = (tensor(ROWS), tensor(ROWS, terms), tensor(terms, ROWS))
-        case "softmax":
+        case "softmax" | "log_softmax" | "logsumexp":
             args = (tensor(2, terms), -1)
         case "layer_norm" | "rms_norm":
             args = (tensor(2, terms), (terms,))
@@ -117,7 +117,7 @@ def normal(op: str, dtype: str) -> Case | None:
             return Case(
                 op=op, args=(tensor(ROWS, terms), tensor(terms, ROWS)), kwargs={"out_dtype": cases.DType(dtype)}
             )
-        case "quantize_fp8" | "dropout" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "isnan" | "isinf":
+        case "quantize_fp8" | "dropout" | "eq" | "ne" | "lt" | "le" | "gt" | "ge" | "isnan" | "isinf" | "argmax":
             return None
         case _:
             args = (tensor(terms),)

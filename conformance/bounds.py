@@ -190,6 +190,33 @@ def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype
     return np.abs(value) * form.unit * factor + form.subnormal / 2
 
 
+# u (1.5 sum p (max - x) + 2 sqrt(K) + 8 + 2 |log s| + 2 |r|): of a sum s of exponentials relative to the largest
+# element, of which p are the shares, the relative error is an absolute one of its logarithm, which is itself off by an
+# ulp or two; and the logarithm of each part of a long row is rounded.
+
+
+def logsumexp(
+    value: np.ndarray, below: np.ndarray, logarithm: np.ndarray, terms: int, dtype: torch.dtype
+) -> np.ndarray:
+    """Bound log(sum(exp(x))): ``below`` is the mean of max - x, weighted by the exponentials; ``logarithm`` that of
+    their sum relative to the largest one; ``terms`` the length of a row."""
+    sums = SOFTMAX_ARGUMENT * below + SOFTMAX_SUM * math.sqrt(terms) + SOFTMAX_REST
+    bound = FORMATS[compute_dtype(dtype)].unit * (sums + 2 * np.abs(logarithm) + 2 * np.abs(value))
+    return np.where(np.isfinite(value), bound, 0.0)
+
+
+# The same, and u |max - x|, the rounding of the difference from the largest element.
+
+
+def log_softmax(
+    value: np.ndarray, below: np.ndarray, weighted: np.ndarray, logarithm: np.ndarray, terms: int, dtype: torch.dtype
+) -> np.ndarray:
+    """Bound log(softmax(x)): ``below`` is max - x of each element, ``weighted`` its mean over the row, weighted by the
+    exponentials, and ``logarithm`` that of the sum of these, both broadcastable."""
+    sums = logsumexp(logarithm, weighted, logarithm, terms, dtype)
+    return np.where(np.isfinite(value), sums + FORMATS[compute_dtype(dtype)].unit * below, 0.0)
+
+
 # --- products ----------------------------------------------------------------------------------------------------
 
 # 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one

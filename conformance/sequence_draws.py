@@ -33,7 +33,10 @@ WARM = 48
 """The number of calls of one shape on the same tensors in the second of as many: a recording that is made once a call
 was frequent has to be replayed with the tensors' present contents."""
 ELEMENTS = 2048
-"""The most elements of the operands of a call: a cache does not depend on them, and small calls are quick to judge."""
+"""The most elements of the operands of a call in half the sequences: few caches depend on them, and small calls are
+quick to judge."""
+WIDE = 1 << 14
+"""Those of large calls in the others, for what is only kept of long rows, large weights and many tokens."""
 NUMBERS = ("other", "exponent", "min", "max", "alpha", "beta", "eps", "scale", "p")
 """Parameters that take numbers: True, 1 and 1.0 are one key of a dict, but not the same to torch."""
 SWITCHES = ("interleaved", "training", "is_causal")
@@ -75,7 +78,9 @@ def sequences(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[CallSequenc
 
 @st.composite
 def _sequences(draw: st.DrawFn, spec: OpSpec, dtypes: tuple[str, ...]) -> CallSequence:
-    ordinary = vary(whole, draw(_small(spec.name, dtypes, _is_ordinary)), 0)
+    ordinary = vary(
+        whole, draw(_wide(spec.name, dtypes) if draw(_FLAG) else _small(spec.name, dtypes, _is_ordinary)), 0
+    )
     bases = [ordinary, *(draw(_small(spec.name, dtypes, _is_any)) for _ in range(2))]
     pairs = [_known(ordinary, known) for known in KNOWN]
     for _ in range(PAIRS):
@@ -121,7 +126,7 @@ def vary(variation: Variation, case: Case, number: int) -> Case:
     """Return a variation of a case; the case itself where there is none."""
     try:
         varied = registry()[case.op].defined(variation(case, number))
-        case_files.validate(varied, max_elements=4 * ELEMENTS)
+        case_files.validate(varied, max_elements=8 * WIDE)
         if not cases.operands(varied):
             return case
     # An impossible recipe or layout, or no case.
@@ -309,6 +314,29 @@ def _in_batch(case: Case, size: int) -> Case:
     return _each(case, other)
 
 
+def resized(case: Case, number: int) -> Case:
+    """Give one of the sizes another value, wherever operands have it: one more, half of it, or one more than twice."""
+    specs = cases.operands(case)
+    known = sorted({size for spec in specs for size in spec.shape if size > 1}, reverse=True)
+    if not known or any(map(_is_listed, specs)):
+        return case
+    was = known[number % len(known)]
+    wanted = (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3]
+
+    def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(wanted if size == was else size for size in old)
+
+    def other(name: str, value: Argument) -> Argument:
+        match value:
+            case TensorSpec():
+                return msgspec.structs.replace(value, shape=sizes(value.shape))
+            case tuple() if name == "normalized_shape":
+                return sizes(value)
+        return value
+
+    return case if _is_tied(case) else _changed(case, other)
+
+
 def turned(case: Case, number: int) -> Case:
     """Reverse all shapes: as many elements, in as many dims."""
     return _each(case, lambda spec: _with(msgspec.structs.replace(spec, shape=spec.shape[::-1]), CONTIGUOUS))
@@ -355,7 +383,7 @@ VARIATIONS: dict[str, Variation] = {
 }
 VARIATIONS |= {
     variation.__name__: variation
-    for variation in (larger, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
+    for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
 
 
@@ -382,6 +410,8 @@ KNOWN: tuple[tuple[Known, ...], ...] = (
     (*(Known(name, 0, "new", "kept") for name in ("same", "one", "word")), Known("one", 1, "new", "kept")),
     (Known("same", 0, "new", "kept"), Known("dim", 0, "new", "kept")),
     (Known("causal", 0, "new", "kept"), Known("causal", 1, "new", "kept")),
+    # By some of the sizes, and not by all.
+    (Known("same", 0, "new", "kept"), *(Known("resized", number, "new", "kept") for number in range(9))),
     # By the settings when a size was met first: the numbers lose bits in TF32.
     (Known("fresh", 0, "new", "kept", _HIGH), Known("fresh", 0, "new", "kept")),
     # In the other thread, with whatever a shorter call has left there.
@@ -397,7 +427,7 @@ KNOWN: tuple[tuple[Known, ...], ...] = (
 
 # --- what is drawn ------------------------------------------------------------------------------------------------
 
-_BASE = st.sampled_from((0, 0, 1, 2))
+_BASE, _FLAG = st.sampled_from((0, 0, 1, 2)), st.booleans()
 _OFTEN = (*("contents",) * 6, "dtype", "twin", "twin", "larger", "refused")
 _NAME = st.sampled_from((*_OFTEN, *VARIATIONS))
 _NUMBER, _SELDOM = st.integers(0, 11), st.integers(0, 5)
@@ -412,6 +442,18 @@ def _small(op: str, dtypes: tuple[str, ...], wanted: Callable[[Case], bool]) -> 
     spec = registry()[op]
     of = {dtype: spec.cases((dtype,)).filter(_is_small).filter(_has_room).filter(wanted) for dtype in dtypes}
     return st.sampled_from(dtypes).flatmap(of.__getitem__)
+
+
+@cache
+def _wide(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[Case]:
+    """Return the strategy of cases of long rows or large weights, but for float64, which takes long to judge; of few
+    elements where an op has no large ones."""
+    spec, affordable = registry()[op], tuple(dtype for dtype in dtypes if dtype != "float64")
+    if spec.large is None or not affordable:
+        return _small(op, dtypes, _is_ordinary)
+    calls = spec.large(WIDE)
+    of = {dtype: calls((dtype,)).filter(_has_wide_room).filter(_is_wide) for dtype in affordable}
+    return st.sampled_from(affordable).flatmap(of.__getitem__)
 
 
 @cache
@@ -434,10 +476,20 @@ def _is_small(case: Case) -> bool:
     return sum(math.prod(spec.shape) for spec in cases.operands(case)) <= ELEMENTS
 
 
-def _has_room(case: Case) -> bool:
+def _is_wide(case: Case) -> bool:
+    """Tell whether it has many elements where a library may keep a copy: in operands that are not the first."""
+    rest = cases.operands(case)[1:]
+    return _is_ordinary(case) and (not rest or max(math.prod(spec.shape) for spec in rest) >= ELEMENTS // 2)
+
+
+def _has_wide_room(case: Case) -> bool:
+    return _has_room(case, 4 * WIDE)
+
+
+def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:
     """Tell whether its variations, with their result and the memory that their operands lie in, are small too."""
     try:
-        case_files.validate(case, max_elements=2 * ELEMENTS)
+        case_files.validate(case, max_elements=most)
     except cases.TooLarge:
         return False
     return True
@@ -458,9 +510,14 @@ def _changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
 
 def _each(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
     """Return the case with each tensor changed; not where one argument is a part of another's memory."""
-    if any(isinstance(argument, Same | View) for argument in (*case.args, *case.kwargs.values())):
+    if _is_tied(case):
         return case
     return _changed(case, lambda _, value: change(value) if isinstance(value, TensorSpec) else value)
+
+
+def _is_tied(case: Case) -> bool:
+    """Tell whether an argument is a part of another's memory."""
+    return any(isinstance(argument, Same | View) for argument in (*case.args, *case.kwargs.values()))
 
 
 def _filled(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from strategies import dtypes as _dtypes
 from strategies import layouts as _layouts
+from strategies import models as _models
 from strategies import scalars as _scalars
 from strategies import tensors as _tensors
 from strategies.shapes import Shape, near, sizes
-from strategies.specs import Special, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 from strategies.values import LISTED, MASKED, MASKS
 
 MAX_DIM = 256
@@ -104,9 +105,9 @@ _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 _HEADS = st.sampled_from((1, 2, 3, 1, 2, 3, 8))
 _RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8, 16, 5, 6, 7))
 _LENGTHS = st.sampled_from(
-    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty")
+    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty", "cross")
 )
-_CAPPED = ("long keys", "long queries", "blocks", "chunk")
+_CAPPED = ("long keys", "long queries", "blocks", "chunk", "cross")
 _SMALL = sizes(1, 40)
 _LONG = st.sampled_from((65, 129, 200, 257, 300, 600))
 _BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130, 256)), st.sampled_from((17, 33))
@@ -158,10 +159,12 @@ def attentions(
     query_recipe, key_recipe = draw(st.sampled_from(regimes))
     value_recipe = draw(st.sampled_from(VALUES))
     special = draw(_AT_TIMES)
+    projected = draw(_AT_TIMES)
 
     def tensor(shape: Shape, recipe: str, specials: tuple[str, ...] = (), layouts=_layouts.CLASSES) -> TensorSpec:
         planted = specials if special else ()
-        return draw(_tensors.tensors(shape, dtype, values=recipe, specials=planted, layouts=layouts))
+        spec = draw(_tensors.tensors(shape, dtype, values=recipe, specials=planted, layouts=layouts))
+        return msgspec.structs.replace(spec, layout=draw(_projections(shape))) if projected else spec
 
     def keys(count: int, layouts: Sequence[str] = _layouts.CLASSES) -> TensorSpec:
         return tensor(found.rows(count), key_recipe, ("nan",), layouts)
@@ -211,6 +214,16 @@ def attentions(
     )
 
 
+@st.composite
+def _projections(draw: st.DrawFn, shape: Shape) -> Layout:
+    """The layout of heads as projections give them, (B, L, H, D), whole or with others in one."""
+    *batch, heads, _, dim = shape
+    more = draw(st.sampled_from((0, heads, 2 * heads)))
+    order = (*range(len(batch)), len(batch) + 1, len(batch), len(batch) + 2)
+    offset = draw(st.sampled_from((0, more))) * dim
+    return Layout(order=order, padding=(*(0 for _ in batch), more, 0, 0), offset=offset if 0 not in shape else 0)
+
+
 _PLAIN = ((False, None),)
 _NOT_CAUSAL = ((False, None), (False, None), (False, None), (False, "LOWER_RIGHT"))
 _CAUSAL = ((False, None), (False, "LOWER_RIGHT"), (True, None), (True, "UPPER_LEFT"), (True, "LOWER_RIGHT"))
@@ -253,6 +266,9 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
             keys = queries + draw(_HISTORY)
         case "empty":
             queries, keys = draw(st.sampled_from(((1, 0), (0, 1), (0, 0), (3, 0), (0, 5))))
+        case "cross":
+            # Whole blocks of queries, of an image, and the keys of a text.
+            queries, keys = draw(st.sampled_from((64, 128, 256))), draw(_models.widths(_models.KEYS))
     if lengths in _CAPPED:
         cap = draw(_CAP)
         queries, keys = min(queries, cap), min(keys, cap)
@@ -260,6 +276,8 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     if draw(_ONE_OF_THREE):
         dim = min(draw(_MODELS), draw(_CAP))
     value_dim = draw(draw(st.sampled_from((*(st.just(dim),) * 4, _DIMS, _WIDE_DIMS))))
+    if not float64 and draw(_ONE_OF_THREE):
+        return draw(_of_model(work, batch, queries, keys))
     if float64:
         queries, keys = min(queries, 65), min(keys, 129)
     # Many query heads to one of keys are models' with several of those; dims are lowered before either.
@@ -279,11 +297,27 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
 
 
 @st.composite
+def _of_model(draw: st.DrawFn, work: int, batch: int | None, queries: int, keys: int) -> Sizes:
+    """Heads as a model has them, and as many queries and keys as there is room for."""
+    heads, ratio, dim = draw(_models.heads())
+    # A cap is what shrinking lowers.
+    heads, ratio, dim = min(heads, draw(_CAP)), min(ratio, draw(_CAP)), min(dim, draw(_CAP))
+    heads = min(heads, max(work // (2 * dim * ratio * 32), 1))
+    room = max(work // (2 * dim * ratio * heads), 1)
+    # Few queries of many keys, as a step of decoding has them, or a prompt.
+    queries = min(queries, max(room // max(keys, 1), 1))
+    keys = min(keys, max(room // max(queries, 1), 1))
+    batch = batch and min(batch, max(room // max(queries * keys, 1), 1))
+    new = min(queries, keys)
+    return Sizes(batch, heads, ratio, queries, keys, new, dim, dim)
+
+
+@st.composite
 def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
     few = st.integers(1, 5)
     batch, heads, queries, keys, dim = draw(few), draw(few), draw(few), draw(few), draw(st.integers(1, 16))
     kinds = ("heads", "batch", "keys", "queries", "queries", "context", "square")
-    kinds += (*("blocks",) * 2, *("decode",) * 2)
+    kinds += (*("blocks",) * 2, *("decode",) * 3, "cross")
     match draw(st.sampled_from(kinds)):
         case "context":
             # A token or two of a context that is split in many parts.
@@ -297,9 +331,16 @@ def _large_sizes(draw: st.DrawFn, elements: int) -> Sizes:
             batch, heads, dim = 1, 1, draw(draw(st.sampled_from((st.integers(33, 64), _MODELS, _MODELS))))
             queries, keys = draw(st.integers(257, 300)), draw(st.integers(257, 330))
         case "decode":
-            # A token or two of a context that models have, with their head dims.
-            batch, heads, dim = 1, min(heads, 2), draw(_MODELS)
-            queries, keys = min(queries, 4), draw(st.integers(1025, 2200))
+            # A token or two of a context that models have, with their heads.
+            heads, ratio, dim = draw(_models.heads())
+            batch, heads, ratio, dim = 1, min(heads, 2), min(ratio, draw(_CAP)), min(dim, draw(_CAP))
+            queries, keys = min(queries, 4) if draw(_ONE_OF_THREE) else 1, draw(st.integers(1025, 2200))
+            return Sizes(batch, heads, ratio, queries, keys, min(queries, keys), dim, dim)
+        case "cross":
+            # Blocks of an image that attend to the keys of a text, with the heads of models.
+            heads, _, dim = draw(_models.heads())
+            batch, heads, dim = 1, min(heads, 2), min(dim, draw(_CAP))
+            queries, keys = draw(st.sampled_from((256, 1024))), draw(_models.widths(_models.KEYS))
         case "heads":
             heads, batch = draw(near(elements >> 12)), min(batch, 2)
         case "batch":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 
 from hypothesis import strategies as st
@@ -178,6 +178,7 @@ _layouts = st.composite(draw_layout)
 
 # Made once: Hypothesis spends more time on validating a strategy than on drawing from it.
 _FLAG, _STEP, _PADDING = st.booleans(), st.integers(1, 3), st.sampled_from((0, 1, 3, 8, 16))
+_PARTS, _PART_OF_MIXED = st.sampled_from((2, 3)), st.integers(0, 2).map(lambda n: n == 2)
 # Odd offsets leave an element's own alignment only; powers of two keep 16 bytes for some types and not for others.
 _OFFSET = st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33))
 
@@ -201,9 +202,14 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape, expand: bool) -> Layout:
             steps[wide[0]] = 2
         return Layout(steps=tuple(steps))
     if kind == "padded":
+        if draw(_FLAG):
+            return part(draw, shape, range(rank))
         padding = [draw(_PADDING) if dim > wide[0] else 0 for dim in range(rank)]
         padding[-1] = padding[-1] if any(padding) else 1
         return Layout(padding=tuple(padding), offset=draw(st.integers(0, padding[-1])))
+    if len(wide) > 1 and draw(_PART_OF_MIXED):
+        # A transposed part.
+        return part(draw, shape, draw(_orders(shape)))
     expanded = tuple(dim for dim in wide if draw(_FLAG)) if expand and draw(_FLAG) else ()
     mixed = Layout(
         order=draw(_orders(shape)) if draw(_FLAG) and len(wide) > 1 else (),
@@ -215,6 +221,20 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape, expand: bool) -> Layout:
     if layout_class(mixed, shape) == "mixed":
         return mixed
     return Layout(steps=tuple(2 if dim == wide[0] else 1 for dim in range(rank)), offset=1)
+
+
+def part(draw: st.DrawFn, shape: Shape, order: Sequence[int]) -> Layout:
+    """One of two or three parts of a fused projection, whose dims are stored in this order: the parts lie side by side
+    along a dim that is not the outermost."""
+    stored = [dim for dim in order if shape[dim] > 1]
+    dim = draw(st.sampled_from(stored[1:] or stored))
+    size, parts = shape[dim], draw(_PARTS)
+    within = math.prod(shape[other] for other in stored[stored.index(dim) + 1 :])
+    return Layout(
+        order=tuple(order) if list(order) != sorted(order) else (),
+        padding=tuple(size * (parts - 1) if other == dim else 0 for other in range(len(shape))),
+        offset=draw(st.integers(0, parts - 1)) * size * within,
+    )
 
 
 @cache

@@ -21,6 +21,12 @@ def _softmax_across_rows(case: Case) -> bool:
     return (dtype.name if isinstance(dtype, DType) else input.dtype) in dtype_names.HALF or input.shape[dim] >= 128
 
 
+def _half_softmax(case: Case) -> bool:
+    input, dtype = case.args[0], case.kwargs.get("dtype")
+    name = dtype.name if isinstance(dtype, DType) else input.dtype if isinstance(input, TensorSpec) else ""
+    return name in dtype_names.HALF
+
+
 def _softmax_of_long_rows(case: Case) -> bool:
     """Tell whether rows have 2^18 elements or more. With torch 2.13 the share of the bound grows with the row: 0.5 at
     2^18 elements of float32, 1.4 at 2^22; of half types, whose own rounding takes most of it, over 1 from 2^19 on."""
@@ -67,7 +73,31 @@ def _half_mean_of_others(case: Case) -> bool:
     return isinstance(input, TensorSpec) and input.dtype != _dtype_of_total(case) in dtype_names.HALF
 
 
+def _half_input(case: Case) -> bool:
+    input = case.args[0]
+    return isinstance(input, TensorSpec) and input.dtype in dtype_names.HALF
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "logsumexp of half types",
+        "torch composes it of functions each of which rounds its result to the half type: exponentials, their sum, and "
+        "its logarithm",
+        ops=("logsumexp",),
+        checks=("values", "call_forms", "layouts"),
+        devices=("cpu", "cuda"),
+        applies=_half_input,
+        case=Case(op="logsumexp", args=(tensor("bfloat16", 8, 100), 1)),
+    ),
+    Deviation(
+        "log_softmax of half types on the CPU",
+        "torch's CPU rounds the logarithm of the sum, or the difference from the maximum, to the half type",
+        ops=("log_softmax",),
+        checks=("values", "call_forms", "layouts"),
+        devices=("cpu",),
+        applies=_half_softmax,
+        case=Case(op="log_softmax", args=(tensor("bfloat16", 2), -1)),
+    ),
     Deviation(
         "softmax across rows on the CPU",
         "unless the dim is the last, torch's CPU rounds exponentials and their sum to the half type, and adds terms "

@@ -13,7 +13,7 @@ from conformance.cases import Argument, Case, DType, Ints
 from conformance.ops import _sizes
 from conformance.spec import registry
 from strategies import dtypes as dtype_names
-from strategies import layouts, shapes, tensors
+from strategies import layouts, models, shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, TensorSpec
 
@@ -22,15 +22,17 @@ WIDE = 4
 """Bytes of an element; of wider ones a call has fewer."""
 
 
-def grown(cases_of: Cases, *, rows: bool = False) -> Callable[[int], Cases]:
+def grown(
+    cases_of: Cases, *, rows: bool = False, widths: tuple[int, ...] = (*models.WIDTHS, *models.VOCABULARIES)
+) -> Callable[[int], Cases]:
     """The op's calls with large operands. What broadcasts still does, and what is normalized are the same dims.
 
-    ``rows``: elements of a row depend on each other."""
-    return lambda elements: lambda dtypes: _grown(cases_of(tuple(dtypes)), elements, rows)
+    ``rows``: elements of a row depend on each other. ``widths``: the lengths of rows that models have."""
+    return lambda elements: lambda dtypes: _grown(cases_of(tuple(dtypes)), elements, rows, widths)
 
 
 @st.composite
-def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows: bool) -> Case:
+def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows: bool, widths: tuple[int, ...]) -> Case:
     case = draw(calls)
     out = case.kwargs.get("out")
     given = [spec for spec in cases.operands(case) if spec is not out]
@@ -43,7 +45,11 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
     elements = elements * WIDE // max(size, WIDE)
     if rows and "float64" in dtypes:
         elements = min(elements, _sizes.FLOAT64_ROWS)
-    target = draw(shapes.large(len(whole), elements))
+    is_part = False
+    if len(whole) > 1 and not draw(st.integers(0, 1 if rows else 2)):
+        target, is_part = draw(_activations(len(whole), elements, widths)), draw(st.booleans())
+    else:
+        target = draw(shapes.large(len(whole), elements))
     if rows and "float64" in dtypes and draw(st.booleans()):
         # A single row: of several none is long, since few elements are evaluated.
         target = (*(1 for _ in whole[1:]), draw(shapes.near(elements)))
@@ -57,7 +63,7 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
             case TensorSpec() if old is out:
                 return old if old.shape != whole else _resized(draw, old, target, elements)
             case TensorSpec():
-                return _resized(draw, old, shape(old.shape), elements)
+                return _resized(draw, old, shape(old.shape), elements, is_part)
             case tuple(sizes) | Ints(sizes):
                 return type(old)(shape(sizes))
         return old
@@ -67,11 +73,24 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
     return registry()[case.op].defined(large)
 
 
-def _resized(draw: st.DrawFn, spec: TensorSpec, shape: Shape, elements: int) -> TensorSpec:
-    """The spec with another shape, and of its layout and special values what kind they are."""
+@st.composite
+def _activations(draw: st.DrawFn, rank: int, elements: int, widths: tuple[int, ...]) -> Shape:
+    """A shape of so many dims: rows of a model's length, of a step's tokens."""
+    width = draw(models.widths(widths, elements))
+    tokens = draw(shapes.near(max(elements // width, 1)))
+    batch = draw(st.sampled_from((1, 1, 2, 3))) if rank > 2 else 1
+    return (*(1,) * (rank - 3), *(batch,) * (rank > 2), max(tokens // batch, 1), width)
+
+
+def _resized(draw: st.DrawFn, spec: TensorSpec, shape: Shape, elements: int, is_part: bool = False) -> TensorSpec:
+    """The spec with another shape, and of its layout and special values what kind they are.
+
+    ``is_part``: one of several tensors that lie side by side, as the halves of a gated layer."""
     classes = layouts.CLASSES if spec.layout.expanded else layouts.WRITABLE
     layout = layouts.draw_layout(draw, shape, classes)
-    if layouts.storage_size(layout, shape) > 2 * elements:
+    if is_part and sum(size > 1 for size in shape) > 1:
+        layout = layouts.part(draw, shape, range(len(shape)))
+    if layouts.storage_size(layout, shape) > (3 if is_part else 2) * elements:
         layout = CONTIGUOUS
     specials = draw(tensors.planted(shape, spec.dtype, {special.value for special in spec.specials}))
     return TensorSpec(shape, spec.dtype, spec.values, spec.seed, layout, specials)

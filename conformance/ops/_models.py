@@ -14,45 +14,12 @@ from random import Random
 from conformance.cases import Argument, Case
 from conformance.spec import Benchmark, Sampled
 from strategies import dtypes as dtype_names
+from strategies.models import MODELS, Model
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 
 Shape = tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """Sizes of a published model, or of its part on one of several GPUs."""
-
-    hidden: int
-    intermediate: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-
-
-MODELS = (
-    Model(768, 3072, 12, 12, 64, 50257),  # GPT-2
-    Model(1024, 4096, 16, 16, 64, 30522),  # BERT large
-    Model(1152, 4304, 16, 16, 72, 32000),  # SigLIP so400m
-    Model(1280, 5120, 20, 20, 64, 51866),  # Whisper large v3
-    Model(1280, 5120, 8, 8, 160, 49408),  # Stable Diffusion 1.5
-    Model(896, 4864, 14, 2, 64, 151936),  # Qwen2.5 0.5B
-    Model(2048, 8192, 32, 8, 64, 128256),  # Llama 3.2 1B
-    Model(2304, 9216, 8, 4, 256, 256000),  # Gemma 2 2B
-    Model(2560, 10240, 32, 32, 80, 51200),  # Phi-2
-    Model(2880, 2880, 64, 8, 64, 201088),  # gpt-oss 20B
-    Model(3072, 8192, 32, 32, 96, 32064),  # Phi-3 mini
-    Model(3584, 18944, 28, 4, 128, 152064),  # Qwen2.5 7B
-    Model(4096, 11008, 32, 32, 128, 32000),  # Llama 2 7B
-    Model(4096, 14336, 32, 8, 128, 128256),  # Llama 3 8B
-    Model(4544, 18176, 71, 1, 64, 65024),  # Falcon 7B
-    Model(5120, 13824, 40, 40, 128, 32000),  # Llama 2 13B
-    Model(6144, 24576, 64, 64, 96, 50432),  # GPT-NeoX 20B
-    Model(7168, 18432, 128, 128, 192, 129280),  # DeepSeek V3, keys and queries
-    Model(7168, 28672, 64, 64, 112, 50432),  # MPT 30B
-    Model(8192, 28672, 64, 8, 128, 128256),  # Llama 3 70B
-)
 PREFILL = (64, 128, 197, 256, 384, 512, 577, 777, 1000, 1024, 1500, 2048, 3000, 4096, 4608, 8192)
 SEQUENCES = (1, 2, 3, 5, 8, 16, 24, 33, 64, 128, 256)
 ODD = (77, 300, 333, 1001, 5003, 10007)

@@ -19,8 +19,8 @@ from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Parts
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors, values
-from strategies.specs import TensorSpec
+from strategies import models, shapes, tensors, values
+from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
 
@@ -36,11 +36,11 @@ RECIPES = st.sampled_from((*(None,) * 16, *values.ROWS))
 @st.composite
 def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[int, ...]]:
     """A tensor and its last dims that are normalized: few long rows or many short ones, several dims, now and then
-    none or empty ones, or rows longer than any tile."""
+    none or empty ones, rows longer than any tile, or hidden states and heads of models."""
     dtype = draw(dtype_names.dtypes(dtypes))
     budget = _sizes.FLOAT64_ELEMENTS if dtype == "float64" else _sizes.ELEMENTS
-    kind = draw(st.sampled_from(("rows", "rows", "rows", "dims", "dims", "dims", "long")))
-    if kind == "long" and dtype == "float64":
+    kind = draw(st.sampled_from(("rows", "rows", "rows", "dims", "dims", "dims", "long", "hidden", "heads")))
+    if kind in ("long", "hidden", "heads") and dtype == "float64":
         kind = "rows"
     match kind:
         case "rows":
@@ -53,7 +53,17 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[in
             dims = draw(st.integers(1, len(shape)))
         case "long":
             shape, dims = (draw(st.integers(1, 2)), draw(st.sampled_from(_sizes.LONG_COLUMNS))), 1
+        case "hidden":
+            shape, dims = (draw(st.integers(1, 3)), draw(models.widths(models.HIDDEN))), 1
+        case "heads":
+            heads, _, dim = draw(models.heads())
+            shape, dims = (draw(st.integers(1, 3)), min(heads, budget // dim), dim), 1
     input = draw(tensors.tensors(shape, dtype))
+    if kind == "heads" and draw(st.booleans()):
+        # Beside other heads, as one projection gives them.
+        _, heads, dim = shape
+        layout = Layout(padding=(0, 2 * heads, 0), offset=heads * dim * draw(st.integers(0, 2)))
+        input = msgspec.structs.replace(input, layout=layout)
     if (recipe := draw(RECIPES)) is not None:
         input = msgspec.structs.replace(input, values=recipe, specials=())
     return input, shape[-dims:]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from conformance.ops import _sizes
 from conformance.spec import OUTS as every_out
 from conformance.spec import Batch, Benchmark, Call, Parts
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors
+from strategies import layouts, models, shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
@@ -100,13 +102,14 @@ def _any(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @st.composite
 def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int, int, int]:
-    """(M, K, N): mostly any; now and then one dim or all of them over several blocks, a long K, or a size of 0.
+    """(M, K, N): mostly any; now and then one dim or all of them over several blocks, a long K, sizes of models, or a
+    size of 0.
 
     ``modest``: smaller where nothing is said of blocks, for ops that share the kernel of ``mm``."""
     work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
     small = shapes.sizes(1, 40)
-    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty")
-    match draw(st.sampled_from((*("any",) * 7, *("wide",) * 4, *seldom))):
+    seldom = ("blocks", "blocks", "long", "long", "deep", "empty", "empty", *("models",) * 5)
+    match draw(st.sampled_from((*("any",) * 6, *("wide",) * 4, *seldom))):
         case "any":
             largest = _sizes.PRODUCT_MODEST if modest else _sizes.PRODUCT_DIM
             return draw(shapes.products(min_size=1, max_size=largest, work=work))
@@ -122,6 +125,8 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
             found = [draw(side), draw(st.sampled_from(_sizes.PRODUCT_DEEP)), draw(side)]
         case "long" | "deep":
             found = [draw(shapes.sizes(1, 20)), draw(st.sampled_from(_sizes.PRODUCT_TERMS)), draw(shapes.sizes(1, 20))]
+        case "models":
+            return draw(models.products(work))
         case "empty":
             found = [draw(shapes.sizes(0, 40)) for _ in range(3)]
             # Of no terms there is a result.
@@ -129,13 +134,18 @@ def sizes(draw: st.DrawFn, float64: bool, *, modest: bool = False) -> tuple[int,
     return found[0], found[1], found[2]
 
 
+MANY_TERMS = 768
+"""The least K whose numbers are mostly plain."""
+_LARGE = ("rows", "columns", "terms", "tiles", "deep", "square", "layer")
+
+
 @st.composite
 def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
     """(M, K, N) of a large product: a square, a long K, many rows or columns, many tiles of few or many terms, a layer
-    whose sizes are all multiples of 64, or a few tokens and a layer's weights; each matrix within ``elements``, weights
-    within about twice that."""
+    whose sizes are all multiples of 64, or a few tokens and a layer's weights, of a model or of any sizes; each matrix
+    within ``elements``, weights within about twice that."""
     few = st.integers(1, 8)
-    match draw(st.sampled_from(("rows", "columns", "terms", "tiles", "deep", "square", "layer", *("weights",) * 3))):
+    match draw(st.sampled_from((*_LARGE, *("weights",) * 2, *("linear",) * 3))):
         case "deep":
             # Several blocks of rows, of columns and of K, none of which need be full.
             side = st.integers(129, 160)
@@ -144,10 +154,12 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
             side = st.sampled_from((256, 320, 512) if elements >= 1 << 24 else (256,))
             terms = draw(st.sampled_from((2048, 2112, 4096) if elements >= 1 << 24 else (2048, 2112)))
             return draw(side), terms, draw(side)
-        case "weights":
+        case "weights" | "linear" as kind:
             tokens = draw(st.sampled_from((1, 2, 7, 16, 17, 33, 48, 64, 100, 128)))
             # Many tokens times the largest weights take torch's CPU a minute, of float16.
             most = elements if tokens < 48 else min(elements, _sizes.WHOLE)
+            if kind == "linear":
+                return tokens, *draw(models.linear(max(most, min(2 * most, 2 * _sizes.WHOLE))))
             terms = math.isqrt(most) * draw(st.sampled_from((1, 1, 2, 4))) + draw(st.sampled_from((0, 1, 32, -3)))
             return tokens, terms, max(most, min(2 * most, 2 * _sizes.WHOLE)) // terms + draw(st.integers(-40, 40))
         case "rows":
@@ -165,12 +177,24 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
 
 
 @st.composite
-def large_values(draw: st.DrawFn, elements: int) -> dict[str, Sequence[str]]:
-    """Options of tensors: of most large calls numbers of which each term counts, since one NaN of a long K hides all
-    others."""
-    if not elements or draw(st.integers(0, 3)) == 3:
+def large_values(draw: st.DrawFn, elements: int, terms: int = 0) -> dict[str, Sequence[str]]:
+    """Options of tensors: of most large calls, and of those of many terms, numbers of which each term counts, since one
+    NaN of a long K hides all others."""
+    if not (elements or terms >= MANY_TERMS) or draw(st.integers(0, 3)) == 3:
         return {}
     return {"values": ("normal", "uniform", "integers", "positive", "uneven"), "specials": ()}
+
+
+@st.composite
+def weights(draw: st.DrawFn, shape: tuple[int, ...], dtype: str, **options: Any) -> TensorSpec:
+    """A second factor: in one call of four turned, as layers keep their weights, whole or a part of packed ones."""
+    spec = draw(tensors.tensors(shape, dtype, **options))
+    if len(shape) < 2 or min(shape[-2:]) < 2 or draw(st.integers(0, 3)) < 3:
+        return spec
+    rank = len(shape)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    layout = layouts.part(draw, shape, order) if draw(st.booleans()) else Layout(order=order)
+    return msgspec.structs.replace(spec, layout=layout)
 
 
 @st.composite

@@ -35,9 +35,11 @@ FULL = 1 << 26
 
 
 @st.composite
-def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool, empty: bool) -> tuple[TensorSpec, Argument]:
+def inputs(
+    draw: st.DrawFn, dtypes: Sequence[str], float64: bool, empty: bool, several: bool = True
+) -> tuple[TensorSpec, Argument]:
     """A tensor and the dims that are reduced: rows of several blocks, rows that several programs share, or any dims of
-    any shape; ``empty``: there may be none of their elements."""
+    any shape; ``empty``: there may be none of their elements; ``several``: else one dim or all."""
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
     kind = draw(st.sampled_from(("rows", "rows", "dims", "dims", "dims", "long")))
     dim: Argument
@@ -50,11 +52,17 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool, empty: bool) -
             shape, dim = draw(st.sampled_from((((rows, columns), -1), ((columns, rows), 0), ((1, columns, rows), 1))))
         case "long":
             columns = draw(st.one_of(st.sampled_from(_sizes.LONG_COLUMNS), st.just(_sizes.MANY_ELEMENTS - 1)))
-            shape, dim = draw(st.sampled_from((((columns,), None), ((columns, 1), 0), ((1, columns), (0, 1)))))
+            shape, dim = draw(
+                st.sampled_from((((columns,), None), ((columns, 1), 0), ((1, columns), (0, 1) if several else 1)))
+            )
         case _:
             rank = draw(st.sampled_from((1, 2, 3, 4, 5, 0)))
             shape = draw(shapes.shapes(rank, rank, min_size=0 if empty else 1, budget=budget))
-            dim = draw(dims(shape))
+            dim = draw(dims(shape) if several else st.one_of(st.none(), shapes.dims(shape)))
+            # A dim that stays may be empty all the same.
+            kept = [place for place in range(rank) if place not in reduced(dim, rank)]
+            if not empty and kept and not draw(st.integers(0, 15)):
+                shape = tuple(0 if place == kept[0] else size for place, size in enumerate(shape))
     input = draw(tensors.tensors(shape, dtypes))
     if input.dtype in dtype_names.FLOATING and (recipe := draw(norms.RECIPES)) is not None:
         input = msgspec.structs.replace(input, values=recipe, specials=())
@@ -89,23 +97,36 @@ def result_shape(shape: Shape, dim: Any, keepdim: bool) -> Shape:
     return tuple(1 if place in dims else size for place, size in enumerate(shape) if keepdim or place not in dims)
 
 
-def cases(op: str, dtype_of: Callable[..., str], casts: Callable[[str], Sequence[str]], empty: bool) -> Any:
+def cases(
+    op: str,
+    dtype_of: Callable[..., str],
+    casts: Callable[[str], Sequence[str]],
+    empty: bool,
+    without_dim: Sequence[str] = (),
+    several: bool = True,
+    named: bool = False,
+) -> Any:
     """Calls of an op. ``dtype_of``: the dtype of the result for an input of one; ``casts``: the dtypes that ``dtype=``
-    may name for it; ``empty``: whether nothing may be reduced."""
+    may name for it; ``empty``: whether nothing may be reduced; ``without_dim``: what is taken without ``dim``, beside
+    ``dtype``; ``several``: whether several dims may be named; ``named``: whether one must
+    be."""
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         supported = [name for name in dtypes if dtype_of(name) or {*casts(name)} & {*dtypes}]
         dtype = draw(dtype_names.dtypes(supported))
-        named = [name for name in casts(dtype) if name in dtypes]
-        target = draw(st.sampled_from((None, None, *named))) if dtype_of(dtype) else draw(st.sampled_from(named))
-        input, dim = draw(inputs((dtype,), "float64" in (dtype, target), empty))
+        targets = [name for name in casts(dtype) if name in dtypes]
+        target = draw(st.sampled_from((None, None, *targets))) if dtype_of(dtype) else draw(st.sampled_from(targets))
+        input, dim = draw(inputs((dtype,), "float64" in (dtype, target), empty, several))
+        if named and dim in (None, ()):
+            dim = tuple(range(len(input.shape))) or 0
         keepdim = draw(st.sampled_from((None, None, True, False)))
         shape = result_shape(input.shape, dim, bool(keepdim))
         out = draw(outs(shape, target or dtype_of(dtype)))
-        if dim is None and keepdim is None and out is None and draw(st.booleans()):
-            return elementwise.case(op, (input,), dtype=DType(target) if target else None)
-        return elementwise.case(op, (input, dim), keepdim=keepdim, dtype=DType(target) if target else None, out=out)
+        kwargs = {"keepdim": keepdim, "dtype": DType(target) if target else None, "out": out}
+        given = {name for name, value in kwargs.items() if value is not None} - {"dtype", *without_dim}
+        left_out = dim is None and not given and draw(st.booleans())
+        return elementwise.case(op, (input,) if left_out else (input, dim), **kwargs)
 
     return draws
 
@@ -128,52 +149,69 @@ def outs(draw: st.DrawFn, shape: Shape, dtype: str) -> TensorSpec | None:
 # --- refused calls -----------------------------------------------------------------------------------------------
 
 
-def refused(op: str, dtype_of: Callable[..., str], *, dtype: bool, empty: bool) -> Any:
-    """Calls that torch refuses; ``dtype``: the op takes ``dtype=``; ``empty``: nothing may be reduced."""
+def refused(
+    op: str,
+    dtype_of: Callable[..., str],
+    *,
+    dtype: bool,
+    empty: bool,
+    beside_dim: Sequence[str] = (),
+    several: bool = True,
+    wrong_outs: Sequence[str] = dtype_names.FLOATING,
+) -> Any:
+    """Calls that torch refuses; ``dtype``: the op takes ``dtype=``; ``empty``: nothing may be reduced; ``beside_dim``:
+    what is taken only with ``dim``; ``several``: several dims may be named; ``wrong_outs``: dtypes that ``out``
+    may not have, but that of the result."""
 
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         names = [name for name in dtypes if dtype_of(name)]
         input = draw(tensors.tensors(shapes.shapes(max_rank=3, min_size=1, budget=512), names))
         rank = max(len(input.shape), 1)
-        kinds = ["dim", "twice", "dim type", "keepdim", "out dtype", "tensor"]
-        kinds += ["dtype"] * dtype + ["empty"] * (not empty) + ["integers"] * (not dtype_of("int32"))
+        kinds = ["dim", "twice" if several else "several", "dim type", "keepdim", "out dtype", "tensor"]
+        kinds += (
+            ["no dim"] * bool(beside_dim)
+            + ["dtype"] * dtype
+            + ["empty"] * (not empty)
+            + ["integers"] * (not dtype_of("bool"))
+        )
         match draw(st.sampled_from(kinds)):
             case "dim":
                 wrong = draw(st.sampled_from((rank, rank + 3, -rank - 1)))
-                return Case(op=op, args=(input, draw(st.sampled_from((wrong, (0, wrong) if rank > 1 else (wrong,))))))
+                return Case(op=op, args=(input, draw(st.sampled_from((wrong, *[(0, wrong)[-rank:]] * several)))))
             case "twice":
                 return Case(op=op, args=(input, draw(st.sampled_from(((0, 0), (0, -rank), (rank - 1, 0, -1))))))
+            case "several":
+                return Case(op=op, args=(input, draw(st.sampled_from(((), (0,), (0, -1), Ints((0,)))))))
             case "dim type":
                 # No text: torch 2.11 takes it for the name of a dim, later ones refuse its type.
                 return Case(op=op, args=(input, draw(st.sampled_from((1.0, True)))))
             case "keepdim":
                 return Case(op=op, args=(input, 0, draw(st.sampled_from((1, 0.0, "x")))))
+            case "no dim" if draw(st.booleans()) and "out" in beside_dim:
+                return elementwise.case(op, (input,), out=TensorSpec((), dtype_of(input.dtype)))
+            case "no dim":
+                return Case(op=op, args=(input,), kwargs={"keepdim": draw(st.booleans())})
             case "tensor":
                 return Case(op=op, args=(draw(st.sampled_from((2, 1.5, "x", (1, 2)))), 0))
             case "dtype":
                 return Case(op=op, args=(input, 0), kwargs={"dtype": draw(st.sampled_from(("float32", 3)))})
             case "empty":
                 nothing = TensorSpec(draw(st.sampled_from(((0, 3), (2, 0)))), input.dtype)
-                return Case(op=op, args=(nothing, draw(st.sampled_from((nothing.shape.index(0), (0, 1), None)))))
+                return Case(
+                    op=op, args=(nothing, draw(st.sampled_from((nothing.shape.index(0), None, *[(0, 1)] * several))))
+                )
             case "integers":
-                whole = draw(st.sampled_from(dtype_names.INTEGRAL + dtype_names.BOOL))
+                names = (*dtype_names.INTEGRAL, *dtype_names.BOOL)
+                whole = draw(st.sampled_from([name for name in names if not dtype_of(name)]))
                 return Case(op=op, args=(draw(tensors.tensors((3, 5), whole)), 0))
         # The result's dtype is settled, and it is not that of ``out``.
         found = dtype_of(input.dtype)
-        other = draw(dtype_names.dtypes([name for name in dtype_names.FLOATING if name != found]))
+        other = draw(dtype_names.dtypes([name for name in wrong_outs if name != found]))
         out = TensorSpec(result_shape(input.shape, 0, False), other)
         return elementwise.case(op, (input, 0), dtype=DType(found) if dtype else None, out=out)
 
     return draws
-
-
-def widened(case: Case) -> Case | None:
-    """``keepdim`` and ``out`` without ``dim``, which ``torch.sum`` does not take: all dims."""
-    given = case.kwargs.keys() & {"keepdim", "out"}
-    if len(case.args) != 1 or "dim" in case.kwargs or not given:
-        return None
-    return msgspec.structs.replace(case, args=(*case.args, None))
 
 
 # --- parts -------------------------------------------------------------------------------------------------------
@@ -285,17 +323,19 @@ def gradient_of_total(mean: bool, call: Call, dout: torch.Tensor) -> dict[int | 
 # --- specs -------------------------------------------------------------------------------------------------------
 
 
-def benchmarks(op: str) -> tuple[Benchmark, ...]:
-    """Rows, columns, and all elements of 64 Mi."""
+def benchmarks(op: str, result: str = "", *, named: bool = False) -> tuple[Benchmark, ...]:
+    """Rows, columns, and all elements of 64 Mi; ``result``: the dtype of the result, if it is not the input's;
+    ``named``: whether a dim must be named."""
 
     def one(shape: Shape, dtype: str, *args: Argument) -> Benchmark:
-        size, result = dtype_names.format_of(dtype).bits // 8, math.prod(result_shape(shape, *(args or (None,)), False))
+        read, written = (dtype_names.format_of(name).bits // 8 for name in (dtype, result or dtype))
+        results = math.prod(result_shape(shape, *(args or (None,)), False))
         case = Case(op=op, args=(TensorSpec(shape=shape, dtype=dtype), *args))
-        return Benchmark(case, bytes=(math.prod(shape) + result) * size, flops=math.prod(shape))
+        return Benchmark(case, bytes=math.prod(shape) * read + results * written, flops=math.prod(shape))
 
     along = (one((rows, columns), dtype, -1) for rows, columns, dtype in _sizes.BENCHMARK_ROWS)
     across = (one((8192, 8192), dtype, 0) for dtype in ("bfloat16", "float32"))
-    full = (one((FULL,), dtype) for dtype in ("bfloat16", "float32"))
+    full = (one((FULL,), dtype, *[0] * named) for dtype in ("bfloat16", "float32"))
     return (*along, *across, *full)
 
 
@@ -316,16 +356,19 @@ def _mean_dtype(name: str) -> str:
 def total_spec(name: str, function: Function, *, mean: bool = False) -> OpSpec:
     """The OpSpec of a sum or a mean."""
     dtype_of = _mean_dtype if mean else _sum_dtype
-    legal = cases(name, dtype_of, (lambda one: dtype_names.FLOATING) if mean else _sum_casts, True)
+    legal = cases(
+        name, dtype_of, (lambda one: dtype_names.FLOATING) if mean else _sum_casts, True, ("out",) if mean else ()
+    )
     return OpSpec(
         name=name,
         reference=function,
         cases=legal,
         large=_large.grown(legal, rows=True),
-        refused=refused(name, dtype_of, dtype=True, empty=True),
+        refused=refused(
+            name, dtype_of, dtype=True, empty=True, beside_dim=("keepdim",) if mean else ("keepdim", "out")
+        ),
         dtypes=dtype_names.FLOATING if mean else dtype_names.ALL,
         outs=OUTS,
-        widened=widened,
         batch=batch,
         parts=parts,
         expected=partial(total, mean=mean),

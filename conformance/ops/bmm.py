@@ -13,11 +13,11 @@ from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_products as gradients
-from conformance.ops import _models
+from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import tensors
+from strategies import models, tensors
 from strategies.specs import Layout
 
 
@@ -29,7 +29,12 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     else:
         m, k, n = draw(products.sizes(dtype == "float64", modest=True))
         batch = draw(products.batches(m, k, n))
-    options = draw(products.large_values(elements))
+        if draw(st.integers(0, 7)) == 7:
+            # Scores of heads.
+            batch = draw(st.sampled_from((8, 12, 14)))
+            work = _sizes.FLOAT64_WORK // (16 if dtype == "float64" else 4)
+            m, k, n = draw(models.products(work, ("scores",), _sizes.MANY_ELEMENTS // batch))
+    options = draw(products.large_values(elements, k))
     between = not elements and draw(st.integers(0, 15)) == 15
     if between:
         # As many matrices as they have rows, which lie between those: strides alone tell one dim from the other.
@@ -39,7 +44,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     if between:
         first = replace(first, layout=Layout(order=(1, 0, 2)))
     square = m == k == n
-    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((batch, k, n), dtype, **options))
+    second = Same(0) if square and draw(st.booleans()) else draw(products.weights((batch, k, n), dtype, **options))
     return elementwise.case("bmm", (first, second), out=draw(products.outs((batch, m, n), dtype)))
 
 

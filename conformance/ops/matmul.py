@@ -18,7 +18,7 @@ from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
 from conformance.spec import Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors
+from strategies import models, shapes, tensors
 from strategies.specs import CONTIGUOUS, TensorSpec
 
 RANKS = ("N, N", "N, 2", "2, N", "1, N", "N, 1", "2, 2", "1, 2", "2, 1", "1, 1")
@@ -30,6 +30,11 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
     if elements:
         return draw(_large(dtype, elements))
+    if draw(st.integers(0, 7)) == 7:
+        first, second = draw(_of_models(dtype))
+        options = draw(products.large_values(0, first[-1]))
+        factors = draw(tensors.tensors(first, dtype, **options)), draw(products.weights(second, dtype, **options))
+        return Case(op="matmul", args=factors)
     m, k, n = draw(products.sizes(dtype == "float64", modest=True))
     left, right = draw(st.sampled_from(RANKS)).split(", ")
     most = min(_sizes.PRODUCT_BATCH, max(2, _sizes.PRODUCT_BATCH_WORK // max(m * k * n, 1)))
@@ -41,12 +46,28 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         first, second = draw(st.permutations(((outer, inner), (inner,))))
     operands = {"1": ((k,), (k,)), "2": ((m, k), (k, n)), "N": ((*first, m, k), (*second, k, n))}
     shape = (operands[left][0], operands[right][1])
-    args = tuple(draw(tensors.tensors(one, dtype)) for one in shape)
+    options = draw(products.large_values(0, k))
+    args = (draw(tensors.tensors(shape[0], dtype, **options)), draw(products.weights(shape[1], dtype, **options)))
     out = draw(products.outs(result_shape(*shape), dtype))
     if isinstance(out, TensorSpec) and (left == "N" != right or (left, right) == ("1", "N")):
         # torch may make one product of the batch, and refuses an out= in whose strides it is not one.
         out = replace(out, layout=CONTIGUOUS)
     return elementwise.case("matmul", args, out=out)
+
+
+@st.composite
+def _of_models(draw: st.DrawFn, dtype: str) -> tuple[tuple[int, ...], ...]:
+    """A token of each of some sequences times a weight, or groups of heads times what each group shares."""
+    work = _sizes.FLOAT64_WORK // 4 if dtype == "float64" else _sizes.FLOAT64_WORK
+    if draw(st.booleans()):
+        batch = draw(st.sampled_from((2, 3, 5, 8)))
+        _, k, n = draw(models.products(work // batch, ("down", "up", "router")))
+        return (batch, 1, k), (k, n)
+    heads, ratio, dim = draw(models.heads())
+    heads, ratio = min(heads, 3), max(min(ratio, 8), 2)
+    batch, rows, keys = draw(st.integers(1, 2)), draw(st.integers(1, 4)), draw(shapes.sizes(1, 40))
+    rows = min(rows, max(work // (batch * heads * ratio * dim * keys), 1))
+    return (batch, heads, ratio, rows, dim), (batch, heads, 1, dim, keys)
 
 
 @st.composite

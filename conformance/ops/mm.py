@@ -23,10 +23,10 @@ from strategies import tensors
 def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
     m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64"))
-    options = draw(products.large_values(elements))
+    options = draw(products.large_values(elements, k))
     first = draw(tensors.tensors((m, k), dtype, **options))
     square = m == k == n
-    second = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), dtype, **options))
+    second = Same(0) if square and draw(st.booleans()) else draw(products.weights((k, n), dtype, **options))
     return elementwise.case("mm", (first, second), out=draw(products.outs((m, n), dtype)))
 
 

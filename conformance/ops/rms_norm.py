@@ -18,6 +18,7 @@ from conformance.ops import _large, _models
 from conformance.ops import _norms as norms
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
+from strategies import models
 
 
 @st.composite
@@ -80,7 +81,7 @@ SPEC = OpSpec(
     name="rms_norm",
     reference=torch.nn.functional.rms_norm,
     cases=cases,
-    large=_large.grown(cases, rows=True),
+    large=_large.grown(cases, rows=True, widths=models.HIDDEN),
     refused=refused,
     dtypes=norms.DTYPES,
     batch=norms.batch,

@@ -19,7 +19,7 @@ from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _models, _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors
+from strategies import models, shapes, tensors
 from strategies.specs import Layout, TensorSpec
 
 DTYPES = dtype_names.FLOATING
@@ -85,8 +85,11 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         affordable = elements // 16 if dtype == "float64" else elements
         batch, length, heads, half = draw(shapes.large(4, min(affordable, _sizes.WHOLE) // 2))
         if draw(st.booleans()):
-            heads, half = draw(st.sampled_from(_sizes.PROMPT_HEADS))
+            heads, half = draw(st.one_of(st.sampled_from(_sizes.PROMPT_HEADS), _model_heads()))
             batch, length = 1, draw(st.integers(33, max(33, affordable // (8 * heads * half))))
+    elif dtype != "float64" and draw(st.integers(0, 5)) == 5:
+        heads, half = draw(_model_heads())
+        batch, length = draw(st.integers(1, 2)), draw(st.integers(1, max(1, _sizes.ELEMENTS // (4 * heads * half))))
     else:
         batch, length, heads, half = draw(shapes.shapes(4, 4, budget=_sizes.ELEMENTS // 2))
     rows = length + min(draw(st.sampled_from((0, 0, 1, 5, 70, 300))), _sizes.ELEMENTS // max(half, 1))
@@ -96,6 +99,11 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     tables = (draw(tensors.tensors((rows, half), table_dtype, values=values)) for _ in range(2))
     interleaved = draw(st.sampled_from((None, True, False, False)))
     return elementwise.case("rotary_position_embedding", (input, *tables), interleaved=interleaved, inplace=inplace)
+
+
+def _model_heads() -> st.SearchStrategy[tuple[int, int]]:
+    """Query heads of a model, and pairs of a head."""
+    return models.heads().map(lambda found: (found[0] * found[1], found[2] // 2))
 
 
 @st.composite
@@ -138,6 +146,8 @@ def batch(case: Case) -> Batch | None:
     """Sequences or heads."""
     input = case.args[0]
     assert isinstance(input, TensorSpec)
+    if len(input.shape) != 4:
+        return None
     chosen = elementwise.chosen(seed(case), [dim for dim in (0, 2) if input.shape[dim] > 1])
     return None if chosen is None else Batch(input.shape[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
 

@@ -18,7 +18,8 @@ from conformance.ops import _large, _models, _sizes
 from conformance.ops import _norms as norms
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors
+from strategies import models, shapes, tensors
+from strategies.layouts import CLASSES
 from strategies.specs import Special, TensorSpec
 from strategies.values import MASKED
 
@@ -32,21 +33,30 @@ def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 @st.composite
 def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[TensorSpec, int]:
-    """A tensor and one of its dims: any shape, or rows of several blocks; now and then with blocks or rows of -inf."""
+    """A tensor and one of its dims: any shape, rows of several blocks, or what models have; now and then with blocks or
+    rows of -inf."""
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
     if draw(st.integers(0, 15)) == 15:
         return draw(masked_from_the_left(dtypes, float64)), -1
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(("rows", "rows", "rows", "any", "any", "any", "model", "channels")))
+    if kind == "rows":
         rows, columns = draw(
             shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
         )
         # The dim of the rows may be first: then neighbours in a row lie far apart.
         shape, dim = draw(st.sampled_from((((rows, columns), -1), ((columns, rows), 0), ((1, columns, rows), 1))))
+    elif kind == "model":
+        shape, dim = draw(_of_models(budget)), -1
+    elif kind == "channels":
+        # The classes of each pixel.
+        rank = draw(st.sampled_from((4, 3)))
+        shape, dim = draw(shapes.shapes(rank, rank, min_size=1, budget=budget)), 1
     else:
         rank = draw(st.sampled_from((1, 2, 3, 4, 5, 0)))
         shape = draw(shapes.shapes(rank, rank, budget=budget))
         dim = draw(shapes.dims(shape))
-    input = draw(tensors.tensors(shape, dtypes))
+    classes = ("contiguous", "channels_last", "mixed") if kind == "channels" else CLASSES
+    input = draw(tensors.tensors(shape, dtypes, layouts=classes))
     if input.dtype in dtype_names.FLOATING and draw(st.integers(0, 3)) == 3 and input.shape:
         start = draw(st.sampled_from((0, 1, input.shape[-1])))
         run = draw(st.sampled_from((1, 16, 64, 256, input.shape[-1])))
@@ -56,6 +66,16 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) -> tuple[Tenso
     elif input.dtype in dtype_names.FLOATING and (recipe := draw(norms.RECIPES)) is not None:
         input = msgspec.structs.replace(input, values=recipe, specials=())
     return input, dim
+
+
+@st.composite
+def _of_models(draw: st.DrawFn, budget: int) -> shapes.Shape:
+    """Tokens by experts, or heads by queries by keys."""
+    if draw(st.booleans()):
+        columns = draw(models.widths(models.EXPERTS))
+        return draw(shapes.sizes(1, max(min(70, budget // columns), 1))), columns
+    columns, heads = draw(models.widths(models.KEYS)), draw(st.integers(1, 4))
+    return heads, draw(shapes.sizes(1, max(budget // (columns * heads), 1))), columns
 
 
 @st.composite
@@ -111,12 +131,12 @@ def batch(case: Case) -> Batch | None:
 
 def parts(call: Call) -> Parts:
     """Rows."""
-    input, dim, _ = _arguments(*call.args, **call.kwargs)
+    input, dim, _ = arguments(*call.args, **call.kwargs)
     return elementwise.parts(call, [other for other in range(input.ndim) if other != dim % input.ndim])
 
 
 def expected(call: Call) -> Expected:
-    input, dim, dtype = _arguments(*call.args, **call.kwargs)
+    input, dim, dtype = arguments(*call.args, **call.kwargs)
     if not input.numel():
         return elementwise.exactly(call, input.to(dtype))
     x = oracle.operand(input, dtype)
@@ -137,9 +157,7 @@ def expected(call: Call) -> Expected:
     return elementwise.within(call, value, bound, dtype, low=low)
 
 
-def _arguments(
-    input: torch.Tensor, dim: int, dtype: torch.dtype | None = None
-) -> tuple[torch.Tensor, int, torch.dtype]:
+def arguments(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, int, torch.dtype]:
     return input, dim, dtype or input.dtype
 
 
@@ -152,9 +170,9 @@ def _softmax(row: list[mpmath.mpf]) -> list[mpmath.mpf]:
     return [term / total for term in terms]
 
 
-def benchmark(rows: int, columns: int, dtype: str) -> Benchmark:
+def benchmark(rows: int, columns: int, dtype: str, op: str = "softmax") -> Benchmark:
     size = dtype_names.format_of(dtype).bits // 8
-    case = Case(op="softmax", args=(TensorSpec(shape=(rows, columns), dtype=dtype), -1))
+    case = Case(op=op, args=(TensorSpec(shape=(rows, columns), dtype=dtype), -1))
     # Per element a comparison, a subtraction, an exponential, an addition and a division.
     return Benchmark(case, bytes=2 * rows * columns * size, flops=5 * rows * columns)
 
@@ -163,7 +181,7 @@ SPEC = OpSpec(
     name="softmax",
     reference=softmax,
     cases=cases,
-    large=_large.grown(cases, rows=True),
+    large=_large.grown(cases, rows=True, widths=models.VOCABULARIES),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,

@@ -43,7 +43,7 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
 @cache
 def controls(op: str) -> tuple[Implementation, ...]:
     """All right implementations of an op, torch itself (its known deviations excused) first."""
-    from conformance.selftest import attention, contexts
+    from conformance.selftest import attention, contexts, four_kernels
     from conformance.selftest.kernels import RIGHT
 
     if op == attention.OP:
@@ -52,6 +52,7 @@ def controls(op: str) -> tuple[Implementation, ...]:
     else:
         _CONTROLS["float64, rounded once"].setdefault(op, correct.right(op))
     _CONTROLS.setdefault("Triton kernels", RIGHT)
+    _CONTROLS.setdefault("kernels of study notes", four_kernels.RIGHT)
     found = [
         Implementation(name, SimpleNamespace(**{op: correct.with_names(op, functions[op])}), {op: ("deterministic",)})
         for name, functions in _CONTROLS.items()

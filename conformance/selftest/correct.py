@@ -144,6 +144,12 @@ def _softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return dtype, powers / powers.sum(dim, keepdim=True)
 
 
+def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[torch.dtype, Value]:
+    dtype = dtype or input.dtype
+    x = wide(input, dtype)
+    return dtype, x.log_softmax(dim) if x.numel() and dtype in NARROW else None
+
+
 def _total(
     input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> tuple[torch.dtype, Value]:
@@ -156,6 +162,13 @@ def _mean(
 ) -> tuple[torch.dtype, Value]:
     dtype = dtype or input.dtype
     return dtype, wide(input, dtype).mean(dim, keepdim) if dtype in NARROW else None
+
+
+def _logsumexp(
+    input: torch.Tensor, dim: Any, keepdim: bool = False, *, out: torch.Tensor | None = None
+) -> tuple[torch.dtype, Value]:
+    dtype = input.dtype if input.is_floating_point() else torch.get_default_dtype()
+    return dtype, wide(input, dtype).logsumexp(dim, keepdim) if dtype in NARROW else None
 
 
 def _dims(shape: Any) -> tuple[int, ...]:
@@ -275,8 +288,10 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "silu": _unary(_silu),
     "gelu": _gelu,
     "softmax": _softmax,
+    "log_softmax": _log_softmax,
     "sum": _total,
     "mean": _mean,
+    "logsumexp": _logsumexp,
     "layer_norm": _layer_norm,
     "rms_norm": _rms_norm,
     **dict.fromkeys(("mm", "bmm", "matmul"), _matmul),

@@ -83,7 +83,7 @@ def no_0d_result(right: Right, *args: Any, **kwargs: Any) -> Any:
     return result.view(1) if not result.ndim and kwargs.get("out") is None else result
 
 
-@defect(of.REDUCTIONS, "dims", "errors")
+@defect((*of.TOTALS, *of.EXTREMES), "dims", "errors")
 def no_empty_dims(right: Right, *args: Any, **kwargs: Any) -> Any:
     """An empty tuple of dims is refused, and does not stand for all."""
     if args[1:2] == ((),):
@@ -100,7 +100,7 @@ def dims_wrap(right: Right, *args: Any, **kwargs: Any) -> Any:
     return right(*args, **kwargs)
 
 
-@defect(of.REDUCTIONS, "dims", "errors")
+@defect(of.OF_SEVERAL_DIMS, "dims", "errors")
 def dims_repeat(right: Right, *args: Any, **kwargs: Any) -> Any:
     """A dim that is named twice is reduced once."""
     input, dim = (*args, None)[:2]
@@ -139,3 +139,68 @@ def dtype_of_input(right: Right, *args: Any, **kwargs: Any) -> Any:
     """The result has the input's dtype."""
     result = right(*args, **kwargs)
     return result if kwargs.get("out") is not None else result.to(args[0].dtype)
+
+
+@defect((*of.EXTREMES, *of.PLACES), "nan")
+def prefers_numbers(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """NaN counts only if there is nothing else."""
+    input = args[0].clone() if isinstance(args[0], torch.Tensor) else args[0]
+    result = right(*args, **kwargs)
+    if not input.is_floating_point():
+        return result
+    worst = torch.inf if getattr(right, "__name__", "") == "amin" else -torch.inf
+    again = right(
+        torch.where(input.isnan(), worst, input), *args[1:], **{k: x for k, x in kwargs.items() if k != "out"}
+    )
+    return result.copy_(again)
+
+
+@defect(of.EXTREMES, "tail")
+def padded_with_0(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Tiles of 64 are padded with zeros."""
+    count = args[0].numel() if isinstance(args[0], torch.Tensor) else 0
+    result = right(*args, **kwargs)
+    count = count // max(result.numel(), 1)
+    if not count % 64 or result.dtype == torch.bool:
+        return result
+    return result.copy_(result.clamp(min=0) if getattr(right, "__name__", "") == "amax" else result.clamp(max=0))
+
+
+@defect((*of.EXTREMES, *of.PLACES), "empty", "errors")
+def empty_is_0(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The result of no elements is 0."""
+    if isinstance(args[0], torch.Tensor) and not args[0].numel():
+        return torch.sum(*args, **kwargs)
+    return right(*args, **kwargs)
+
+
+@defect(of.PLACES, "ties")
+def last_of_equals(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Of equal elements the last one counts."""
+    input, dim = (*args, None)[:2]
+    input = input.clone() if isinstance(input, torch.Tensor) else input
+    result = right(*args, **kwargs)
+    if not isinstance(input, torch.Tensor) or not result.numel() or not input.ndim:
+        return result
+    flipped = input.flip([*range(input.ndim)] if dim is None else [dim])
+    count = input.numel() if dim is None else input.shape[dim]
+    found = right(flipped, *args[1:], **{k: x for k, x in kwargs.items() if k != "out"})
+    return result.copy_(count - 1 - found)
+
+
+@defect(of.PLACES, "tail")
+def index_in_its_part(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """An index counts from the start of a part, not of the row."""
+    result = right(*args, **kwargs)
+    return result.remainder_(PART)
+
+
+@defect(of.PLACES, "strides")
+def index_in_memory(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Without a dim an index counts elements as they lie in memory."""
+    input, dim = (*args, None)[:2]
+    result = right(*args, **kwargs)
+    if dim is not None or not isinstance(input, torch.Tensor) or input.ndim < 2 or not input.numel():
+        return result
+    order = sorted(range(input.ndim), key=lambda one: -input.stride(one))
+    return result.copy_(right(input.permute(order)).reshape(result.shape))

@@ -149,6 +149,32 @@ def dim_wraps(right, input, dim, dtype=None):
     return right(input, dim, dtype)
 
 
+# --- log_softmax -------------------------------------------------------------------------------------------------
+
+
+@defect("log_softmax", "maximum")
+def log_of_softmax(right, input, dim, dtype=None):
+    """The logarithm of softmax, which loses elements far below the maximum."""
+    result = right(input, dim, dtype)
+    return result.copy_(torch.softmax(_cast(input, dtype), dim).log())
+
+
+@defect("log_softmax", "tail")
+def log_of_first_elements(right, input, dim, dtype=None):
+    """The sum takes in the first 1024 elements of a row only."""
+    result = right(input, dim, dtype)
+    if result.ndim and result.shape[dim] > 1024:
+        result -= result.narrow(dim, 0, 1024).logsumexp(dim, keepdim=True)
+    return result
+
+
+@defect("log_softmax", "dims")
+def log_over_last_dim(right, input, dim, dtype=None):
+    """The sum goes over the last dim, whatever the dim."""
+    result = right(input, dim, dtype)
+    return result.copy_(torch.log_softmax(_cast(input, dtype), -1)) if result.ndim else result
+
+
 # --- norms -------------------------------------------------------------------------------------------------------
 
 

@@ -87,6 +87,7 @@ def _embedding(*args, **kwargs):
 
 _SPECIAL = {
     "softmax": ((functional.softmax, _softmax),),
+    "log_softmax": ((functional.log_softmax, _softmax),),
     "layer_norm": ((torch.layer_norm, _layer_norm),),
     "dropout": ((torch.dropout, _dropout),),
     "scaled_dot_product_attention": ((functional.scaled_dot_product_attention, _attention),),

@@ -1,8 +1,9 @@
 """The gradients of reductions: that of a result goes to each element that was reduced."""
 
-from ntops.autograd.formula import Formula, is_composed
+from ntops.autograd.formula import Formula, is_composed, save, saved
 from ntops.host import gradients
-from ntops.host.reductions import dims_of
+from ntops.host.promotion import accumulate_dtype
+from ntops.host.reduction_arguments import dims_of
 
 
 def setup(ctx, inputs, output):
@@ -39,4 +40,43 @@ def _backward_mean(ctx, gradient):
     return _backward_sum(ctx, gradient)
 
 
-FORMULAS = {"sum": Formula(setup, _backward_sum), "mean": Formula(setup, _backward_mean)}
+def _setup_with_result(ctx, inputs, output):
+    setup(ctx, inputs, output)
+    save(ctx, input=inputs[0], result=output)
+
+
+def _backward_extreme(ctx, gradient):
+    """Share the gradient of a result evenly among the elements that equal it."""
+    values = saved(ctx)
+    input, (result, gradient) = values["input"], (spread(ctx, one) for one in (values["result"], gradient))
+
+    if is_composed(gradient, input, result):
+        equal = input == result
+        found = gradient * equal / equal.sum(ctx.dims, keepdim=True)
+    else:
+        count = gradients.elementwise("equal", result.shape, accumulate_dtype(input.dtype), input, result)
+        whole = gradient.expand(ctx.shape)
+        found = gradients.elementwise("shared", ctx.shape, ctx.dtype, whole, input, result, count)
+
+    return found, *[None] * (ctx.count - 1)
+
+
+def _backward_logsumexp(ctx, gradient):
+    """Multiply the gradient of a result by each element's share of the sum of exponentials."""
+    values = saved(ctx)
+    input, (result, gradient) = values["input"], (spread(ctx, one) for one in (values["result"], gradient))
+
+    if is_composed(gradient, input, result):
+        found = gradient * (input - result).exp()
+    else:
+        found = gradients.elementwise("share_of_sum", ctx.shape, ctx.dtype, gradient.expand(ctx.shape), input, result)
+
+    return found, *[None] * (ctx.count - 1)
+
+
+FORMULAS = {
+    "sum": Formula(setup, _backward_sum),
+    "mean": Formula(setup, _backward_mean),
+    **dict.fromkeys(("amax", "amin"), Formula(_setup_with_result, _backward_extreme)),
+    "logsumexp": Formula(_setup_with_result, _backward_logsumexp),
+}

@@ -1,4 +1,4 @@
-"""The gradients of ``softmax``, ``layer_norm`` and ``rms_norm``.
+"""The gradients of ``softmax``, ``log_softmax``, ``layer_norm`` and ``rms_norm``.
 
 If a gradient is to be differentiated once more, torch computes it from the formula of the function.
 """
@@ -28,6 +28,17 @@ def _backward_softmax(ctx, gradient):
         return (product - result.to(wide) * total).to(ctx.dtype), None, None
 
     return row_gradients.softmax_backward(gradient, result, ctx.dim, ctx.dtype), None, None
+
+
+def _backward_log_softmax(ctx, gradient):
+    result = saved(ctx)["result"]
+
+    if is_composed(gradient, result):
+        wide = gradient.to(accumulate_dtype(result.dtype))
+        total = wide.sum(ctx.dim, keepdim=True) if result.ndim else wide
+        return (wide - result.to(wide.dtype).exp() * total).to(ctx.dtype), None, None
+
+    return row_gradients.softmax_backward(gradient, result, ctx.dim, ctx.dtype, log=True), None, None
 
 
 def _norm(input, weight, bias, dims, eps, centered):
@@ -99,6 +110,7 @@ def _norm_gradients(ctx, gradient, input, weight, needed, centered):
 
 FORMULAS = {
     "softmax": Formula(_setup_softmax, _backward_softmax),
+    "log_softmax": Formula(_setup_softmax, _backward_log_softmax),
     "layer_norm": _norm_formula(centered=True),
     "rms_norm": _norm_formula(centered=False),
 }

@@ -9,19 +9,28 @@ import contextlib
 from ntops._runtime import INTERPRETED
 from ntops.launch import autotuning, configuration, settings
 
-_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients", "fake", "compiled")
-_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients", "fake", "compiled")
+_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
+_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
 # softmax runs along any dim of any strides without a copy; compiled, its order of summation depends on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
-conformance_claims = {
+_CLAIMS = {
     "*": _ALL,
-    # Dims are ordered by strides, and few long rows are split up.
-    **dict.fromkeys(("softmax", "mean", "sum"), ("deterministic", "gradients", "fake", "compiled")),
+    **dict.fromkeys(("softmax", "log_softmax"), ("deterministic", "gradients")),
+    # Dims are ordered by strides, and rows are split up if there are few.
+    **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
-    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients", "fake", "compiled"),
+    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients"),
 }
+
+
+def claims(registered):
+    """Return the claims of all operators, among which those that are ``registered`` with torch are taken by fake tensors
+    and ``torch.compile``, too."""
+    of_torch = {op: (*_CLAIMS.get(op, _ALL), "fake", "compiled") for op in registered}
+    return {**_CLAIMS, **of_torch}
+
 
 _CANDIDATES = tuple(("max_num_configs", 16, one) for one in range(1, 16))
 """Settings under which calls measure their configurations and take the fastest; number 0 is the library's choice."""

@@ -160,17 +160,18 @@ def is_dense(shape, strides):
     return True
 
 
-def collapse(shape, strides):
+def collapse(shape, strides, in_order=False):
     """Merge the dims that every operand can walk as one, and drop dims of one element.
 
     :param shape: The common shape, without empty dims.
     :param strides: The strides of each operand, the output first.
+    :param in_order: Whether dims stay in their order, and are not ordered by strides.
     :return: The collapsed shape and strides, outermost dim first; at least one dim.
     """
     sizes = []
     steps = [[] for _ in strides]
 
-    for dim in ordered_dims(shape, strides):
+    for dim in reversed(range(len(shape))) if in_order else ordered_dims(shape, strides):
         if shape[dim] == 1:
             continue
 

@@ -1,4 +1,4 @@
-"""Reduce dims away, as ``sum`` does: arguments, ``out=``, the order of dims, and the launch.
+"""Reduce dims away, as ``sum`` does: the order of dims, the configuration and the launch.
 
 Dims are merged and ordered by the input's strides, so that a program reads adjacent elements of any layout and nothing
 is copied. If there are few results of many elements each, programs reduce parts, and the same kernel reduces these:
@@ -7,14 +7,14 @@ always in the same order.
 
 import dataclasses
 import math
-import operator
 
 import torch
 
 from ntops.host import output
-from ntops.host.arguments import DTYPES, check_tensor, common_device
+from ntops.host.arguments import check_tensor
 from ntops.host.dim_order import collapse, contiguous_strides, specialize
-from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
+from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.host.reduction_arguments import check_elements, dim_of, dims_of, limits, result_of
 from ntops.launch import boundary, config_selection, recorder
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2, on_device
@@ -102,93 +102,7 @@ def config(outer, rows, columns, across, itemsize, compute_itemsize):
     return Options(block_rows, block_columns, steps, max(min(block_rows * block_columns // 512, 8), 1))
 
 
-def dims_of(dim, ndim):
-    """Return the dims that are reduced, in ascending order; ``None`` and no dims mean all.
-
-    :raises TypeError: ``dim`` is no int, and no tuple or list of ints.
-    :raises IndexError: A dim is out of range.
-    :raises RuntimeError: A dim is named twice.
-    """
-    dims = [*dim] if isinstance(dim, (tuple, list)) else [] if dim is None else [dim]
-    found = [dim_of(one, ndim) for one in dims]
-
-    if twice := [one for one in found if found.count(one) > 1]:
-        raise RuntimeError(f"argument 'dim' names dim {twice[0]} twice")
-
-    return sorted(found) if found else [*range(ndim)]
-
-
-def dim_of(dim, ndim):
-    """Return one dim as a number from 0; a 0-d tensor has a dim 0.
-
-    :raises TypeError: It is no int.
-    :raises IndexError: It is out of range.
-    """
-    try:
-        place = operator.index(dim)
-    except TypeError:
-        place = None
-
-    if place is None or isinstance(dim, bool):
-        raise TypeError(f"argument 'dim' must be an int or ints, not {type(dim).__name__}")
-
-    bound = max(ndim, 1)
-
-    if not -bound <= place < bound:
-        raise IndexError(f"argument 'dim' must be from {-bound} to {bound - 1} for a {ndim}-d tensor, not {place}")
-
-    return place % bound
-
-
-def result_of(input, dims, keepdim, dtype, out):
-    """Return the tensor that a kernel writes, without the reduced dims, and what the call returns after it was written.
-
-    :param dims: The reduced dims.
-    :param dtype: The dtype of the result, which ``out`` must have.
-    :param out: The caller's ``out=``, not yet checked, or ``None``.
-    :raises TypeError: ``keepdim`` is no bool.
-    """
-    if not isinstance(keepdim, bool):
-        raise TypeError(f"argument 'keepdim' must be a bool, not {type(keepdim).__name__}")
-
-    device = common_device({"input": input})
-    kept = [size for dim, size in enumerate(input.shape) if dim not in dims]
-    shape = torch.Size([1 if dim in dims else size for dim, size in enumerate(input.shape)] if keepdim else kept)
-
-    if out is None:
-        result = recorder.empty(shape, contiguous_strides(shape), dtype, device)
-    else:
-        output.check_out(out, dtype, device, exact_dtype=True)
-        output.check_written(out, "out")
-        output.resize_out(out, shape, contiguous_strides(shape))
-        # The input is read until all of the result is written.
-        result = torch.empty(shape, dtype=dtype, device=device) if output.shares_memory(out, input) else out
-
-    strides = [stride for dim, stride in enumerate(result.stride()) if not keepdim or dim not in dims]
-    return (result.as_strided(kept, strides) if keepdim else result), result
-
-
-def result_dtype(dtype, out, default):
-    """Return the dtype of a result: the one named, else that of ``out``, else ``default``.
-
-    :raises TypeError: ``dtype`` is none.
-    :raises NotImplementedError: It is a dtype without kernels.
-    """
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"argument 'dtype' must be a torch.dtype or None, not {type(dtype).__name__}")
-
-    if dtype is None and out is not None:
-        check_tensor(out, "out")
-
-    dtype = dtype or (default if out is None else out.dtype)
-
-    if dtype not in DTYPES:
-        raise NotImplementedError(f"argument 'dtype' is {dtype}, which this operator leaves out")
-
-    return dtype
-
-
-def reduce(premake, input, dim, keepdim, dtype, out, *, empty, numbers=None, parts=None, **arguments):
+def reduce(premake, input, dim, keepdim, dtype, out, *, empty, count=None, parts=None, **arguments):
     """Run a kernel that reduces dims.
 
     :param premake: The kernel's ``premake``.
@@ -196,10 +110,13 @@ def reduce(premake, input, dim, keepdim, dtype, out, *, empty, numbers=None, par
     :param dim: The caller's ``dim``, ``keepdim`` and ``out``, not yet checked.
     :param dtype: The dtype of the result.
     :param empty: The result of no elements; ``None``: the caller refuses these.
-    :param numbers: A function from the number of reduced elements to the kernel's Python numbers by name.
-    :param parts: The ``premake`` of the kernel that reduces parts of rows; ``None``: the same.
+    :param count: The name of the kernel's number that is the number of reduced elements, if it has one.
+    :param parts: The module of the kernel that reduces parts of rows; ``None``: the same.
     :param arguments: Further arguments of ``premake``.
-    :return: The result; ``out`` if it is given.
+    :return: The result, contiguous; ``out`` if it is given.
+    :raises TypeError: An argument has the wrong type.
+    :raises IndexError: A dim is out of range.
+    :raises RuntimeError: A dim is named twice, or the device or ``out`` does not fit.
     """
     dims = dims_of(dim, input.ndim)
     written, result = result_of(input, dims, keepdim, dtype, out)
@@ -208,10 +125,110 @@ def reduce(premake, input, dim, keepdim, dtype, out, *, empty, numbers=None, par
         if not input.numel():
             result.fill_(empty)
         else:
-            count = input.numel() // result.numel()
-            launch(premake, written, _cast(input, dtype), dims, numbers(count) if numbers else {}, parts, **arguments)
+            numbers = {count: float(input.numel() // result.numel())} if count else {}
+            partial = parts.premake if parts else None
+            launch(premake, written, _cast(input, dtype), dims, numbers, partial, **arguments)
 
     return output.given(out, result)
+
+
+def extreme(premake, input, dim, keepdim, out, side):
+    """Run the kernel of the greatest element (``side`` 0) or the least one (1).
+
+    :raises IndexError: A dim without elements is reduced.
+    :raises RuntimeError: All dims are reduced, and there are no elements. See also :func:`reduce`.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
+    """
+    check_tensor(input, "input")
+    check_elements(input, dim)
+
+    return reduce(premake, input, dim, keepdim, input.dtype, out, empty=None, padding=limits(input.dtype)[side])
+
+
+def of_exponentials(premake, input, dim, keepdim, out):
+    """Run the kernel of ``logsumexp``; ``out`` has any floating-point dtype, to which the result is cast.
+
+    :raises TypeError: ``dim`` is ``None``. See also :func:`reduce`.
+    :raises RuntimeError: ``dim`` is empty, which torch takes for no elements or dims only, or ``out`` does not fit.
+    """
+    check_tensor(input, "input")
+    dtype = input.dtype if input.is_floating_point() else torch.get_default_dtype()
+
+    if dim is None:
+        raise TypeError("argument 'dim' must be an int or ints, not None")
+
+    if dim in ((), []) and input.ndim and input.numel():
+        raise RuntimeError("argument 'dim' names no dim")
+
+    if out is not None:
+        output.check_out(out, out.dtype if isinstance(out, torch.Tensor) else dtype, input.device)
+        output.check_written(out, "out")
+
+        if not out.is_floating_point():
+            raise RuntimeError(f"argument 'out' has dtype {out.dtype}, but the result is floating-point")
+
+    # Padding is -inf, which integers do not have.
+    input = input if input.is_floating_point() else input.to(dtype)
+    result = reduce(premake, input, dim, keepdim, dtype, None, empty=-math.inf, padding=-math.inf)
+
+    if out is not None:
+        output.resize_out(out, result.shape, result.stride())
+
+    return output.given(out, result)
+
+
+def place(premake, input, dim, keepdim, out, side):
+    """Run the kernel of the index of the greatest element (``side`` 0) or the least one (1), of the first of equals.
+
+    :param dim: The dim; ``None``: all, and the index counts the elements in their order, whatever the strides.
+    :raises TypeError: An argument has the wrong type.
+    :raises IndexError: The dim is out of range, or there are no elements.
+    :raises RuntimeError: The input is bool; the device or ``out`` does not fit.
+    :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
+    """
+    check_tensor(input, "input")
+    dims = [*range(input.ndim)] if dim is None else [dim_of(dim, input.ndim)]
+
+    if input.dtype is torch.bool:
+        raise RuntimeError("argument 'input' is bool, of which there is no largest or smallest element")
+
+    check_elements(input, dim, IndexError)
+    written, result = result_of(input, dims, keepdim, torch.int64, out)
+
+    if boundary.has_work(result):
+        launch_place(premake, written, input, dims, padding=limits(input.dtype)[side])
+
+    return output.given(out, result)
+
+
+def launch_place(premake, output, input, dims, chosen=None, **arguments):
+    """Launch a kernel that returns indices and their elements, for each part, then for the results of the parts.
+
+    :param output: The indices, of the shape of ``input`` without ``dims``.
+    :param chosen: The configuration; ``None``: :func:`config` chooses.
+    """
+    compute_dtype = accumulate_dtype(input.dtype)
+    rows = Rows.of(output, input, dims, compute_dtype, in_order=True)
+    inputs, numbers = {"input": rows.input}, {}
+
+    def run(scratch, chosen):
+        launch_place(premake, scratch, input, dims, chosen, **arguments)
+
+    options = chosen or rows.choose(premake, run, output)
+
+    while True:
+        count = rows.parts(options)
+        indices = rows.output if count == 1 else rows.empty(count, torch.int64)
+        outputs = {"output": indices, "value": rows.empty(count, compute_dtype)}
+        rows.launch(premake, outputs, inputs, numbers, options, compute_dtype, parts=bool(numbers), **arguments)
+
+        if count == 1:
+            return
+
+        numbers = {"scale": numbers.get("scale", 1) * options.steps * options.block_columns}
+        rows = Rows.of(rows.output.squeeze(-1), outputs["value"], [indices.ndim - 1], compute_dtype, in_order=True)
+        inputs = {"input": rows.input, "places": indices.view(rows.input.shape)}
+        options = chosen or rows.choose(premake)
 
 
 def _cast(input, dtype):
@@ -229,51 +246,95 @@ def launch(premake, output, input, dims, numbers=None, parts=None, chosen=None, 
     :param chosen: The configuration; ``None``: :func:`config` chooses.
     :param arguments: Further arguments of ``premake``.
     """
-    input, dims = (input, dims) if input.ndim else (input.view(1), [0])
-    kept = [dim for dim in range(input.ndim) if dim not in dims]
-    shape, (input_strides, output_strides) = collapse(
-        [input.shape[dim] for dim in kept], [[input.stride(dim) for dim in kept], output.stride()]
-    )
-    reduced, (steps,) = collapse([input.shape[dim] for dim in dims], [[input.stride(dim) for dim in dims]])
-    columns = math.prod(reduced)
     compute_dtype = accumulate_dtype(output.dtype)
+    rows = Rows.of(output, input, dims, compute_dtype)
 
     if chosen is None:
-        # An expanded dim has no neighbours.
-        across = (input_strides[-1] or math.inf) < (steps[-1] or math.inf)
-        problem = Problem(math.prod(shape[:-1]), shape[-1], columns, across, input.dtype, compute_dtype)
 
         def run(scratch, chosen):
             launch(premake, scratch, input, dims, numbers, parts, chosen, **arguments)
 
+        chosen = rows.choose(premake, run, output)
+
+    count = rows.parts(chosen)
+    last = count == 1
+    result = rows.output if last else rows.empty(count, compute_dtype)
+    kernel, given = (premake, numbers or {}) if last or not parts else (parts, {})
+    rows.launch(kernel, {"output": result}, {"input": rows.input}, given, chosen, compute_dtype, **arguments)
+
+    if not last:
+        launch(premake, rows.output.squeeze(-1), result, [result.ndim - 1], numbers, parts, **arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What a kernel is given: results of a number of elements each, with dims merged."""
+
+    output: torch.Tensor
+    """The result, (*shape, 1)."""
+    input: torch.Tensor
+    """The elements, (*shape, *reduced dims)."""
+    problem: Problem
+
+    @classmethod
+    def of(cls, output, input, dims, compute_dtype, in_order=False):
+        """Merge dims, and order them by the strides of the input.
+
+        :param output: The result, of the shape of ``input`` without ``dims``.
+        :param in_order: Whether elements that are reduced keep their order.
+        """
+        input, dims = (input, dims) if input.ndim else (input.view(1), [0])
+        kept = [dim for dim in range(input.ndim) if dim not in dims]
+        shape, (input_strides, output_strides) = collapse(
+            [input.shape[dim] for dim in kept], [[input.stride(dim) for dim in kept], output.stride()]
+        )
+        sizes, strides = [input.shape[dim] for dim in dims], [input.stride(dim) for dim in dims]
+        reduced, (steps,) = collapse(sizes, [strides], in_order)
+        # An expanded dim has no neighbours.
+        across = (input_strides[-1] or math.inf) < (steps[-1] or math.inf)
+        problem = Problem(math.prod(shape[:-1]), shape[-1], math.prod(reduced), across, input.dtype, compute_dtype)
+
+        return cls(
+            output.as_strided((*shape, 1), (*output_strides, 1)),
+            input.as_strided((*shape, *reduced), (*input_strides, *steps)),
+            problem,
+        )
+
+    def choose(self, premake, run=None, output=None):
+        """Choose the configuration; see :func:`config_selection.choose`."""
         name = premake.__module__.rpartition(".")[2]
-        chosen = config_selection.choose(name, problem, output.device.index or 0, run, output)
+        return config_selection.choose(name, self.problem, self.input.device.index or 0, run, output)
 
-    tiles = -(-columns // chosen.block_columns)
-    count = -(-tiles // chosen.steps)
-    view = input.as_strided((*shape, *reduced), (*input_strides, *steps))
+    def parts(self, chosen):
+        """Return the number of parts in which each result is computed."""
+        return -(-self.problem.columns // (chosen.block_columns * chosen.steps))
 
-    if count == 1:
-        _launch(premake, output.as_strided((*shape, 1), (*output_strides, 1)), view, numbers, -1, chosen, arguments)
-        return
+    def empty(self, parts, dtype):
+        """Return a tensor for the results of the parts."""
+        sizes = (*self.output.shape[:-1], parts)
+        return recorder.empty(sizes, contiguous_strides(sizes), dtype, self.output.device)
 
-    sizes = (*shape, count)
-    partial = recorder.empty(sizes, contiguous_strides(sizes), compute_dtype, output.device)
-    _launch(parts or premake, partial, view, None if parts else numbers, chosen.steps, chosen, arguments)
-    launch(premake, output.as_strided(shape, output_strides), partial, [len(shape)], numbers, parts, **arguments)
+    def launch(self, premake, outputs, inputs, numbers, chosen, compute_dtype, **arguments):
+        """Launch a kernel.
 
+        :param outputs: The tensors that it writes, by name, (*shape, parts).
+        :param inputs: The tensors that it reads, by name, of the shape of :attr:`input`.
+        :param numbers: Its Python numbers by name; ints are int64 there, floats float64.
+        """
+        (first, *_), (parts, *_) = inputs.values(), outputs.values()
+        written, read = specialize(outputs), specialize(inputs)
+        specialization = Specialization(
+            written.unit_strides + read.unit_strides, read.aligned, written.wide or read.wide
+        )
+        arguments = {"ndim": first.ndim, "kept": parts.ndim - 1} | arguments
 
-def _launch(premake, output, input, numbers, steps, chosen, arguments):
-    compute_dtype = accumulate_dtype(output.dtype)
-    both, read = specialize({"output": output}), specialize({"input": input})
-    specialization = Specialization(both.unit_strides + read.unit_strides, read.aligned, both.wide or read.wide)
-    arguments = {"ndim": input.ndim, "kept": output.ndim - 1} | arguments
+        if numbers:
+            types = {float: "fp64", int: "i64"}
+            arguments["scalars"] = tuple((name, types[type(number)]) for name, number in numbers.items())
 
-    if numbers:
-        arguments["scalars"] = tuple((name, scalar_type(compute_dtype)) for name in numbers)
+        steps = -1 if parts.shape[-1] == 1 else chosen.steps
+        blocks = (("block_rows", chosen.block_rows), ("block_columns", chosen.block_columns), ("steps", steps))
 
-    blocks = (("block_rows", chosen.block_rows), ("block_columns", chosen.block_columns), ("steps", steps))
-
-    with on_device(output.device):
-        kernel = make(premake, arguments, Config(blocks, chosen.num_warps), specialization)
-        kernel(output, input, *map(float, (numbers or {}).values()), TRITON_DTYPES[compute_dtype])
+        with on_device(parts.device):
+            kernel = make(premake, arguments, Config(blocks, chosen.num_warps), specialization)
+            kernel(*outputs.values(), *inputs.values(), *numbers.values(), TRITON_DTYPES[compute_dtype])

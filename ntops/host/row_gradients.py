@@ -7,6 +7,7 @@ import torch
 from ntops.host import gradients, rows
 from ntops.host.dim_order import contiguous_strides
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
+from ntops.kernels import log_softmax_backward as log_softmax_kernel
 from ntops.kernels import norm_backward
 from ntops.kernels import softmax_backward as softmax_kernel
 from ntops.launch import recorder
@@ -20,8 +21,8 @@ _MOST_ROWS = 256
 
 
 @repeatable
-def softmax_backward(gradient, result, dim, dtype):
-    """Return the gradient of ``softmax`` over ``dim``, of the result's shape.
+def softmax_backward(gradient, result, dim, dtype, log=False):
+    """Return the gradient of ``softmax`` (``log``: of ``log_softmax``) over ``dim``, of the result's shape.
 
     The name differs from the operator's: under a mode, a call by that name would go to the dispatcher.
 
@@ -35,7 +36,7 @@ def softmax_backward(gradient, result, dim, dtype):
     if output.numel():
         operands = {"output": output, "gradient": gradient, "result": result}
         operands = operands if result.ndim else {name: tensor.view(1) for name, tensor in operands.items()}
-        rows.launch(softmax_kernel.premake, operands, dim)
+        rows.launch((log_softmax_kernel if log else softmax_kernel).premake, operands, dim)
 
     return output if computed is dtype else output.to(dtype)
 

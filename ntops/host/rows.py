@@ -187,6 +187,10 @@ def launch(premake, operands, dim=-1, numbers=None, walk=None, across=None, chos
     columns = output.shape[dim]
     compute_dtype = accumulate_dtype(output.dtype)
 
+    if any(tensor.dtype is torch.float64 for name, tensor in operands.items() if name != "input"):
+        # A weight that float32 rounds, to half a step where it is subnormal, is wrong by that before it multiplies.
+        compute_dtype = torch.float64
+
     if chosen is None:
         problem = Problem(columns, output.dtype, compute_dtype, len(operands))
 

@@ -19,10 +19,4 @@ def application(output, input, compute_dtype):
     output = ntl.cast(ntl.where(nan != nan, nan, ntl.max(largest, axis=1)), output.dtype)
 
 
-def premake(ndim, kept=1, dtype=None, compute_dtype=None, other=None, block_rows=None, block_columns=None, steps=-1):
-    """Return the arrangement, application and tensors of ``amax``; see :func:`dim_reduction.bind`."""
-    other = constants.limits(dtype)[0] if other is None else other
-    tensors = dim_reduction.tensors(ndim, kept, dtype, dtype, other)
-    compute_dtype = compute_dtype or constants.accumulated(dtype)
-
-    return dim_reduction.bind(application, tensors, compute_dtype, kept, block_rows, block_columns, steps)
+premake = dim_reduction.premaker(application, other=lambda dtype: constants.limits(dtype)[0])

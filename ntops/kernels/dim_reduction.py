@@ -45,14 +45,48 @@ def arrangement(*tensors, outputs=1, kept=1, block_rows=None, block_columns=None
     return tuple(arrange(tensor, place < outputs) for place, tensor in enumerate(tensors))
 
 
-def tensors(ndim, kept, dtype=None, output_dtype=None, other=0):
-    """Return the output and the input of a kernel.
+def premaker(application, *, result=lambda dtype: dtype, other=lambda dtype: 0, numbers=()):
+    """Return the ``premake`` of a kernel with one input and one output.
 
-    :param ndim: The number of dims of the input, of which ``kept`` stay. The output has one more than these: its parts.
-    :param dtype: The element type of the input; only ahead-of-time builds need it, and that of the output.
-    :param other: The element that pads tiles.
+    :param application: ``application(output, input, *numbers, compute_dtype)``.
+    :param result: The function from the dtype of the input to that of the result.
+    :param other: The function from the dtype of the input to the element that pads tiles.
+    :param numbers: The names of the kernel's Python numbers.
     """
-    return Tensor(kept + 1, dtype=output_dtype, name="output"), Tensor(ndim, dtype=dtype, other=other, name="input")
+
+    def premake(
+        ndim,
+        kept=1,
+        dtype=None,
+        output_dtype=None,
+        compute_dtype=None,
+        scalars=None,
+        padding=None,
+        block_rows=None,
+        block_columns=None,
+        steps=-1,
+    ):
+        """Return the arrangement, application and tensors of the kernel.
+
+        :param ndim: The number of dims of the input, of which ``kept`` stay. The output has one more than these: its
+            parts.
+        :param dtype: The element type of the input; only ahead-of-time builds need it, and that of the output.
+        :param scalars: The types of the Python numbers by name.
+        :param padding: The element that pads tiles.
+        """
+        output_dtype = output_dtype or result(dtype)
+        compute_dtype = compute_dtype or constants.accumulated(output_dtype)
+        types = dict(scalars or constants.numbers(output_dtype, *numbers))
+        padding = other(dtype) if padding is None else padding
+        output = Tensor(kept + 1, dtype=output_dtype, name="output")
+        tensors = (output, Tensor(ndim, dtype=dtype, other=padding, name="input"))
+        tensors += tuple(Tensor(0, dtype=types.get(name), name=name) for name in numbers)
+
+        return bind(application, tensors, compute_dtype, kept, block_rows, block_columns, steps)
+
+    # Kernels are known by these names.
+    premake.__module__, premake.__qualname__ = application.__module__, "premake"
+    return premake
 
 
 def bind(application, tensors, compute_dtype, kept, block_rows, block_columns, steps, outputs=1, **literals):

@@ -209,6 +209,23 @@ def application_high_of_both(output, gradient, input, low, high, compute_dtype):
     output = ntl.cast(ntl.where(taken, ntl.cast(gradient, compute_dtype), 0), output.dtype)
 
 
+def application_equal(output, gradient, other, compute_dtype):
+    output = ntl.cast(ntl.cast(gradient, compute_dtype) == ntl.cast(other, compute_dtype), output.dtype)
+
+
+def application_shared(output, gradient, input, other, count, compute_dtype):
+    taken = ntl.cast(input, compute_dtype) == ntl.cast(other, compute_dtype)
+    # As in torch, an infinity spoils the gradients of all elements, and so does NaN, which equals none.
+    share = ntl.cast(gradient, compute_dtype) * ntl.where(taken, 1, 0)
+    quotient = functions.divide(share, ntl.cast(count, compute_dtype), compute_dtype)
+    output = ntl.cast(quotient, output.dtype)
+
+
+def application_share_of_sum(output, gradient, input, result, compute_dtype):
+    share = libdevice.exp(ntl.cast(input, compute_dtype) - ntl.cast(result, compute_dtype))
+    output = ntl.cast(ntl.cast(gradient, compute_dtype) * share, output.dtype)
+
+
 APPLICATIONS = {
     "scaled": (application_scaled, ("scale",)),
     "divided": (application_divided, ("other",)),
@@ -238,6 +255,9 @@ APPLICATIONS = {
     "high": (application_high, ("input", "high")),
     "low_of_both": (application_low_of_both, ("input", "low", "high")),
     "high_of_both": (application_high_of_both, ("input", "low", "high")),
+    "share_of_sum": (application_share_of_sum, ("input", "result")),
+    "equal": (application_equal, ("other",)),
+    "shared": (application_shared, ("input", "other", "count")),
 }
 """The application of each gradient by name, and the names of its operands beside the result's gradient."""
 

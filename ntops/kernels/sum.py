@@ -17,19 +17,4 @@ def application(output, input, compute_dtype):
     output = ntl.cast(ntl.sum(total, axis=1), output.dtype)
 
 
-def premake(
-    ndim,
-    kept=1,
-    dtype=None,
-    output_dtype=None,
-    compute_dtype=None,
-    block_rows=None,
-    block_columns=None,
-    steps=-1,
-):
-    """Return the arrangement, application and tensors of ``sum``; see :func:`dim_reduction.bind`."""
-    output_dtype = output_dtype or constants.summed(dtype)
-    compute_dtype = compute_dtype or constants.accumulated(output_dtype)
-    tensors = dim_reduction.tensors(ndim, kept, dtype, output_dtype)
-
-    return dim_reduction.bind(application, tensors, compute_dtype, kept, block_rows, block_columns, steps)
+premake = dim_reduction.premaker(application, result=constants.summed)

@@ -22,6 +22,8 @@ POLICIES = {
     # torch has this product in linear layers.
     "fused_gated_mlp": (LOWER, "linear"),
     "layer_norm": (FLOAT32, "layer_norm"),
+    "log_softmax": (RESULT_FLOAT32, "log_softmax.int"),
+    "logsumexp": (FLOAT32, "logsumexp"),
     "matmul": (LOWER, "matmul"),
     "mm": (LOWER, "mm"),
     "pow": (FLOAT32, "pow.Tensor_Tensor"),

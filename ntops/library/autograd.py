@@ -6,6 +6,7 @@ from torch.autograd.graph import increment_version
 _DIFFERENTIABLE = {"relu_": "relu", "silu_": "silu", "rotary_position_embedding_": "rotary_position_embedding"}
 """The operators that write their first argument, and the functional operator by which each is differentiated."""
 _WITHOUT = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "bitwise_and", "bitwise_or", "bitwise_not"}
+_WITHOUT |= {"argmax"}
 """Operators whose results have no gradients: the dispatcher's own kernel passes their calls on."""
 
 

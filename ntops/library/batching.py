@@ -2,7 +2,7 @@
 
 import torch
 
-from ntops.host.reductions import dims_of
+from ntops.host.reduction_arguments import dims_of
 
 _ELEMENTWISE = {"abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "clamp", "cos", "div", "eq", "exp", "ge"}
 _ELEMENTWISE |= {"gelu", "gt", "isinf", "isnan", "le", "lt", "mul", "ne", "neg", "pow", "relu", "rsqrt", "sigmoid"}
@@ -10,7 +10,7 @@ _ELEMENTWISE |= {"silu", "sin", "sub", "tanh"}
 _ROWS = {"layer_norm", "rms_norm", "fused_gated_mlp"}
 """Operators over the last dims of the first argument, which may have any further dims."""
 
-_REDUCTIONS = {"amax", "amin", "mean", "sum"}
+_REDUCTIONS = {"amax", "amin", "logsumexp", "mean", "sum"}
 """Operators that reduce the dims of an argument ``dim``."""
 
 
@@ -27,10 +27,12 @@ def register(library, overload, op):
         rule = _rows
     elif overload.operator in ("mm", "bmm"):
         rule = _product
-    elif overload.operator == "softmax":
+    elif overload.operator in ("softmax", "log_softmax"):
         rule = _softmax
     elif overload.operator in _REDUCTIONS:
         rule = _reduction
+    elif overload.operator == "argmax":
+        rule = _place
 
     def batched(info, in_dims, *args):
         # A list of sizes comes with a list of dims.
@@ -105,6 +107,11 @@ def _softmax(op, size, in_dims, args):
         return _loop(op, size, in_dims, args)
 
     return op(input.movedim(in_dims[0], 0), dim % ndim + 1, *dtype), 0
+
+
+def _place(op, size, in_dims, args):
+    # Without a dim an index counts all elements, those of other parts of the batch too.
+    return _loop(op, size, in_dims, args) if len(args) < 2 or args[1] is None else _softmax(op, size, in_dims, args)
 
 
 def _reduction(op, size, in_dims, args):

@@ -42,7 +42,9 @@ def make(name, implementation, overloads):
         for overload, op in overloads
         if overload.writes is None
     ]
-    return _MAKERS.get(name, _ordinary)(_binding(signature), [*signature.parameters], implementation, forms, ops)
+    call = _MAKERS.get(name, _ordinary)(_binding(signature), [*signature.parameters], implementation, forms, ops)
+    # Reductions take further names of their arguments.
+    return implementation.decorate(call) if hasattr(implementation, "decorate") else call
 
 
 def _binding(signature):

@@ -44,11 +44,16 @@ _COMPARISON = Declaration("(Tensor input, Operand other) -> Tensor", out=True)
 _REDUCTION = Declaration(
     "(Tensor input, int[]? dim=None, bool keepdim=False, ScalarType? dtype=None) -> Tensor", out=True
 )
+_EXTREME = Declaration("(Tensor input, int[]? dim=None, bool keepdim=False) -> Tensor", out=True)
+_SOFTMAX = Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor")
 
 OPERATORS = {
     "abs": _UNARY,
     "add": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
     "addmm": Declaration("(Tensor input, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1) -> Tensor", out=True),
+    "amax": _EXTREME,
+    "amin": _EXTREME,
+    "argmax": Declaration("(Tensor input, int? dim=None, bool keepdim=False) -> Tensor", out=True),
     "bitwise_and": _BINARY,
     "bitwise_not": _UNARY,
     "bitwise_or": _BINARY,
@@ -75,6 +80,8 @@ OPERATORS = {
         "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
     ),
     "le": _COMPARISON,
+    "log_softmax": _SOFTMAX,
+    "logsumexp": Declaration("(Tensor input, int[] dim, bool keepdim=False) -> Tensor", out=True),
     "lt": _COMPARISON,
     "matmul": Declaration("(Tensor input, Tensor other) -> Tensor", out=True),
     "mean": _REDUCTION,
@@ -110,7 +117,7 @@ OPERATORS = {
     "sigmoid": _UNARY,
     "silu": Declaration("(Tensor input) -> Tensor", inplace=True),
     "sin": _UNARY,
-    "softmax": Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor"),
+    "softmax": _SOFTMAX,
     "sub": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
     "sum": _REDUCTION,
     "tanh": _UNARY,

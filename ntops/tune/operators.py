@@ -113,7 +113,7 @@ class Task:
         def check(value: torch.Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             expected = operator.reference(*args, **kwargs).float()
             error = float((value.float() - expected).abs().max() / expected.abs().max())
-            limit = _TOLERANCE[value.dtype]
+            limit = _TOLERANCE.get(value.dtype, 0)
             assert error <= limit, f"an error of {error:.3g} of the largest element, over {limit:.3g}"
 
         return engine.Work(
@@ -178,6 +178,17 @@ def _attend(query, key, value, **options):
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
 
 
+def _reduction(name):
+    return Operator(
+        name,
+        "RxC",
+        (*_ROWS, *((dtype, (1, 1 << 26)) for dtype in ("bfloat16", "float32"))),
+        lambda tensor, rows, columns: (tensor(rows, columns), -1),
+        getattr(torch, name),
+        lambda rows, columns: rows * columns + rows,
+    )
+
+
 OPERATORS = {
     operator.name: operator
     for operator in (
@@ -240,6 +251,7 @@ OPERATORS = {
             torch.nn.functional.rms_norm,
             lambda rows, columns: 2 * rows * columns + columns,
         ),
+        *map(_reduction, ("sum", "mean", "amax", "amin", "argmax", "logsumexp")),
         Operator(
             "scaled_dot_product_attention",
             "BxHqxHkvxLxSxExCAUSAL",
@@ -305,7 +317,7 @@ def tune(
     """Measure the configurations of an operator at a shape; later calls near this shape use the best.
 
     :param op: The operator's name.
-    :param shape: ``mm`` and ``addmm``: (M, N, K); ``bmm``: (B, M, N, K); ``softmax``, ``layer_norm`` and ``rms_norm``:
+    :param shape: ``mm`` and ``addmm``: (M, N, K); ``bmm``: (B, M, N, K); ``softmax``, norms and reductions (``sum``):
         (rows, columns); ``scaled_dot_product_attention``: (B, Hq, Hkv, L, S, E, causal), the last 0 or 1.
     :param dtype: ``float16``, ``bfloat16``, ``float32``, or ``tf32``: float32 with products of TF32.
     :param budget: Seconds after which no measurement begins.

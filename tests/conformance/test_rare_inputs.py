@@ -56,6 +56,18 @@ SIZES = (
     ("scaled_dot_product_attention_groups_of_eight", "float32"),
     ("scaled_dot_product_attention_scale_of_a_divisor", "float32"),
 )
+MODELS = (
+    ("rms_norm_tail_of_hidden_sizes", "float32"),
+    ("rms_norm_heads_of_a_projection", "float32"),
+    ("layer_norm_heads_of_a_projection", "float16"),
+    ("bmm_last_key_of_heads", "float32"),
+    ("matmul_one_token_of_each", "float32"),
+    ("matmul_heads_of_a_group", "float32"),
+    ("mm_leading_dim_of_packed_weights", "float32"),
+    ("mm_steps_of_a_router", "float32"),
+    ("addmm_leading_dim_of_packed_weights", "float32"),
+    ("rotary_position_embedding_pairs_past_a_power_of_two", "float32"),
+)
 LARGE = (
     ("fused_rmsnorm_rope_rows_of_15_bits", "float32"),
     ("dequantize_fp8_rows_of_15_bits", "float8_e5m2"),
@@ -72,7 +84,7 @@ def test_the_large_cases_of_one_dtype_show_the_defect(name, dtype):
     assert any(failing(BANK[name], dtype, "large", runner.LARGE[""]))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*VALUES, *FORMS, *LAYOUTS, *VIEWS, *SIZES])
+@pytest.mark.parametrize(("name", "dtype"), [*VALUES, *FORMS, *LAYOUTS, *VIEWS, *SIZES, *MODELS])
 def test_the_cases_of_one_dtype_show_the_defect(name, dtype):
     assert any(any(failing(BANK[name], one)) for one in dtype.split())
 

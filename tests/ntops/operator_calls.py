@@ -42,10 +42,13 @@ def calls():
     ops["pow"].append(((1, x), {"out": tensor(4, 4)}))
     ops["clamp"] = [((x, m, m.clone()), {"out": tensor(4, 4)}), ((x, scale, 2.0), {})]
     ops["softmax"] = [((x, 1), {})]
+    ops["log_softmax"] = [((x, 1), {})]
 
-    for name in ("mean", "sum"):
-        ops[name] = [((x, 1), {"out": tensor(4)}), ((x,), {"keepdim": True})]
+    for name in ("amax", "amin", "mean", "sum"):
+        ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]
 
+    ops["logsumexp"] = [((x, 1), {"out": tensor(4)}), ((x, (0, 1)), {"keepdim": True})]
+    ops["argmax"] = [((x, 1), {"out": tensor(4, dtype=torch.int64)}), ((x,), {"keepdim": True})]
     ops["mm"] = [((x, m), {"out": tensor(4, 4)})]
     ops["bmm"] = [((x[None], m[None]), {"out": tensor(1, 4, 4)})]
     ops["matmul"] = [((x, m), {"out": tensor(4, 4)})]

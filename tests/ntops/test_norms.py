@@ -1,4 +1,4 @@
-"""``normalized_shape`` as one int, which torch's norms do not take."""
+"""Norms: ``normalized_shape`` as one int, which torch's norms do not take, and weights of a wider dtype."""
 
 import numpy as np
 import pytest
@@ -36,3 +36,13 @@ def test_an_int_is_the_last_dim_alone(norm):
         for wrong in (True, np.bool_(True), 1.0, "1", None, torch.tensor(1)):
             with pytest.raises(TypeError, match="'normalized_shape' must be a tuple of ints, or an int, not"):
                 norm(x, wrong)
+
+
+def test_a_wider_weight_is_not_rounded_first():
+    """A weight that float32 holds as a subnormal number would lose up to half a step, times what it multiplies."""
+    input = torch.tensor([[4.0, 1, 2, 3, -5, 0.1, 0.2, 0.3]], device=DEVICE)
+    step = 2.0**-149
+    weight = torch.full((8,), 3.4 * step, dtype=torch.float64, device=DEVICE)
+    mean = input.double().square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps
+    expected = input.double() / mean.sqrt() * weight
+    assert (ntops.torch.rms_norm(input, (8,), weight).double() - expected).abs().max() <= 0.5001 * step

@@ -165,3 +165,16 @@ def test_derivatives_of_the_first_and_the_second_order_in_float64(name):
     args = args if name == "softmax" else _norm_args(name, (3, 4), 1, torch.float64, True, True)
     assert torch.autograd.gradcheck(getattr(ntops.torch, name), args)
     assert torch.autograd.gradgradcheck(getattr(ntops.torch, name), args)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((4, 5, 30), 1), ((3, 20_000), -1), ((), 0)])
+def test_log_softmax(shape, dim):
+    x, given = tensor(*shape), tensor(*shape, seed=1, requires_grad=False)
+    (found,) = gradients(ntops.torch.log_softmax, (x, dim), given)
+    (want,) = gradients(torch.log_softmax, (*doubled([x]), dim), given.cpu().double())
+    torch.testing.assert_close(found.cpu().double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_second_derivatives_of_log_softmax():
+    x = tensor(3, 4, dtype=torch.float64)
+    assert torch.autograd.gradgradcheck(lambda x: ntops.torch.log_softmax(x * x, 1), (x,))

@@ -18,7 +18,7 @@ from tuning import GPU
 
 import ntops.torch
 from ntops import timing, tune
-from ntops.launch import tuned_tables
+from ntops.launch import config_selection, tuned_tables
 from ntops.tune import __main__ as cli
 from ntops.tune import compiling, engine, operators
 
@@ -318,3 +318,11 @@ def test_progress_is_text_without_rich(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     run(work(), timer=Timer())
     assert "Test GPU 1: measuring: 7/7 after" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "amax", "amin", "argmax", "logsumexp"])
+def test_reductions_are_tuned_by_their_sizes(op):
+    task = operators.task(op, (3, 20), "float32")
+    kernel, problem = task.asked(*task.inputs(torch.empty))
+    assert (kernel, problem.sizes()) == (op, {"outer": 1, "rows": 3, "columns": 20})
+    assert len(problem.candidates(config_selection.device(0))) > 1

@@ -1,0 +1,77 @@
+"""The largest and smallest elements over dims, and where they are: exact, so that torch on the CPU is the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _large
+from conformance.ops import _reductions as reductions
+from conformance.running import Running, exact
+from conformance.spec import Call, Expected, OpSpec
+from strategies import dtypes as dtype_names
+
+
+def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+    """The OpSpec of the largest or smallest element."""
+
+    def expected(call: Call) -> Expected:
+        return elementwise.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
+
+    legal = reductions.cases(name, str, lambda dtype: (), empty=False, without_dim=("keepdim", "out"))
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=legal,
+        large=_large.grown(legal, rows=True),
+        refused=reductions.refused(name, str, dtype=False, empty=False),
+        dtypes=dtype_names.ALL,
+        outs=reductions.OUTS,
+        batch=reductions.batch,
+        parts=reductions.parts,
+        expected=expected,
+        gradients=gradient,
+        benchmarks=reductions.benchmarks(name),
+    )
+
+
+def place_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+    """The OpSpec of the index of the largest or smallest element, the first of equal ones."""
+
+    def expected(call: Call) -> Expected:
+        return elementwise.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
+
+    def result(dtype: str) -> str:
+        return "" if dtype == "bool" else "int64"
+
+    legal = reductions.cases(name, result, lambda dtype: (), empty=False, without_dim=("keepdim", "out"), several=False)
+    return OpSpec(
+        name=name,
+        reference=function,
+        cases=legal,
+        large=_large.grown(legal, rows=True),
+        refused=reductions.refused(name, result, dtype=False, empty=False, several=False),
+        dtypes=tuple(dtype for dtype in dtype_names.ALL if dtype != "bool"),
+        outs=reductions.OUTS,
+        batch=reductions.batch,
+        parts=reductions.parts,
+        expected=expected,
+        benchmarks=reductions.benchmarks(name, "int64"),
+    )
+
+
+def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
+    """The gradient of the result, shared evenly by the elements that equal it."""
+    input, dim = reductions.arguments(*call.args, **call.kwargs)[:2]
+    assert isinstance(call.result, torch.Tensor)
+    dims = reductions.reduced(dim, input.ndim)
+    whole = tuple(1 if place in dims else size for place, size in enumerate(input.shape))
+    alike = input.cpu() == call.result.detach().cpu().reshape(whole)
+    count = alike.sum(dims, keepdim=True) if dims else alike.long()
+    with np.errstate(all="ignore"):
+        # torch rounds the number of equal elements to the gradient's dtype.
+        share = exact(dout, dout.dtype).laid(lambda array: array.reshape(whole)) * exact(alike, dout.dtype)
+        return {0: share / exact(count, dout.dtype)}
