@@ -26,8 +26,8 @@ _CLAIMS = {
 
 
 def claims(registered):
-    """Return the claims of all operators, among which those that are ``registered`` with torch are taken by fake tensors
-    and ``torch.compile``, too."""
+    """Return the claims of all operators; those that are ``registered`` with torch also take fake tensors and
+    ``torch.compile``."""
     of_torch = {op: (*_CLAIMS.get(op, _ALL), "fake", "compiled") for op in registered}
     return {**_CLAIMS, **of_torch}
 
