@@ -142,7 +142,6 @@ def described(
         "other": False,
         "before": None,
         "gradients": None,
-        "context": None,
         **how,
     }
 
