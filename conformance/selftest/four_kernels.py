@@ -39,7 +39,7 @@ def add(right: Right, mistake: bool, input: Any, other: Any, *, alpha: Any = 1, 
     output, n, block = torch.empty_like(input), input.numel(), 256
     programs = n // block if mistake else triton.cdiv(n, block)
     if programs:
-        add_kernel[(programs,)](input, other, output, n, BLOCK=block)
+        add_kernel[(programs,)](input, other, output, n, **_constants(BLOCK=block))
     return output
 
 
@@ -76,7 +76,7 @@ def layer_norm(
     bias = torch.zeros(columns, device=input.device) if bias is None else bias
     block = triton.next_power_of_2(columns)
     layer_norm_kernel[(input.numel() // columns,)](
-        input, weight, bias, output, columns, eps, BLOCK=block, MISTAKE=mistake
+        input, weight, bias, output, columns, eps, **_constants(BLOCK=block, MISTAKE=mistake)
     )
     return output
 
@@ -101,7 +101,7 @@ def mm(right: Right, mistake: bool, input: Any, mat2: Any, *, out: Any = None) -
     (rows, terms), columns = input.shape, mat2.shape[1]
     output, block = torch.empty(rows, columns, dtype=input.dtype, device=input.device), 32
     grid = (triton.cdiv(rows, block), triton.cdiv(columns, block))
-    mm_kernel[grid](input, mat2, output, rows, columns, terms, BLOCK=block, MISTAKE=mistake)
+    mm_kernel[grid](input, mat2, output, rows, columns, terms, **_constants(BLOCK=block, MISTAKE=mistake))
     return output
 
 
@@ -148,8 +148,14 @@ def scaled_dot_product_attention(
     output, (batch, heads, rows, dim) = torch.empty_like(query), query.shape
     grid, block_e = (triton.cdiv(rows, 32), batch * heads), max(triton.next_power_of_2(dim), 16)
     sizes = rows, key.shape[2], dim
-    attention_kernel[grid](query, key, value, output, dim**-0.5, *sizes, BLOCK=32, BLOCK_E=block_e, MISTAKE=mistake)
+    constants = _constants(BLOCK=32, BLOCK_E=block_e, MISTAKE=mistake)
+    attention_kernel[grid](query, key, value, output, dim**-0.5, *sizes, **constants)
     return output
+
+
+def _constants(**constants: Any) -> dict[str, Any]:
+    """A kernel's constants, which are annotated as no number is."""
+    return constants
 
 
 def _is_plain(*tensors: Any) -> bool:
@@ -169,7 +175,9 @@ FUNCTIONS = {
     "mm": mm,
     "scaled_dot_product_attention": scaled_dot_product_attention,
 }
-RIGHT = {op: partial(function, correct.right(op), False) for op, function in FUNCTIONS.items()}
+RIGHT: dict[str, Callable[..., Any]] = {
+    op: partial(function, correct.right(op), False) for op, function in FUNCTIONS.items()
+}
 """The kernels without a mistake, by op."""
 
 
