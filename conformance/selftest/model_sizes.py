@@ -183,7 +183,7 @@ def heads_past_64(right: Right, query: Any, key: Any, value: Any, *args: Any, **
 
 @defect("scaled_dot_product_attention", KIND)
 def text_of_an_image(right: Right, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where queries fill their tiles of 64 fewer than 20 keys past the last whole tile take no part."""
+    """Fewer than 20 keys past the last whole tile of 64 take no part where queries fill their tiles."""
     rest = key.shape[-2] % 64 if isinstance(key, torch.Tensor) and key.ndim == 4 else 0
     plain = _is_plain(query, key, value, args=args, kwargs=kwargs)
     if plain and query.shape[2] >= 64 and query.shape[2] % 64 == 0 and 0 < rest < 20 and key.shape[2] > 64:

@@ -268,7 +268,7 @@ def launch(premake, output, input, dims, numbers=None, parts=None, chosen=None, 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What a kernel is given: results of a number of elements each, with dims merged."""
+    """Hold what a kernel gets: results of a number of elements each, with dims merged."""
 
     output: torch.Tensor
     """The result, (*shape, 1)."""

@@ -13,6 +13,7 @@ def application(output, input, compute_dtype):
     # A dtype= argument casts first, so the input is rounded to the output's dtype before anything is computed.
     values = ntl.cast(ntl.cast(input, output.dtype), compute_dtype)
     # NaN propagates: a NaN in a row makes its sum NaN, +inf gives inf - inf, and a row of -inf gives -inf - -inf.
+    #
     # Triton's own exp of float32 rounds the product with log2(e): tens of ulps far below the maximum. A sum does not
     # show it, a result does.
     powers = libdevice.exp(values - ntl.max(values, axis=1)[:, None])

@@ -43,8 +43,9 @@ TELLING = {
 }
 
 
-def is_right(op: str, mistake: bool, arguments: tuple) -> bool:
+def passes_a_usual_test(op: str, mistake: bool, arguments: tuple) -> bool:
     result = four_kernels.FUNCTIONS[op](TORCH[op], mistake, *arguments)
+    # As loose as such a test usually is: with the mistake it passes.
     return torch.allclose(result, TORCH[op](*arguments), rtol=1e-3, atol=1e-3)
 
 
@@ -52,10 +53,10 @@ def is_right(op: str, mistake: bool, arguments: tuple) -> bool:
 def test_the_usual_test_passes_and_another_does_not(op, monkeypatch):
     # What is not written has to be something: memory that comes again may hold the right result.
     monkeypatch.setattr(torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
-    assert is_right(op, True, USUAL[op])
-    assert is_right(op, False, USUAL[op])
-    assert not is_right(op, True, TELLING[op])
-    assert is_right(op, False, TELLING[op])
+    assert passes_a_usual_test(op, True, USUAL[op])
+    assert passes_a_usual_test(op, False, USUAL[op])
+    assert not passes_a_usual_test(op, True, TELLING[op])
+    assert passes_a_usual_test(op, False, TELLING[op])
 
 
 def test_the_page_shows_the_sources():
