@@ -27,7 +27,7 @@ import rich.progress
 import rich.table
 import torch
 
-from conformance import cases, drawing, sass_checks
+from conformance import cases, drawing, load_checks, sass_checks
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import DEFAULT, Implementation, NotProvided, load
@@ -247,7 +247,8 @@ def _compile(launch: _Launch, target: Target) -> tuple[Compiled, bytes]:
     except Exception as error:  # noqa: BLE001  (whatever the compiler raises is the result)
         return Compiled(launch.op, kernel, launch.signature, error=f"{type(error).__name__}: {error}"), b""
     registers, spills = _resources(compiled, target)
-    result = Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared)
+    error = load_checks.wrongly_filled(compiled.asm["ttgir"]) if target.backend == "cuda" else ""
+    result = Compiled(launch.op, kernel, launch.signature, registers, spills, compiled.metadata.shared, error)
     return result, compiled.asm.get("cubin", b"")
 
 

@@ -37,8 +37,9 @@ def normalize(premake, name, input, dim, dtype, walk=None, across=None):
 
     device = common_device({"input": input})
 
-    if not input.dtype.is_floating_point:
-        # The kernel pads rows with -inf, which integers do not have.
+    if not input.dtype.is_floating_point or (input.dtype is torch.float64 and dtype.itemsize == 2):
+        # The kernel pads rows with -inf, which integers do not have. It would round float64 once to a half type, where
+        # torch rounds to float32 in between.
         input = input.to(dtype)
 
     output = recorder.empty(input.shape, contiguous_strides(input.shape), dtype, device)

@@ -73,7 +73,7 @@ def premake(
         where these are in the parts.
     """
     compute_dtype = compute_dtype or constants.accumulated(dtype)
-    padding = constants.limits(dtype)[0] if padding is None else padding
+    padding = constants.padding(constants.limits(dtype)[0] if padding is None else padding)
     index_dtype = dtype and "i64"
     tensors = (
         Tensor(kept + 1, dtype=index_dtype, name="output"),

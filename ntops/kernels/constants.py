@@ -105,6 +105,18 @@ def limits(dtype):
     return (0, 2**bits - 1) if kind == "u" or bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
+def padding(number):
+    """Return the element that pads tiles, as NineToothed takes it.
+
+    Triton 3.6 to 3.9 fill a register of several int8 or int16 from one constant wrongly where it is below -1: all but
+    the first become -1 on NVIDIA GPUs. So a negative one is computed, in a way that compilers do not see through.
+    """
+    if isinstance(number, int) and number < -1:
+        return f"ninetoothed.language.minimum(ninetoothed.language.program_id(0), {number})"
+
+    return number
+
+
 def numbers(dtype, *names):
     """Return the types of arguments that are Python numbers, by name, for a result of ``dtype``; ``None`` if it is
     unknown."""

@@ -77,7 +77,7 @@ def premaker(application, *, result=lambda dtype: dtype, other=lambda dtype: 0, 
         output_dtype = output_dtype or result(dtype)
         compute_dtype = compute_dtype or constants.accumulated(output_dtype)
         types = dict(scalars or constants.numbers(output_dtype, *numbers))
-        padding = other(dtype) if padding is None else padding
+        padding = constants.padding(other(dtype) if padding is None else padding)
         output = Tensor(kept + 1, dtype=output_dtype, name="output")
         tensors = (output, Tensor(ndim, dtype=dtype, other=padding, name="input"))
         tensors += tuple(Tensor(0, dtype=types.get(name), name=name) for name in numbers)

@@ -32,7 +32,8 @@ def application_divisor(output, gradient, input, other, compute_dtype):
 
 def application_base(output, gradient, input, exponent, compute_dtype):
     power = ntl.cast(exponent, compute_dtype)
-    slope = power * libdevice.pow(ntl.cast(input, compute_dtype), power - 1)
+    lowered = functions.power(ntl.cast(input, compute_dtype), power - 1, compute_dtype, False)
+    slope = power * lowered
     # Anything to the power 0 is 1, NaN included.
     output = ntl.cast(ntl.where(power == 0, 0, ntl.cast(gradient, compute_dtype) * slope), output.dtype)
 
@@ -40,7 +41,11 @@ def application_base(output, gradient, input, exponent, compute_dtype):
 def application_exponent(output, gradient, input, exponent, compute_dtype):
     base = ntl.cast(input, compute_dtype)
     power = ntl.cast(exponent, compute_dtype)
-    slope = libdevice.pow(base, power) * libdevice.log(base)
+    raised = functions.power(base, power, compute_dtype, False)
+    # libdevice takes subnormal numbers of float32 for zeros. 2^24 brings them up, and ln(2^24) down again.
+    tiny = base < 1.1754943508222875e-38
+    logarithm = libdevice.log(ntl.where(tiny, base * 16777216.0, base)) - ntl.where(tiny, 16.635532333438686, 0.0)
+    slope = raised * logarithm
     flat = (base == 0) & (power >= 0)
     output = ntl.cast(ntl.where(flat, 0, ntl.cast(gradient, compute_dtype) * slope), output.dtype)
 

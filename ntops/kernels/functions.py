@@ -31,6 +31,65 @@ def reciprocal(divisor, compute_dtype):
     return quotient
 
 
+def power(base, exponent, compute_dtype, ordinary):
+    """Return base ** exponent, within an ulp or two, subnormal results included: libdevice's flushes these to zero.
+
+    An application that calls it imports libdevice, too.
+
+    :param ordinary: Whether the exponent is known to be finite and not 0.
+    """
+    if compute_dtype == ntl.float64:
+        result = libdevice.pow(base, exponent)
+    else:
+        # Replace infinity by a large power, which gives the same except for zeros.
+        limited = ntl.where(exponent == float("inf"), 1.7014118346046923e38, exponent)
+        limited = ntl.where(limited == float("-inf"), -1.7014118346046923e38, limited)
+        # 2^(power log2(size)), where the logarithm and its product with the power are each the sum of two numbers: the
+        # error of a single number would be multiplied by the power. A negative number has integer powers only.
+        is_whole = ntl.floor(limited) == limited
+        size = ntl.where(is_whole | (base == float("-inf")), ntl.abs(base), base)
+        tiny = size < 1.1754943508222875e-38
+        size = ntl.where(tiny, size * 16777216.0, size)
+        bits = ntl.cast(size, ntl.int32, bitcast=True)
+        # The size is m 2^n with m from sqrt(1/2) to sqrt(2), and the logarithm of m is 2 atanh((m - 1) / (m + 1)),
+        # whose coefficients are a minimax fit, off by at most 8.2e-10. 2 / ln(2) is 2.88539004 + 3.85e-8.
+        binade = (bits - 1060439283) & -8388608
+        above = ntl.cast(bits - binade, ntl.float32, bitcast=True) - 1
+        # Values are negated here and below where a difference would otherwise need another negation.
+        inverse = libdevice.fast_dividef(-1.0, above + 2)
+        quotient = above * inverse
+        rest = inverse * ntl.fma(quotient, above, ntl.fma(quotient, 2.0, above))
+        square = quotient * quotient
+        series = 0.9617982864795396 + square * (0.5767526801297578 + square * 0.4309968117466395)
+        whole = ntl.cast(binade, compute_dtype) * 1.1920928955078125e-07 - ntl.where(tiny, 24.0, 0.0)
+        logarithm = ntl.fma(quotient, -2.885390043258667, whole)
+        low = ntl.fma(quotient, -2.885390043258667, whole - logarithm) - rest * 2.885390043258667
+        low = low - quotient * (square * series + 3.851925982253235e-08)
+        # Zeros, infinity, NaN and negative numbers need no logarithm: two roots give -inf, inf and NaN.
+        special = ntl.cast(bits - 1, ntl.uint32, bitcast=True) >= 2139095039
+        inverse = ntl.rsqrt(size)
+        logarithm = ntl.where(special, ntl.sqrt(size) - inverse * inverse, logarithm)
+        # Powers are 0 or infinite well within these limits.
+        negated = ntl.minimum(ntl.maximum(limited * -1.0 * logarithm, -252.0), 252.0)
+        low = ntl.fma(limited, logarithm, negated) + limited * low
+        # Adding 1.5 * 2^24 rounds to an even number, whose half is in the last bits.
+        shifted = 25165824.0 - negated
+        result = ntl.exp2(low - (negated + (shifted - 25165824.0)))
+        # 2^n is the square of 2^(n / 2): of the two products only the second can round.
+        root = ntl.cast((ntl.cast(shifted, ntl.int32, bitcast=True) << 23) + 1065353216, ntl.float32, bitcast=True)
+        result = result * root * root
+        # Odd powers have the sign of the number.
+        is_odd = is_whole & (ntl.floor(limited * 0.5) != limited * 0.5)
+        sign = ntl.cast(base, ntl.int32, bitcast=True) & ntl.where(is_odd, -2147483648, 0)
+        result = ntl.cast(ntl.cast(result, ntl.int32, bitcast=True) ^ sign, ntl.float32, bitcast=True)
+
+        if not ordinary:
+            one = (exponent == 0) | (base == 1)
+            result = ntl.where(one, 1.0, result)
+
+    return result
+
+
 def sine(value, shifted, turns, sign, short):
     """Return sin(value - turns * pi) of float32, negated if ``shifted`` is odd, and again if ``sign`` is negative.
 
