@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ntops.interpreter import formats
-from ntops.interpreter.elementary import rounded_once
+from ntops.interpreter.elementary import flushing, rounded_once
 
 
 def _torch(function):
@@ -119,6 +119,12 @@ _OF_TORCH = {
     "lgamma": torch.lgamma,
     "normcdf": torch.special.ndtr,
 }
+# How each takes subnormal numbers; libdevice's log and exp keep them.
+_FLUSHING = {
+    "exp2": {"results": True},
+    "pow": {"results": True},
+    "fast_fdivide": {"operands": True, "results": True},
+} | dict.fromkeys(("erf", "expm1", "fmod", "log1p", "rsqrt", "sin", "sqrt", "tanh"), {"operands": True})
 _ROUND_TO_NEAREST = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
@@ -127,14 +133,16 @@ def _find(name):
         return rounded_once(np.power)
 
     for candidate in (name, name[:-1] if name[-1] in "fd" else name):
+        flushed = functools.partial(flushing, **_FLUSHING.get(candidate, {}))
+
         if candidate in _EXACT:
-            return _EXACT[candidate]
+            return flushed(_EXACT[candidate])
 
         if candidate in _APPROXIMATE:
-            return rounded_once(_APPROXIMATE[candidate])
+            return flushed(rounded_once(_APPROXIMATE[candidate]))
 
         if candidate in _OF_TORCH:
-            return _torch(_OF_TORCH[candidate])
+            return flushed(_torch(_OF_TORCH[candidate]))
 
         if candidate.endswith("_rn") and candidate[1:-3] in _ROUND_TO_NEAREST:
             return _ROUND_TO_NEAREST[candidate[1:-3]]
@@ -156,7 +164,7 @@ def _function(symbol):
     return found
 
 
-erf = _torch(torch.erf)
+erf = flushing(_torch(torch.erf), **_FLUSHING["erf"])
 
 
 def call(symbol, arrays):

@@ -42,10 +42,7 @@ def application_exponent(output, gradient, input, exponent, compute_dtype):
     base = ntl.cast(input, compute_dtype)
     power = ntl.cast(exponent, compute_dtype)
     raised = functions.power(base, power, compute_dtype, False)
-    # libdevice takes subnormal numbers of float32 for zeros. 2^24 brings them up, and ln(2^24) down again.
-    tiny = base < 1.1754943508222875e-38
-    logarithm = libdevice.log(ntl.where(tiny, base * 16777216.0, base)) - ntl.where(tiny, 16.635532333438686, 0.0)
-    slope = raised * logarithm
+    slope = raised * libdevice.log(base)
     flat = (base == 0) & (power >= 0)
     output = ntl.cast(ntl.where(flat, 0, ntl.cast(gradient, compute_dtype) * slope), output.dtype)
 

@@ -143,3 +143,27 @@ def test_every_cpu_gives_the_same_bits(settings):
     command = [sys.executable, "-W", "ignore", Path(__file__).with_name("bits.py")]
     result = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **settings}, text=True)
     assert json.loads(result.stdout) == digests()
+
+
+@pytest.mark.parametrize("name", ["sin", "sqrt", "rsqrt", "erf", "libdevice tanh", "libdevice erf", "libdevice fmod"])
+def test_subnormal_operands_are_zeros_where_they_are_compiled_so(name):
+    function, count = FUNCTIONS[name]
+    number, zero = np.array([1e-40, -1e-40], np.float32), np.array([0.0, -0.0], np.float32)
+    others = [np.ones(2, np.float32)] * (count - 1)
+
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(function(number, *others), function(zero, *others))
+        # float64 has them all.
+        assert (function(*(x.astype(np.float64) for x in (number, *others))) != function(zero, *others)).any()
+
+
+def test_subnormal_results_are_zeros_where_they_are_compiled_so():
+    """An H100 showed it of pow, whose results pow's gradient multiplies."""
+    small = np.array([2.0**-70, -(2.0**-43)], np.float32)
+    exponent = np.array([2.0, 3.0], np.float32)
+    np.testing.assert_array_equal(FUNCTIONS["libdevice pow"][0](small, exponent), np.array([0.0, -0.0], np.float32))
+    np.testing.assert_array_equal(FUNCTIONS["exp2"][0](np.float32([-127.0, -126.0])), np.float32([0.0, 2.0**-126]))
+    np.testing.assert_array_equal(FUNCTIONS["exp"][0](np.float32([-88.0])) > 0, [True])
+    np.testing.assert_array_equal(FUNCTIONS["libdevice exp"][0](np.float32([-88.0])) > 0, [True])
+    # A subnormal base is no zero.
+    np.testing.assert_array_equal(FUNCTIONS["libdevice pow"][0](np.float32([2.0**-130]), np.float32([0.5])), 2.0**-65)
