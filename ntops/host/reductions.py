@@ -87,13 +87,15 @@ def config(outer, rows, columns, across, itemsize, compute_itemsize):
     :param compute_itemsize: Bytes of an element in registers.
     """
     tile = TILE * 4 // max(compute_itemsize, 4)
+    # Where there is one dim of results, few rows are few programs, and a kernel for each number of them gains nothing.
+    fitting = next_power_of_2(rows) if outer > 1 else tile
 
     if across:
-        block_rows = min(next_power_of_2(rows), LINE // itemsize)
+        block_rows = min(fitting, LINE // itemsize)
         block_columns = min(next_power_of_2(columns), tile // block_rows)
     else:
         block_columns = min(next_power_of_2(columns), tile)
-        block_rows = min(next_power_of_2(rows), tile // block_columns)
+        block_rows = min(fitting, tile // block_columns)
 
     tiles = -(-columns // block_columns)
     parts = max(PROGRAMS // (outer * -(-rows // block_rows)), 1)

@@ -120,11 +120,8 @@ _OF_TORCH = {
     "normcdf": torch.special.ndtr,
 }
 # How each takes subnormal numbers; libdevice's log and exp keep them.
-_FLUSHING = {
-    "exp2": {"results": True},
-    "pow": {"results": True},
-    "fast_fdivide": {"operands": True, "results": True},
-} | dict.fromkeys(("erf", "expm1", "fmod", "log1p", "rsqrt", "sin", "sqrt", "tanh"), {"operands": True})
+_FLUSHES_OPERANDS = {"erf", "expm1", "fast_fdivide", "fmod", "log1p", "rsqrt", "sin", "sqrt", "tanh"}
+_FLUSHES_RESULTS = {"exp2", "fast_fdivide", "pow"}
 _ROUND_TO_NEAREST = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 
 
@@ -133,7 +130,9 @@ def _find(name):
         return rounded_once(np.power)
 
     for candidate in (name, name[:-1] if name[-1] in "fd" else name):
-        flushed = functools.partial(flushing, **_FLUSHING.get(candidate, {}))
+        flushed = functools.partial(
+            flushing, operands=candidate in _FLUSHES_OPERANDS, results=candidate in _FLUSHES_RESULTS
+        )
 
         if candidate in _EXACT:
             return flushed(_EXACT[candidate])
@@ -164,7 +163,7 @@ def _function(symbol):
     return found
 
 
-erf = flushing(_torch(torch.erf), **_FLUSHING["erf"])
+erf = flushing(_torch(torch.erf), operands=True)
 
 
 def call(symbol, arrays):

@@ -3,7 +3,7 @@
 import functools
 
 import ninetoothed.language as ntl
-from ninetoothed.language import libdevice
+from ninetoothed.language import libdevice  # noqa: F401  (functions.power is inlined here)
 
 from ntops.kernels import constants, element_wise, functions
 from ntops.kernels.element_wise import arrangement

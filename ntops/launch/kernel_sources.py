@@ -14,6 +14,7 @@ import triton
 from ninetoothed import generation, naming
 from ninetoothed.jit import import_from_path
 
+from ntops._runtime import INTERPRETED
 from ntops.interpreter.ninetoothed_files import source_path, write_source
 from ntops.launch import file_changes, tracing
 from ntops.launch.settings import get_default_num_stages, get_default_num_warps
@@ -58,6 +59,11 @@ def make(premake, arguments, config, specialization):
     """
     num_warps = get_default_num_warps() or config.num_warps
     num_stages = get_default_num_stages() or config.num_stages
+
+    if INTERPRETED:
+        # Only a compiler reads the others, and making a source takes longer than most calls that are interpreted.
+        specialization = Specialization(wide=specialization.wide)
+
     key = (premake, tuple(arguments.items()), config.blocks, num_warps, num_stages, specialization)
     kernel = _kernels.get(key)
 
