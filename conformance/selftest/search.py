@@ -19,7 +19,18 @@ import torch
 from conformance import cases, drawing, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED, Outcome, Trial, least_tried, malformed
+from conformance.checks import (
+    CHECKS,
+    DEVIATION,
+    FAILED,
+    RARE,
+    SAMPLED,
+    UNCLAIMED,
+    Outcome,
+    Trial,
+    least_tried,
+    malformed,
+)
 from conformance.checks.result import judged
 from conformance.implementations import Implementation
 from conformance.runner import Prepared, Verdict
@@ -201,10 +212,13 @@ def study_op(
 def _suspect(prepared: Prepared, defect: Defect, right: Trial | None) -> bool:
     """Whether the check that has to catch it fails when it is made alone: all the others cost several times as much.
 
-    Of those that are sampled each takes its turn as it is, and ``values`` looks at one call in ordinary memory first.
+    Those that are sampled take their turn as they are, those that are rare fail in no other case than theirs, and
+    ``values`` looks at one call in ordinary memory first.
     ``right``: what came of the right implementation."""
     if defect.check in SAMPLED:
         return True
+    if defect.check in RARE:
+        return cases.seed(prepared.case) % RARE[defect.check] == 0
     if defect.check == "values" and right is not None and right.refusal is None and right.ours.error is None:
         ours = prepared.invoke(defect.implementation.maker(defect.op))
         if ours.error is None and _of_one_form(ours, right.reference):
