@@ -6,14 +6,22 @@ import, is imported where it is needed.
 
 import contextlib
 import functools
+import gc
+import importlib.util
 import sys
+import sysconfig
 import threading
+from pathlib import Path
 
 import torch
 
 FAKE, COMPILED, THREADS = "fake", "compiled", "threads"
-ROUNDS = 3
-"""The calls that each thread makes, one after the other."""
+STOPS = 4
+"""The most lines at which a thread stops while another one makes a whole call."""
+SWITCHES = 2000
+"""The first lines of a call after each of which the other thread runs."""
+PATIENCE = 0.5
+"""Seconds after which a thread that does not come to its next line is taken to wait for a lock that the other holds."""
 
 
 def within(context, function):
@@ -22,7 +30,25 @@ def within(context, function):
     :param context: ``kind``, one of those above, and what its function takes.
     """
     how = dict(context)
-    return _KINDS[how.pop("kind")](function, **how)
+    kind = how.pop("kind")
+    made = _KINDS[kind](function, **how)
+    return made if kind == THREADS else _without_collector(made)
+
+
+def _without_collector(function):
+    """Let a call run without Python's collector of cycles: it takes a third of the time in which torch's compiler is
+    imported."""
+
+    def call(*args, **kwargs):
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if enabled:
+                gc.enable()
+
+    return call
 
 
 def operands(args, kwargs):
@@ -144,49 +170,156 @@ def _unmarked(value, given):
 # --- threads -----------------------------------------------------------------------------------------------------
 
 
-def _threads(function):
-    """Let three threads make the call at once, ``ROUNDS`` times each, on operands of their own: the third one with
-    other contents. Return the results of all calls, thread by thread."""
+def _threads(function, seed):
+    """Let two threads make the call at once, the second with other contents, on operands of their own, several times.
+    They run one after the other; in turns, line by line; the same with the first a few lines ahead; and, for up to
+    ``STOPS`` lines of the first, the second makes its whole call there. Return the results of all calls, those of the
+    first before those of the second, and last, in bytes, a line of text for each two calls: where the first stopped.
+
+    :param seed: Chooses how many lines ahead.
+    """
 
     def call(*args, **kwargs):
         given = operands(args, kwargs)
-        calls = [
-            replaced(args, kwargs, given, copied(given, other)) for other in (False, False, True) for _ in range(ROUNDS)
-        ]
-        found, barrier = [(None, None)] * len(calls), threading.Barrier(3)
-        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
-        def work(thread):
-            # Modes are a thread's own.
-            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                for number in range(thread * ROUNDS, (thread + 1) * ROUNDS):
-                    try:
-                        barrier.wait()
-                        args, kwargs = calls[number]
-                        found[number] = (function(*args, **kwargs), None)
-                    # Raised again where all threads have ended.
-                    except BaseException as error:  # noqa: BLE001
-                        found[number] = (None, error)
-                        barrier.abort()
-                        return
+        def both(hands_over):
+            turns = _Turns(hands_over)
+            pair = [replaced(args, kwargs, given, copied(given, other)) for other in (False, True)]
+            return turns, turns.run([functools.partial(function, *args, **kwargs) for args, kwargs in pair])
 
-        threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(3)]
-        interval = sys.getswitchinterval()
-        # Threads take turns as often as they can, so that they meet in all places.
-        sys.setswitchinterval(1e-6)
-        try:
-            for one in threads:
-                one.start()
-            for one in threads:
-                one.join()
-        finally:
-            sys.setswitchinterval(interval)
-        errors = [error for _, error in found if error is not None]
-        if errors:
-            raise next((one for one in errors if not isinstance(one, threading.BrokenBarrierError)), errors[0])
-        return tuple(one for value, _ in found for one in (value if isinstance(value, tuple) else (value,)))
+        # Without a stop, which tells how many lines there are.
+        turns, found = both(lambda thread, lines: False)
+        lines, places = turns.lines[0], ["it had ended"]
+        for lead in (1, 2 + seed % 7) if lines else ():
+            # The first thread is so many lines ahead.
+            turns, values = both(lambda thread, line, lead=lead: line <= SWITCHES and (thread == 1 or line >= lead))
+            found, places = [*found, *values], [*places, f"each line, {lead - 1} lines ahead of the other one"]
+        cuts = range(1, lines + 1) if lines <= STOPS else [lines * (2 * n + 1) // (2 * STOPS) for n in range(STOPS)]
+        for cut in cuts:
+            turns, values = both(lambda thread, line, cut=cut: thread == 0 and line == cut)
+            found, places = [*found, *values], [*places, turns.places[0] if turns.places else "it had ended"]
+        text = torch.frombuffer(bytearray("\n".join(places).encode()), dtype=torch.uint8)
+        return (*(one for value in found for one in (value if isinstance(value, tuple) else (value,))), text)
 
     return call
+
+
+class _Turns:
+    """Two threads, of which one runs at a time. The first begins; who ends lets the other go on.
+
+    Only lines of the implementation count: not those of torch, NumPy and the standard library, and nothing below calls
+    of Triton or of an import. Triton's interpreter has one state for all threads.
+
+    :param hands_over: Tells whether the thread of a number lets the other one run before its line of a number, counted
+        from 1.
+    """
+
+    def __init__(self, hands_over):
+        self.lines = [0, 0]
+        """The lines that each thread has come to."""
+        self.places = []
+        """Where threads handed over, as ``file:line``."""
+        self._hands_over = hands_over
+        self._turn, self._ended = 0, [False, False]
+        self._changed = threading.Condition()
+
+    def run(self, functions):
+        """Call the two functions, each in a thread of its own, and return their values. Raises what one of them raises,
+        when both have ended."""
+        values, errors = [None, None], [None, None]
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+        def work(me):
+            with self._changed:
+                self._wait(me)
+            # Modes are a thread's own.
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                sys.settrace(self._tracer(me))
+                try:
+                    values[me] = functions[me]()
+                # Raised again where both threads have ended.
+                except BaseException as error:  # noqa: BLE001
+                    errors[me] = error
+                finally:
+                    sys.settrace(None)
+            with self._changed:
+                self._ended[me], self._turn = True, 1 - me
+                self._changed.notify_all()
+
+        threads = [threading.Thread(target=work, args=(me,), daemon=True) for me in (0, 1)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+        for error in errors:
+            if error is not None:
+                raise error
+        return values
+
+    def _wait(self, me):
+        """Wait for the turn, and take it if the other thread seems to wait for this one."""
+        while self._turn != me and not self._ended[1 - me]:
+            seen = self.lines[1 - me]
+            if not self._changed.wait(PATIENCE) and self._turn != me and self.lines[1 - me] == seen:
+                # From now on each thread runs to its end.
+                self._turn, self._hands_over = me, lambda thread, lines: False
+
+    def _line(self, me, frame):
+        self.lines[me] += 1
+        if self._hands_over(me, self.lines[me]) and not self._ended[1 - me]:
+            with self._changed:
+                self.places.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+                self._turn = 1 - me
+                self._changed.notify_all()
+        if self._turn != me:
+            with self._changed:
+                self._wait(me)
+
+    def _tracer(self, me):
+        """Return the function that Python calls for each new frame of a thread."""
+        hidden = 0
+
+        def enter(frame, event, _):
+            nonlocal hidden
+            kind = None if hidden else _kind(frame.f_code.co_filename)
+            if kind == "hidden":
+                frame.f_trace_lines = False
+                hidden += 1
+                return leave
+            return step if kind == "own" else None
+
+        def step(frame, event, _):
+            if event == "line":
+                self._line(me, frame)
+            return step
+
+        def leave(frame, event, _):
+            nonlocal hidden
+            if event == "return":
+                hidden -= 1
+            return leave
+
+        return enter
+
+
+@functools.cache
+def _kind(file):
+    """Tell whether lines of a file are the implementation's "own", those of "other" libraries, or "hidden" with all
+    that they call."""
+    if file.startswith(("<frozen importlib", *_folders("triton"))):
+        return "hidden"
+    if file.startswith(("<frozen", *_folders("torch", "numpy"))):
+        return "other"
+    standard = file.startswith(sysconfig.get_path("stdlib"))
+    return "other" if standard and not file.startswith((*_SITES,)) else "own"
+
+
+_SITES = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+
+
+def _folders(*packages):
+    found = [importlib.util.find_spec(name) for name in packages]
+    return [one.submodule_search_locations[0] + "/" for one in found if one and one.submodule_search_locations]
 
 
 def copied(tensors, other=False):

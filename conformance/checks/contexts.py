@@ -105,43 +105,48 @@ _DEPENDENT = ("DataDependentOutputException", "DynamicOutputShapeException", "Gu
 
 
 def threads(trial: Trial) -> Finding:
-    """Check that three threads that make the call at once, one of them with other contents, get what one thread alone
-    gets; where the implementation claims to be deterministic, with the same bits."""
+    """Check that two threads that make the call at once, one of them with other contents, get what one thread alone
+    gets, in whatever order they come to the lines of the implementation; where the implementation claims to be
+    deterministic, with the same bits."""
     other = context_calls.copied(trial.inputs, other=True)
     alone = [trial.bare(), trial.bare(inputs=other)]
-    together = trial.bare(context={"kind": context_calls.THREADS})
     # Other contents may be refused for what they are.
     if any(one.error is not None or malformed(one.value, trial.ours.value) for one in alone):
         return Finding("threads", PASSED)
+    together = trial.bare(context={"kind": context_calls.THREADS, "seed": cases.seed(trial.case)})
     if together.error is not None:
-        return _failed(trial, "threads", trial.case, f"from three threads at once: raised {describe(together.error)}")
+        return _failed(trial, "threads", trial.case, f"from two threads at once: raised {describe(together.error)}")
     count, exact = len(trial.ours.tensors()), "deterministic" in trial.implementation.claims(trial.case.op)
-    for number in range(len(together.value) // count):
-        thread, value = number // context_calls.ROUNDS, together.value[number * count : (number + 1) * count]
-        value = value if isinstance(trial.ours.value, tuple) else value[0]
-        plain, outcome = (
-            alone[thread == 2],
-            dataclasses.replace(alone[thread == 2], value=value, told=None, places=None),
+    *results, text = together.value
+    places = bytes(text.tolist()).decode().splitlines()
+    for number, place in enumerate(place for place in places for _ in (0, 1)):
+        second, value = number % 2, results[number * count : (number + 1) * count]
+        outcome = dataclasses.replace(
+            alone[second], value=value if isinstance(trial.ours.value, tuple) else value[0], told=None, places=None
         )
-        message = difference(plain, outcome, "a call of one thread and of three at once")
+        message = difference(alone[second], outcome, "a call of one thread and of two at once")
         if message and not exact:
             # What is right for other contents is not known.
-            message = wrong(trial, outcome) and message if thread < 2 else ""
+            message = "" if second else wrong(trial, outcome) and message
         if message:
-            which = ", with other contents than the others" * (thread == 2)
-            return _failed(trial, "threads", trial.case, f"in thread {thread}{which}: {message}")
+            which = "the thread with other contents" if second else "the first thread"
+            return _failed(trial, "threads", trial.case, f"in {which}, the first stopped at {place}: {message}")
     return Finding("threads", PASSED)
 
 
 def from_threads(trial: Trial) -> bool:
-    """Tell whether a call is made from threads: a plain one that draws nothing, writes to no operand, and is small."""
-    if trial.case.form or trial.spec.writes(trial.case) or "distribution" in trial.spec.checks:
-        return False
-    return sum(one.untyped_storage().nbytes() for one in (*trial.inputs, *trial.reference.tensors())) <= MOST
+    """Tell whether a call is made from threads: as ``in_context``, one that draws nothing and writes to no operand."""
+    return in_context(trial) and not trial.spec.writes(trial.case) and "distribution" not in trial.spec.checks
+
+
+def in_context(trial: Trial) -> bool:
+    """Tell whether the checks of contexts apply to a call: to one in the plain form that is small."""
+    tensors = (*trial.inputs, *trial.reference.tensors())
+    return not trial.case.form and sum(one.untyped_storage().nbytes() for one in tensors) <= MOST
 
 
 MOST = 1 << 17
-"""The most bytes of operands and results together in calls that are made from threads."""
+"""The most bytes of operands and results together."""
 
 
 def _fits_graph(variant: tuple[str, Trial]) -> bool:
@@ -188,11 +193,6 @@ def _given(trial: Trial, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return context_calls.operands(*forms.bind(trial.case, operands))
 
 
-def in_context(trial: Trial) -> bool:
-    """Tell whether the checks of contexts apply to a call: to one in the plain form."""
-    return not trial.case.form
-
-
 def _unclaimed(name: str) -> Finding:
     return Finding(name, UNCLAIMED, "not claimed")
 
@@ -204,10 +204,10 @@ def _failed(trial: Trial, name: str, case: Case, message: str) -> Finding:
 
 def _variants(trial: Trial, name: str, outs: tuple[str, ...]) -> list[tuple[str, Trial]]:
     """Return the call itself and calls that follow from it, those that succeed outside of the context; in a trial that
-    is not thorough one of them, in turn, beside the call itself."""
+    is not thorough one of them all, in turn."""
     others = with_out_or_in_place(trial, outs)
-    names = [*others] if trial.thorough or not others else [least_tried.choose(trial.case, name, [*others])]
-    derived = [("", trial), *((f", {what}", trial.derive(others[what])) for what in names)]
+    names = ["", *others] if trial.thorough else [least_tried.choose(trial.case, name, ["", *others])]
+    derived = [(f", {what}", trial.derive(others[what])) if what else ("", trial) for what in names]
     return [(what, one) for what, one in derived if _is_well(one)]
 
 
