@@ -20,7 +20,7 @@ STOPS = 4
 """The most lines at which a thread stops while another one makes a whole call."""
 SWITCHES = 2000
 """The first lines of a call after each of which the other thread runs."""
-PATIENCE = 0.5
+PATIENCE = 0.2
 """Seconds after which a thread that does not come to its next line is taken to wait for a lock that the other holds."""
 
 
@@ -227,12 +227,15 @@ class _Turns:
         """Call the two functions, each in a thread of its own, and return their values. Raises what one of them raises,
         when both have ended."""
         values, errors = [None, None], [None, None]
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
         def work(me):
             with self._changed:
                 self._wait(me)
-            # Modes are a thread's own.
+            # Modes and the current device are a thread's own.
+            if device is not None:
+                torch.cuda.set_device(device)
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 sys.settrace(self._tracer(me))
                 try:
@@ -324,16 +327,20 @@ def _folders(*packages):
 
 def copied(tensors, other=False):
     """Return copies of the tensors that share memory as these do. ``other``: with the elements of each storage in
-    reverse order, of floating-point ones."""
+    reverse order, and floating-point ones negated; but integers and bools as they are where the storage holds more than
+    the tensor, which may be no index."""
     storages = {}
 
     def one(tensor):
         key = tensor.untyped_storage()._cdata
         if key not in storages:
             memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage()).clone()
-            if other and tensor.dtype.is_floating_point:
+            floating = tensor.dtype.is_floating_point
+            if other and (floating or len(memory) == tensor.numel() * tensor.itemsize):
                 words = memory[: len(memory) // tensor.itemsize * tensor.itemsize].view(-1, tensor.itemsize)
                 words.copy_(words.flip(0))
+                # The sign is the highest bit of the last byte.
+                words[:, -1].bitwise_xor_(128 if floating else 0)
             storages[key] = memory
         place = tensor.storage_offset(), tensor.shape, tensor.stride()
         empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

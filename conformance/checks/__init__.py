@@ -80,9 +80,9 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-RARE = {"fake": 16, "compiled": 128, "threads": 64}
-"""One case in so many, drawn or saved, makes these: a graph takes 0.1 s, as long as all other checks of a case. A case
-that was saved since one of them failed makes that, as its note says."""
+RARE = {"fake": 32, "compiled": 256, "threads": 128}
+"""One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
+saved since one of them failed makes that, as its note says."""
 
 SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""

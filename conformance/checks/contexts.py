@@ -55,7 +55,7 @@ def compiled(trial: Trial) -> Finding:
     if "compiled" not in trial.implementation.claims(trial.case.op):
         return _unclaimed("compiled")
     faults = []
-    for what, derived in filter(_fits_graph, _variants(trial, "compiled", _COMPILED_OUTS)):
+    for what, derived in filter(_fits_graph, _variants(trial, "compiled", _COMPILED_OUTS, one=True)):
         # The lower bits of a seed decide which cases are compiled at all.
         plain, turn = derived.bare(), cases.seed(derived.case) >> 8
         for dynamic, amid in product((False, True), repeat=2):
@@ -202,13 +202,17 @@ def _failed(trial: Trial, name: str, case: Case, message: str) -> Finding:
     return trial.excused(found, case, name)
 
 
-def _variants(trial: Trial, name: str, outs: tuple[str, ...]) -> list[tuple[str, Trial]]:
-    """Return the call itself and calls that follow from it, those that succeed outside of the context; in a trial that
-    is not thorough one of them all, in turn."""
+def _variants(trial: Trial, name: str, outs: tuple[str, ...], one: bool = False) -> list[tuple[str, Trial]]:
+    """Return the call itself and calls that follow from it, those that succeed outside of the context. In a trial that
+    is not thorough they are the call and one more, in turn; or ``one`` of them all."""
     others = with_out_or_in_place(trial, outs)
-    names = ["", *others] if trial.thorough else [least_tried.choose(trial.case, name, ["", *others])]
-    derived = [(f", {what}", trial.derive(others[what])) if what else ("", trial) for what in names]
-    return [(what, one) for what, one in derived if _is_well(one)]
+    names = ["", *others]
+    if not trial.thorough and others:
+        options = names if one else [*others]
+        chosen = least_tried.choose(trial.case, name, options)
+        names = [chosen] if one else ["", chosen]
+    found = [(f", {what}", trial.derive(others[what])) if what else ("", trial) for what in names]
+    return [(what, derived) for what, derived in found if _is_well(derived)]
 
 
 def _is_well(trial: Trial) -> bool:

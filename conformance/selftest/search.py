@@ -170,7 +170,9 @@ def study(
                 note(defect.name, case, count)
                 if defect.check in wrong or not _suspect(prepared, defect, plain):
                     continue
-                verdict = runner.judge_prepared(prepared, defect.implementation, thorough=False)
+                # Those that are rare are made of each case here.
+                checks = (defect.check,) if defect.check in RARE else None
+                verdict = runner.judge_prepared(prepared, defect.implementation, checks, thorough=False)
                 if verdict.failure and verdict.failure.check == "memory" != defect.check:
                     # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
                     others[defect.name].add("memory")
@@ -212,13 +214,10 @@ def study_op(
 def _suspect(prepared: Prepared, defect: Defect, right: Trial | None) -> bool:
     """Whether the check that has to catch it fails when it is made alone: all the others cost several times as much.
 
-    Those that are sampled take their turn as they are, those that are rare fail in no other case than theirs, and
-    ``values`` looks at one call in ordinary memory first.
+    Of those that are sampled each takes its turn as it is, and ``values`` looks at one call in ordinary memory first.
     ``right``: what came of the right implementation."""
     if defect.check in SAMPLED:
         return True
-    if defect.check in RARE:
-        return cases.seed(prepared.case) % RARE[defect.check] == 0
     if defect.check == "values" and right is not None and right.refusal is None and right.ours.error is None:
         ours = prepared.invoke(defect.implementation.maker(defect.op))
         if ours.error is None and _of_one_form(ours, right.reference):
