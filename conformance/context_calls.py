@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import sysconfig
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -20,8 +21,8 @@ STOPS = 4
 """The most lines at which a thread stops while another one makes a whole call."""
 SWITCHES = 2000
 """The first lines of a call after each of which the other thread runs."""
-PATIENCE = 0.2
-"""Seconds after which a thread that does not come to its next line is taken to wait for a lock that the other holds."""
+PATIENCE = 0.1
+"""Seconds after which a thread that has slept all the time is taken to wait for a lock that the other one holds."""
 
 
 def within(context, function):
@@ -222,6 +223,7 @@ class _Turns:
         self._hands_over = hands_over
         self._turn, self._ended = 0, [False, False]
         self._changed = threading.Condition()
+        self._threads, self._frames = [], [0, 0]
 
     def run(self, functions):
         """Call the two functions, each in a thread of its own, and return their values. Raises what one of them raises,
@@ -249,10 +251,10 @@ class _Turns:
                 self._ended[me], self._turn = True, 1 - me
                 self._changed.notify_all()
 
-        threads = [threading.Thread(target=work, args=(me,), daemon=True) for me in (0, 1)]
-        for one in threads:
+        self._threads = [threading.Thread(target=work, args=(me,), daemon=True) for me in (0, 1)]
+        for one in self._threads:
             one.start()
-        for one in threads:
+        for one in self._threads:
             one.join()
         for error in errors:
             if error is not None:
@@ -260,12 +262,21 @@ class _Turns:
         return values
 
     def _wait(self, me):
-        """Wait for the turn, and take it if the other thread seems to wait for this one."""
+        """Wait for the turn, and take it if the other thread seems to wait for this one: it does nothing and sleeps.
+        What takes long, or gets no time of a busy machine, keeps its turn."""
         while self._turn != me and not self._ended[1 - me]:
-            seen = self.lines[1 - me]
-            if not self._changed.wait(PATIENCE) and self._turn != me and self.lines[1 - me] == seen:
+            seen = self._signs(1 - me)
+            self._changed.wait(PATIENCE)
+            if self._turn != me and seen == self._signs(1 - me) and _sleeps(self._threads[1 - me]):
                 # From now on each thread runs to its end.
                 self._turn, self._hands_over = me, lambda thread, lines: False
+
+    def _signs(self, thread):
+        """Return what changes while a thread does anything: its time on a processor, or where that is not known the
+        frames that it has entered."""
+        ident, clock = self._threads[thread].ident, getattr(time, "pthread_getcpuclockid", None)
+        known = clock is not None and ident is not None and not self._ended[thread]
+        return self._frames[thread], self.lines[thread], time.clock_gettime_ns(clock(ident)) if known else 0
 
     def _line(self, me, frame):
         self.lines[me] += 1
@@ -284,6 +295,9 @@ class _Turns:
 
         def enter(frame, event, _):
             nonlocal hidden
+            self._frames[me] += 1
+            # A generator may have been begun where it was not hidden.
+            frame.f_trace = None
             kind = None if hidden else _kind(frame.f_code.co_filename)
             if kind == "hidden":
                 frame.f_trace_lines = False
@@ -303,6 +317,15 @@ class _Turns:
             return leave
 
         return enter
+
+
+def _sleeps(thread):
+    """Tell whether a thread sleeps, as the system has it; True where that is not known."""
+    try:
+        state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    except OSError:
+        return True
+    return state.rpartition(")")[2].split()[0] in "SD"
 
 
 @functools.cache

@@ -285,6 +285,19 @@ def test_a_thread_that_waits_for_a_lock_gets_it():
     assert judged("threads", CASES["exp"], own).status == PASSED
 
 
+def test_what_takes_long_keeps_its_turn(monkeypatch):
+    monkeypatch.setattr(context_calls, "PATIENCE", 1e-3)
+    seen = []
+
+    def long(name):
+        seen.append(name)
+        sum(range(1_000_000))
+        seen.append(name)
+
+    context_calls._Turns(lambda thread, line: False).run([functools.partial(long, name) for name in "ab"])
+    assert seen == ["a", "a", "b", "b"]
+
+
 def test_nothing_below_calls_of_triton_is_divided(tmp_path):
     def kernel():
         one = 1
