@@ -120,7 +120,7 @@ def threads(trial: Trial) -> Finding:
     *results, text = together.value
     places = bytes(text.tolist()).decode().splitlines()
     for number, place in enumerate(place for place in places for _ in (0, 1)):
-        second, value = number % 2, results[number * count : (number + 1) * count]
+        second, value = number % 2, tuple(results[number * count : (number + 1) * count])
         outcome = dataclasses.replace(
             alone[second], value=value if isinstance(trial.ours.value, tuple) else value[0], told=None, places=None
         )

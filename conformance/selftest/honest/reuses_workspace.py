@@ -1,13 +1,16 @@
-"""Compute in a workspace that is kept, and copy out of it."""
+"""Compute in a workspace that is kept, and copy out of it; each thread has its own."""
+
+import threading
 
 import torch
 
-_workspaces = {}
+_local = threading.local()
 
 
 @torch.no_grad()
 def exp(input, *, out=None):
     result = torch.exp(input, out=out)
-    workspace = _workspaces.setdefault((result.numel(), result.dtype), torch.empty(result.numel(), dtype=result.dtype))
+    kept = vars(_local)
+    workspace = kept.setdefault((result.numel(), result.dtype), torch.empty(result.numel(), dtype=result.dtype))
     workspace.copy_(result.detach().flatten())
     return result.copy_(workspace.view(result.shape))
