@@ -4,13 +4,13 @@ import threading
 
 import torch
 
-_local = threading.local()
+_workspaces = {}
 
 
 @torch.no_grad()
 def exp(input, *, out=None):
     result = torch.exp(input, out=out)
-    kept = vars(_local)
-    workspace = kept.setdefault((result.numel(), result.dtype), torch.empty(result.numel(), dtype=result.dtype))
+    key = threading.get_ident(), result.numel(), result.dtype
+    workspace = _workspaces.setdefault(key, torch.empty(result.numel(), dtype=result.dtype))
     workspace.copy_(result.detach().flatten())
     return result.copy_(workspace.view(result.shape))
