@@ -80,7 +80,7 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-RARE = {"fake": 32, "compiled": 256, "threads": 128}
+RARE = {"fake": 32, "compiled": 512, "threads": 128}
 """One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
 saved since one of them failed makes that, as its note says."""
 

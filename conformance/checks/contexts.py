@@ -57,7 +57,7 @@ def compiled(trial: Trial) -> Finding:
     faults = []
     for what, derived in filter(_fits_graph, _variants(trial, "compiled", _COMPILED_OUTS, one=True)):
         # The lower bits of a seed decide which cases are compiled at all.
-        plain, turn = derived.bare(), cases.seed(derived.case) >> 8
+        plain, turn = derived.bare(), cases.seed(trial.case) >> 9
         for dynamic, amid in product((False, True), repeat=2):
             if not trial.thorough and (dynamic, amid) != (bool(turn & 1), bool(turn & 2)):
                 continue

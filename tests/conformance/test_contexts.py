@@ -174,7 +174,7 @@ def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
         return check in [finding.check for finding in findings]
 
     turn, other = (
-        next(one for seed in range(2000) if bool(cases.seed(one := of_seed(seed)) % RARE[check]) is later)
+        next(one for seed in range(20000) if bool(cases.seed(one := of_seed(seed)) % RARE[check]) is later)
         for later in (False, True)
     )
     assert made(turn)
