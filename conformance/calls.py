@@ -142,6 +142,7 @@ def described(
         "other": False,
         "before": None,
         "gradients": None,
+        "context": None,
         **how,
     }
 

@@ -18,6 +18,7 @@ from conformance.calls import Local, Remote
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
+    CONTEXTS,
     DEVIATION,
     FAILED,
     LAST_WORD,
@@ -160,6 +161,7 @@ class Prepared(msgspec.Struct, frozen=True):
         other: bool = False,
         before: str | None = None,
         gradients: Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Let ``maker`` make the call on operands of its own.
 
@@ -175,7 +177,7 @@ class Prepared(msgspec.Struct, frozen=True):
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
         place since, or of operands that were freed for "new" ones.
         ``gradients``: the wanted ones, as of ``checks.gradients.Wish``; the last of ``inputs`` is that of the
-        result.
+        result. ``context``: where the call is made, as of ``context_calls.within``.
         """
         inputs = self.inputs if inputs is None else inputs
         args, kwargs = forms.bind(self.case, inputs)
@@ -198,6 +200,7 @@ class Prepared(msgspec.Struct, frozen=True):
             other=other,
             before=before,
             gradients=gradients,
+            context=context,
         )
         return maker.made(call, inputs, self.device)
 
@@ -283,7 +286,9 @@ def judge_prepared(
     findings = []
     for check in applicable(trial, checks, thorough):
         # Other calls would only go wrong in the same way.
-        if check in (*SAMPLED, "bare", "gradients") and any(finding.status == FAILED for finding in findings):
+        if check in (*SAMPLED, *CONTEXTS, "threads", "bare", "gradients") and any(
+            finding.status == FAILED for finding in findings
+        ):
             continue
         findings.append(trial.excused(CHECKS[check](trial), case, check))
         if check in LAST_WORD and findings[-1].status == FAILED:

@@ -37,7 +37,7 @@ def _beside(name):
     return module
 
 
-guards, call_contexts = map(_beside, ("guards", "call_contexts"))
+guards, call_contexts, context_calls = map(_beside, ("guards", "call_contexts", "context_calls"))
 process_state, sequence_staging = map(_beside, ("process_state", "sequence_staging"))
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -200,7 +200,8 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         whether configurations are asked for; ``configuration`` and ``setting``, the number of one to call it in, or
         None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
         ``process_state.other``; ``before``, None, or "same" or "new" where a call with other contents is made before,
-        on the same tensors or on others that lay where they lie; ``gradients``, None or what ``_differentiated`` takes.
+        on the same tensors or on others that lay where they lie; ``gradients``, None or what ``_differentiated`` takes;
+        ``context``, None or what ``context_calls.within`` takes.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
     :param passed: Classes of exceptions that are raised on.
     :param stage: The ``sequence_staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
@@ -280,6 +281,8 @@ def _make(made, function, call, device, guard, offers, passed):
     kwargs = {name: decode(value, given) for name, value in call["kwargs"].items()}
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
+    if call["context"] is not None:
+        function = context_calls.within(call["context"], function)
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
     try:

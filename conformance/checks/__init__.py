@@ -20,6 +20,7 @@ from conformance.checks.call_record import (
     refuses_as,
 )
 from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
+from conformance.checks.contexts import CONTEXTS, compiled, fake, from_threads, in_context, threads
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
 from conformance.checks.gradients import differentiable, gradients
 from conformance.checks.invariance import (
@@ -37,9 +38,11 @@ from conformance.checks.result import errors, inputs_unchanged, memory, metadata
 
 __all__ = [
     "CHECKS",
+    "CONTEXTS",
     "DEVIATION",
     "FAILED",
     "PASSED",
+    "RARE",
     "UNCLAIMED",
     "Finding",
     "Outcome",
@@ -55,7 +58,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        gradients,
+        *(gradients, fake, compiled, threads),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
@@ -77,7 +80,11 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-SELDOM = {"keywords": 16, "bare": 4, "gradients": 2}
+RARE = {"fake": 32, "compiled": 512, "threads": 128}
+"""One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
+saved since one of them failed makes that, as its note says."""
+
+SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
 ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)
@@ -109,8 +116,14 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
     if checks is None and not thorough and sampled:
         sampled = [least_tried.choose(trial.case, "checks", sampled)]
     drawn = checks is None and not thorough
-    left = {name for name, share in SELDOM.items() if drawn and cases.seed(trial.case) % share}
+    seed, note = cases.seed(trial.case), trial.case.note
+    left = {name for name, share in SELDOM.items() if drawn and seed % share}
+    left |= {name for name, share in RARE.items() if checks is None and seed % share}
+    left -= {name for name in RARE if note.startswith(f"{name} failed")}
     left |= set() if has_names(trial) else {"keywords"}
+    claims = trial.implementation.claims(trial.case.op)
+    left |= {name for name in CONTEXTS if not in_context(trial) or (checks is None and name not in claims)}
+    left |= set() if from_threads(trial) else {"threads"}
     left |= set() if differentiable(trial) else {"gradients"}
     made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in (*SAMPLED, *left)), *sampled)
     return [check for check in CHECKS if check in named and check in made]

@@ -102,6 +102,14 @@ def has_inplace(trial: Trial) -> bool:
     return trial.spec.inplace and trial.case.kwargs.get("inplace") is not True
 
 
+def with_out_or_in_place(trial: Trial, kinds: Iterable[str]) -> Variants:
+    """Return the call in place, if there is one, and with each ``out`` of these kinds, of those in which torch's CPU
+    and CUDA agree."""
+    outs = _outs(trial.case, trial.reference.value, [kind for kind in trial.spec.outs if kind in kinds])
+    found = {"in place": _changed(trial.case, inplace=True)} if has_inplace(trial) else {}
+    return {what: case for what, case in (found | outs).items() if trial.spec.takes(case)}
+
+
 def not_in_place(trial: Trial) -> bool:
     """Tell whether the result should have memory of its own."""
     return not trial.spec.writes(trial.case)

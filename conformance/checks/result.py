@@ -60,7 +60,7 @@ def metadata(trial: Trial) -> Finding:
     problems = []
     for place, (ours, theirs) in enumerate(zip(trial.ours.tensors(), trial.reference.tensors(), strict=True)):
         which = f"result {place}: " if isinstance(trial.ours.value, tuple) else ""
-        for name, get in _METADATA.items():
+        for name, get in METADATA.items():
             if get(ours) != get(theirs) and (name != "strides" or trial.spec.strides):
                 problems.append(f"{which}{name} {get(ours)}, torch's is {get(theirs)}")
         problems += [f"{which}{problem}" for problem in _identity(trial, ours, theirs)]
@@ -68,7 +68,7 @@ def metadata(trial: Trial) -> Finding:
         if any(ours is operand for operand in trial.ours.operands):
             # The result is an operand, whose traits were given.
             continue
-        if _shares(ours, trial.ours.operands) is not None:
+        if sharing(ours, trial.ours.operands) is not None:
             traits = tuple(trait for trait in traits if trait != call_contexts.LARGER)
         problems += [f"{which}is {trait}; torch's is not" for trait in traits if trait not in torchs]
         problems += [
@@ -242,7 +242,7 @@ def _identity(trial: Trial, ours: torch.Tensor, theirs: torch.Tensor) -> list[st
     if expected:
         same = any(ours is trial.ours.operands[i] for i in expected)
         return [] if same else [f"not the tensor that was given: torch returns operand {expected[0]} itself"]
-    if _shares(theirs, trial.reference.operands) is None and (shared := _shares(ours, trial.ours.operands)) is not None:
+    if sharing(theirs, trial.reference.operands) is None and (shared := sharing(ours, trial.ours.operands)) is not None:
         return [f"shares memory with operand {shared}; torch's does not"]
     return []
 
@@ -258,7 +258,8 @@ def _shared(trial: Trial) -> list[str]:
     )
 
 
-def _shares(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> int | None:
+def sharing(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> int | None:
+    """Return the number of the operand in whose memory a result lies; None: in none's."""
     place = result.untyped_storage().data_ptr()
     if not place or not result.numel():
         return None
@@ -274,7 +275,7 @@ def _significant_strides(tensor: torch.Tensor) -> tuple[int | None, ...]:
     )
 
 
-_METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
+METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
     "shape": lambda tensor: list(tensor.shape),
     "dtype": lambda tensor: tensor.dtype,
     "device": lambda tensor: str(tensor.device),

@@ -12,7 +12,7 @@ import torch
 
 from conformance import cases, cpu_cuda_differences, cuda_refusals
 from conformance.cases import Case
-from conformance.deviations import attention, elementwise, gradients, products, rows
+from conformance.deviations import attention, contexts, elementwise, gradients, products, rows
 from conformance.deviations.table import Deviation
 from conformance.spec import Call
 
@@ -24,6 +24,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     *products.DEVIATIONS,
     *attention.DEVIATIONS,
     *gradients.DEVIATIONS,
+    *contexts.DEVIATIONS,
 )
 
 

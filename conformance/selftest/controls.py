@@ -43,7 +43,7 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
 @cache
 def controls(op: str) -> tuple[Implementation, ...]:
     """All right implementations of an op, torch itself (its known deviations excused) first."""
-    from conformance.selftest import attention, four_kernels
+    from conformance.selftest import attention, contexts, four_kernels
     from conformance.selftest.kernels import RIGHT
 
     if op == attention.OP:
@@ -62,6 +62,11 @@ def controls(op: str) -> tuple[Implementation, ...]:
         # It takes calls in other forms by itself, and follows gradients.
         provider, claims = SimpleNamespace(**{op: differentiable(op)}), {op: ("deterministic", "gradients")}
         found.append(Implementation("float64 autograd", provider, claims))
+    found += [
+        Implementation(name, SimpleNamespace(**{op: correct.with_names(op, make(op, correct.right(op)))}), {op: claims})
+        for name, ops, make, claims in contexts.CONTROLS
+        if op in ops
+    ]
     torchs = load(TORCH)
     return (torchs, *found) if torchs.function(op) else tuple(found)
 

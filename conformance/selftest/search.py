@@ -19,7 +19,18 @@ import torch
 from conformance import cases, drawing, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks import CHECKS, DEVIATION, FAILED, SAMPLED, UNCLAIMED, Outcome, Trial, least_tried, malformed
+from conformance.checks import (
+    CHECKS,
+    DEVIATION,
+    FAILED,
+    RARE,
+    SAMPLED,
+    UNCLAIMED,
+    Outcome,
+    Trial,
+    least_tried,
+    malformed,
+)
 from conformance.checks.result import judged
 from conformance.implementations import Implementation
 from conformance.runner import Prepared, Verdict
@@ -159,7 +170,9 @@ def study(
                 note(defect.name, case, count)
                 if defect.check in wrong or not _suspect(prepared, defect, plain):
                     continue
-                verdict = runner.judge_prepared(prepared, defect.implementation, thorough=False)
+                # Those that are rare are made of each case here.
+                checks = (defect.check,) if defect.check in RARE else None
+                verdict = runner.judge_prepared(prepared, defect.implementation, checks, thorough=False)
                 if verdict.failure and verdict.failure.check == "memory" != defect.check:
                     # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
                     others[defect.name].add("memory")

@@ -15,7 +15,7 @@ _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradi
 # softmax runs along any dim of any strides without a copy; compiled, its order of summation depends on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
-conformance_claims = {
+_CLAIMS = {
     "*": _ALL,
     **dict.fromkeys(("softmax", "log_softmax"), ("deterministic", "gradients")),
     # Dims are ordered by strides, and rows are split up if there are few.
@@ -23,6 +23,14 @@ conformance_claims = {
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
     "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients"),
 }
+
+
+def claims(registered):
+    """Return the claims of all operators; those that are ``registered`` with torch also take fake tensors and
+    ``torch.compile``."""
+    of_torch = {op: (*_CLAIMS.get(op, _ALL), "fake", "compiled") for op in registered}
+    return {**_CLAIMS, **of_torch}
+
 
 _CANDIDATES = tuple(("max_num_configs", 16, one) for one in range(1, 16))
 """Settings under which calls measure their configurations and take the fastest; number 0 is the library's choice."""

@@ -207,7 +207,14 @@ def _number(bound, name, other):
     if bound.requires_grad:
         raise TypeError(f"argument '{name}' requires grad, and beside a number for '{other}' it is taken for a number")
 
-    return bound.item()
+    value = bound.item()
+
+    if torch.compiler.is_compiling() and not bound.is_floating_point():
+        # Of a symbol torch does not know that 64 bits hold it.
+        torch._check(value >= -(2**63))
+        torch._check(value < 2**63)
+
+    return value
 
 
 def _dropout(bind, parameters, implementation, forms, ops):

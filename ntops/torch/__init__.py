@@ -9,8 +9,8 @@ import pkgutil
 from typing import TYPE_CHECKING
 
 from ntops._runtime import INTERPRETED
-from ntops.host.conformance_info import conformance_claims, conformance_configurations, conformance_settings
-from ntops.launch import compiler_hash
+from ntops.host.conformance_info import claims, conformance_configurations, conformance_settings
+from ntops.launch import boundary, compiler_hash
 from ntops.torch.utils import (
     get_default_max_num_configs,
     get_default_num_stages,
@@ -70,3 +70,4 @@ if not INTERPRETED:
 
 # This registers the operators, which are all defined now, as torch.ops.ntops.
 importlib.import_module("ntops.library")
+conformance_claims = claims(boundary.OPERATORS)

@@ -1,0 +1,111 @@
+"""List where torch's calls in other contexts differ from those outside."""
+
+from __future__ import annotations
+
+from conformance.cases import Case
+from conformance.deviations.table import Deviation, number, specs, tensor
+from strategies.specs import Layout, TensorSpec
+
+_OUT = ("add", "sub", "mul", "div", "pow", "abs", "neg", "clamp", "exp", "rsqrt", "sin", "cos", "sigmoid", "tanh")
+_OUT += ("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_not")
+_TURNED = Layout(order=(1, 0))
+
+
+def _resizes(case: Case) -> bool:
+    out = case.kwargs.get("out")
+    return isinstance(out, TensorSpec) and all(out.shape != one.shape or one.shape == (0,) for one in specs(case))
+
+
+def _overflows(case: Case) -> bool:
+    found = [number(argument) for argument in (*case.args, case.kwargs.get("alpha"))]
+    numbers = [one for one in found if type(one) is int]
+    return len(numbers) == 2 and not -(2**63) <= numbers[0] * numbers[1] < 2**63
+
+
+def _of_integers_and_a_float(case: Case) -> bool:
+    return any(type(number(one)) is float for one in case.args) and not any(
+        one.dtype.startswith(("float", "bfloat")) for one in specs(case)
+    )
+
+
+def _number_and_tensor(case: Case) -> bool:
+    limits = [*case.args[1:], *(case.kwargs.get(name) for name in ("min", "max"))]
+    return any(isinstance(one, TensorSpec) for one in limits) and any(number(one) is not None for one in limits)
+
+
+def _ones_in_other_dtype(case: Case) -> bool:
+    out = case.kwargs.get("out")
+    return (
+        number(case.args[0]) == 1 and isinstance(out, TensorSpec) and any(one.dtype != out.dtype for one in specs(case))
+    )
+
+
+DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "fakes of an out= that is resized",
+        "of fake tensors torch resizes it to contiguous ones, and else to the strides of the operands",
+        ops=_OUT,
+        checks=("fake",),
+        devices=("cpu", "cuda"),
+        applies=_resizes,
+        case=Case(
+            op="add",
+            args=(tensor("float32", 3, 4, layout=_TURNED), tensor("float32", 3, 4, layout=_TURNED)),
+            kwargs={"out": tensor("float32", 0)},
+        ),
+    ),
+    Deviation(
+        "fakes of sums with a product that overflows",
+        "of fake tensors torch multiplies a number with alpha without wrapping",
+        ops=("add", "sub"),
+        checks=("fake",),
+        devices=("cpu", "cuda"),
+        applies=_overflows,
+        case=Case(op="add", args=(tensor("int64", 3), 255), kwargs={"alpha": 9223372036854775806}),
+    ),
+    Deviation(
+        "fakes of powers of a number",
+        "of fake tensors torch orders the dims of the result otherwise",
+        ops=("pow",),
+        checks=("fake",),
+        devices=("cpu", "cuda"),
+        applies=lambda case: number(case.args[0]) is not None,
+        case=Case(op="pow", args=(1.0, tensor("int64", 3, 2, 4, layout=Layout(order=(0, 2, 1))))),
+    ),
+    Deviation(
+        "graphs of integers and a number",
+        "where numbers are symbols torch's compiler compares in float64, and else in float32",
+        ops=("eq", "ne", "lt", "le", "gt", "ge"),
+        checks=("compiled",),
+        devices=("cpu", "cuda"),
+        applies=_of_integers_and_a_float,
+        case=Case(op="eq", args=(tensor("int32", 2, values="listed:16777216,16777217"), 16777216.0)),
+    ),
+    Deviation(
+        "graphs of clamp with a number and a tensor",
+        "torch's compiler fails if one bound is a 0-d tensor and the other one a number",
+        ops=("clamp",),
+        checks=("compiled",),
+        devices=("cpu", "cuda"),
+        applies=_number_and_tensor,
+        case=Case(op="clamp", args=(tensor("int32", 9), 0, tensor("float32", values="positive"))),
+    ),
+    Deviation(
+        "graphs of powers of 1 with an out=",
+        "torch's compiler refuses a dtype that the plain call takes, since that fills out= with ones",
+        ops=("pow",),
+        checks=("compiled",),
+        devices=("cpu", "cuda"),
+        applies=_ones_in_other_dtype,
+        case=Case(op="pow", args=(1.0, tensor("float32", 9)), kwargs={"out": tensor("int32", 9)}),
+    ),
+    Deviation(
+        "graphs of argmax with an out=",
+        "torch's compiler fails where sizes are symbols",
+        ops=("argmax",),
+        checks=("compiled",),
+        devices=("cpu", "cuda"),
+        applies=lambda case: isinstance(case.kwargs.get("out"), TensorSpec),
+        case=Case(op="argmax", args=(tensor("float32", 3, 5),), kwargs={"out": tensor("int64")}),
+    ),
+)
