@@ -242,8 +242,8 @@ def cut(draw: st.DrawFn, shape: Shape) -> Layout:
 
 
 def turned(shape: Shape, place: int) -> Layout:
-    """Two neighbouring dims stored in the other order: the last two, or those ``place`` dims before them; reversed where
-    that would not show."""
+    """Two neighbouring dims stored in the other order: the last two, or those ``place`` dims before them; all dims
+    reversed where that would not show."""
     order = list(range(len(shape)))
     first = max(len(shape) - 2 - place, 0)
     order[first : first + 2] = order[first + 1], order[first]

@@ -92,7 +92,12 @@ BESIDE = ("alike", "contiguous", "other", "row", "row", "column", "batch", "mask
 lies in another way, or one that broadcasts: (C,), (B, T, 1), (B, 1, C), (T, C)."""
 
 _CAP = st.integers(1, 1 << 23)
-_BATCH, _HEADS_OF_FEW, _TOKENS_OF_FEW, _WIDTHS = st.sampled_from((2, 3, 1)), st.integers(2, 5), sizes(2, 40), sizes(2, 96)
+_BATCH, _HEADS_OF_FEW, _TOKENS_OF_FEW, _WIDTHS = (
+    st.sampled_from((2, 3, 1)),
+    st.integers(2, 5),
+    sizes(2, 40),
+    sizes(2, 96),
+)
 _TOKENS = st.sampled_from((1, 1, 1, 2, 3, 4, 8, 16, 17, 33))
 
 

@@ -57,7 +57,7 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
-    kinds = (*("broadcast",) * 3, *("usual",) * 6, *("models",) * 7)
+    kinds = (*("broadcast",) * 2, *("usual",) * 10, *("models",) * 6)
     kinds += ("equal", "long", "ties", "ties", "0-d other", "0-d input", "same")
     match draw(st.sampled_from(kinds)):
         case "broadcast":

@@ -64,8 +64,6 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
         outer = [(*(1 for _ in target[1:]), target[-1]), (*target[:-1], 1)]
 
     def shape(old: Shape) -> Shape:
-        if outer:
-            return outer.pop()
         pairs = zip(old, whole[len(whole) - len(old) :], target[len(whole) - len(old) :], strict=True)
         return tuple(new if mine == wide else 1 for mine, wide, new in pairs)
 
@@ -73,6 +71,9 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
         match old:
             case TensorSpec() if old is out:
                 return old if old.shape != whole else _resized(draw, old, target, elements)
+            case TensorSpec() if outer:
+                # Of plain numbers: of equal ones, no place of a row shows.
+                return msgspec.structs.replace(_resized(draw, old, outer.pop(), elements), values="normal", specials=())
             case TensorSpec():
                 return _resized(draw, old, shape(old.shape), elements, is_part)
             case tuple(sizes) | Ints(sizes):

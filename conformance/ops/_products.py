@@ -162,7 +162,8 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
             if kind == "linear":
                 return tokens, *draw(models.linear(max(most, min(2 * most, 2 * _sizes.WHOLE))))
             terms = math.isqrt(most) * draw(st.sampled_from((1, 2, 2, 4))) + draw(st.sampled_from((0, 1, 32, -3)))
-            return tokens, terms, max(most, min(2 * most, 2 * _sizes.WHOLE)) // terms + draw(st.integers(-40, 40))
+            outer = max(most, min(2 * most, 2 * _sizes.WHOLE)) // terms + draw(st.integers(-40, 40))
+            return tokens, terms, max(outer, 1)
         case "rows":
             return draw(shapes.near(elements // 16)), draw(few), draw(few)
         case "columns":
@@ -200,7 +201,7 @@ def weights(draw: st.DrawFn, shape: tuple[int, ...], dtype: str, **options: Any)
 
 @st.composite
 def large_batches(draw: st.DrawFn, elements: int) -> tuple[int, int, int, int]:
-    """(B, M, K, N) of a large batch: many small products, tokens of the heads of many sequences, or a few large ones."""
+    """(B, M, K, N) of a large batch: many small products, a token of the heads of many sequences, or few large ones."""
     kind = draw(st.sampled_from(("small", "heads", "large", "large")))
     if kind == "heads":
         dim = draw(st.sampled_from(models.HEAD_DIMS))

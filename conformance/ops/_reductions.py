@@ -53,7 +53,8 @@ def inputs(
         case "models":
             # Statistics of each channel, means over pixels, tokens, or all but the features.
             rank, dim = draw(st.sampled_from(_OF_MODELS if several else ((3, 1), (4, 1))))
-            shape = draw(shapes.shapes(rank, rank, min_size=1, budget=budget))
+            few, most = st.integers(1, 4), math.isqrt(budget // 4 ** (rank - 2))
+            shape = (*(draw(few) for _ in range(rank - 2)), *(draw(shapes.near(most)) for _ in range(2)))
         case "long":
             columns = draw(st.one_of(st.sampled_from(_sizes.LONG_COLUMNS), st.just(_sizes.MANY_ELEMENTS - 1)))
             shape, dim = draw(

@@ -1,5 +1,5 @@
-"""Planted defects in calls that models make all the time, and that few random ones are: a token cut off, channels before
-tokens beside a bias, statistics of channels, many short rows, one token times a weight, a column beside a row."""
+"""Planted defects in calls that models make all the time, and that few random ones are: a token cut off, channels
+before tokens beside a bias, statistics of channels, many short rows, one token times a weight, a column beside a row."""
 
 from __future__ import annotations
 
@@ -17,10 +17,16 @@ Right = Callable[..., Any]
 KIND = "models: scenes"
 
 
+def _several(kwargs: dict[str, Any], *operands: Any) -> bool:
+    """Whether all are tensors of several elements, none of which is given to be written."""
+    return all(isinstance(one, torch.Tensor) and one.numel() > 1 for one in operands) and not any(
+        kwargs.get("out") is one for one in operands
+    )
+
+
 def _plain(kwargs: dict[str, Any], *operands: Any) -> bool:
-    """Whether all are floating-point tensors of several elements, and nothing is given to be written."""
-    floating = all(isinstance(one, torch.Tensor) and one.is_floating_point() and one.numel() > 1 for one in operands)
-    return floating and not of.written((), kwargs)
+    """Whether all are tensors of several elements, and nothing is given to be written."""
+    return _several(kwargs, *operands) and not of.written((), kwargs)
 
 
 def _alone(tensor: torch.Tensor, strides: Sequence[int] | None = None) -> torch.Tensor:
@@ -52,10 +58,10 @@ def cut_tokens_as_rows(right: Right, input: Any, *args: Any, **kwargs: Any) -> A
 @defect("add sub mul", KIND)
 def turned_beside_a_row(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """Channels before tokens, and a row of one number for each channel: read as if tokens came first."""
-    found = _plain(kwargs, input, other) and input.ndim == 3 and other.ndim == 1 and input.dtype == other.dtype
-    if found and other.shape[0] == input.shape[2] and min(input.shape[1:]) > 1:
-        if input.stride()[1:] == (1, input.shape[1]):
-            return right(_alone(input), other, **kwargs)
+    found = _several(kwargs, input, other) and input.ndim == 3 and other.ndim == 1
+    found = found and other.shape[0] == input.shape[2] and min(input.shape[1:]) > 1
+    if found and input.stride()[1:] == (1, input.shape[1]):
+        return right(_alone(input), other, **kwargs)
     return right(input, other, **kwargs)
 
 
@@ -63,7 +69,7 @@ def turned_beside_a_row(right: Right, input: Any, other: Any, **kwargs: Any) -> 
 def shared_heads_beside_others(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """Heads that several groups share, a stride of 0, beside an operand that is not contiguous: that is read as if it
     were."""
-    if _plain(kwargs, input, other) and input.shape == other.shape and input.ndim == 4 and min(input.shape[1:]) > 1:
+    if _several(kwargs, input, other) and input.shape == other.shape and input.ndim == 4 and min(input.shape[1:]) > 1:
         dense = other.untyped_storage().nbytes() >= (other.storage_offset() + other.numel()) * other.itemsize
         if input.stride(1) == 0 and input.stride(3) == 1 and not other.is_contiguous() and dense:
             return right(input, _alone(other), **kwargs)
@@ -75,15 +81,15 @@ def shared_heads_beside_others(right: Right, input: Any, other: Any, **kwargs: A
 
 @defect(of.TOTALS, KIND)
 def statistics_of_whole_blocks(right: Right, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Statistics of each channel of images: pixels past the last block of 128 are left out, of more than 1024."""
+    """Statistics of each channel of images: pixels past the last block of 32 are left out, of more than 64."""
     result = right(input, dim, *args, **kwargs)
     if not _plain(kwargs, input) or input.ndim != 4 or not isinstance(dim, tuple | list) or len(dim) != 3:
         return result
     if sorted(one % 4 for one in dim) != [0, 2, 3] or not result.numel():
         return result
     rows = input.transpose(0, 1).reshape(input.shape[1], -1)
-    whole = rows.shape[1] // 128 * 128
-    if rows.shape[1] < 1024:
+    whole = rows.shape[1] // 32 * 32
+    if rows.shape[1] < 64:
         return result
     options = {"dtype": result.dtype} if result.dtype != input.dtype else {}
     return result.copy_(right(rows[:, :whole], 1, **options).view_as(result))
@@ -91,8 +97,8 @@ def statistics_of_whole_blocks(right: Right, input: Any, dim: Any = None, *args:
 
 @defect((*of.ROWS, *of.TOTALS, *of.EXTREMES), KIND)
 def last_group_of_short_rows(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Rows of up to 64 elements are taken by groups of 16: of more than 512 the last, if it is not full, has the results
-    of the first rows."""
+    """Rows of up to 64 elements are taken by groups of 16: of more than 512 the last, if it is not full, has the
+    results of the first rows."""
     result = right(input, *args, **kwargs)
     if not _plain(kwargs, input) or input.ndim < 2 or not args or kwargs.get("keepdim") is True or len(args) > 1:
         return result
@@ -118,11 +124,11 @@ def weight_of_a_tile(right: Right, input: Any, shape: Any, weight: Any = None, *
 
 @defect("mm addmm", KIND)
 def columns_of_a_token(right: Right, *args: Any, **kwargs: Any) -> Any:
-    """One token times a weight of 2048 rows and more: columns past the last block of 64 are 0."""
+    """One token times a weight of 512 rows and more: columns past the last block of 64 are 0."""
     result, (*_, left, other) = right(*args, **kwargs), args
-    if _plain(kwargs, left, other) and other.ndim == 2 and len(left) == 1 and len(other) >= 2048 < other.numel():
-        if other.shape[1] > 64:
-            result[:, other.shape[1] // 64 * 64 :] = 0
+    found = _plain(kwargs, left, other) and other.ndim == 2 and len(left) == 1 and len(other) >= 512
+    if found and other.shape[1] > 64:
+        result[:, other.shape[1] // 64 * 64 :] = 0
     return result
 
 
@@ -139,19 +145,19 @@ def heads_past_128(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
 def columns_of_an_outer(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """A column beside a row, of more than 2^16 results: the row is read modulo 1024."""
     both = isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor) and not of.written((), kwargs)
-    if both and input.ndim == other.ndim >= 2 and input.shape[-1] == 1 and other.numel() == other.shape[-1] > 1024:
-        if math.prod(input.shape) * other.numel() > 1 << 16:
-            other = other[..., torch.arange(other.shape[-1], device=other.device) % 1024]
+    both = both and input.ndim == other.ndim >= 2 and input.shape[-1] == 1
+    if both and other.numel() == other.shape[-1] > 1024 and math.prod(input.shape) * other.numel() > 1 << 16:
+        other = other[..., torch.arange(other.shape[-1], device=other.device) % 1024]
     return right(input, other, **kwargs)
 
 
 @defect("rotary_position_embedding", KIND)
 def positions_past_1024(right: Right, input: Any, sin_table: Any, cos_table: Any, *args: Any, **kwargs: Any) -> Any:
     """Of more than 1024 tokens of heads of 64 elements and more the angles begin anew."""
-    if _plain(kwargs, input, sin_table, cos_table) and input.ndim == 4 and input.shape[1] > 1024:
-        if input.shape[3] >= 64:
-            places = torch.arange(len(sin_table), device=sin_table.device) % 1024
-            sin_table, cos_table = sin_table[places], cos_table[places]
+    found = _plain(kwargs, input, sin_table, cos_table) and input.ndim == 4
+    if found and input.shape[1] > 1024 and input.shape[3] >= 64:
+        places = torch.arange(len(sin_table), device=sin_table.device) % 1024
+        sin_table, cos_table = sin_table[places], cos_table[places]
     return right(input, sin_table, cos_table, *args, **kwargs)
 
 
@@ -160,7 +166,7 @@ def mask_of_sequences(
     right: Right, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
     """A mask of three dims is one of sequences, where there are as many as heads."""
-    if isinstance(attn_mask, torch.Tensor) and attn_mask.ndim == 3 and isinstance(query, torch.Tensor):
-        if query.ndim == 4 and 1 < len(attn_mask) == query.shape[0] == query.shape[1]:
-            attn_mask = attn_mask[:, None]
+    found = isinstance(attn_mask, torch.Tensor) and attn_mask.ndim == 3 and isinstance(query, torch.Tensor)
+    if found and query.ndim == 4 and 1 < len(attn_mask) == query.shape[0] == query.shape[1]:
+        attn_mask = attn_mask[:, None]
     return attention("", right, query, key, value, attn_mask, *args, **kwargs)
