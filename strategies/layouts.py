@@ -248,7 +248,7 @@ def turned(shape: Shape, place: int) -> Layout:
     first = max(len(shape) - 2 - place, 0)
     order[first : first + 2] = order[first + 1], order[first]
     found = Layout(order=tuple(order))
-    return found if layout_class(found, shape) != "contiguous" else Layout(order=tuple(reversed(order)))
+    return found if layout_class(found, shape) != "contiguous" else Layout(order=tuple(reversed(range(len(shape)))))
 
 
 def part(draw: st.DrawFn, shape: Shape, order: Sequence[int]) -> Layout:

@@ -1,5 +1,5 @@
-"""Planted defects in calls that models make all the time, and that few random ones are: a token cut off, channels
-before tokens beside a bias, statistics of channels, many short rows, one token times a weight, a column beside a row."""
+"""Planted defects in calls that models make all the time, and few random ones are like: a token cut off, channels
+before tokens beside a bias, statistics of channels, many short rows, one token times a weight, a column and a row."""
 
 from __future__ import annotations
 
