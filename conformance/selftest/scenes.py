@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.attention import attention
 from conformance.selftest.defect_registry import defect
 
 Right = Callable[..., Any]
@@ -159,14 +158,3 @@ def positions_past_1024(right: Right, input: Any, sin_table: Any, cos_table: Any
         places = torch.arange(len(sin_table), device=sin_table.device) % 1024
         sin_table, cos_table = sin_table[places], cos_table[places]
     return right(input, sin_table, cos_table, *args, **kwargs)
-
-
-@defect("scaled_dot_product_attention", KIND)
-def mask_of_sequences(
-    right: Right, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
-) -> Any:
-    """A mask of three dims is one of sequences, where there are as many as heads."""
-    found = isinstance(attn_mask, torch.Tensor) and attn_mask.ndim == 3 and isinstance(query, torch.Tensor)
-    if found and query.ndim == 4 and 1 < len(attn_mask) == query.shape[0] == query.shape[1]:
-        attn_mask = attn_mask[:, None]
-    return attention("", right, query, key, value, attn_mask, *args, **kwargs)
