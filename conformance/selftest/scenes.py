@@ -46,7 +46,7 @@ def _is_cut(x: torch.Tensor) -> bool:
     )
 
 
-@defect((*of.FLOAT_FUNCTIONS, *of.ACTIVATIONS, *of.SIGN_FUNCTIONS), KIND)
+@defect((*of.FLOAT_FUNCTIONS, *of.SIGN_FUNCTIONS, "silu", "gelu"), KIND)
 def cut_tokens_as_rows(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Sequences that lost a token are walked as rows that follow one another."""
     if _plain(kwargs, input) and True not in args and _is_cut(input):
