@@ -147,7 +147,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     if "distribution" in prepared.spec.checks:
         raise ReproError("of gradients that depend on what was drawn")
     inputs = way.inputs()
-    answers = expected_gradients(prepared.spec, way, inputs, None)
+    result = prepare(way.case, device).reference.value
+    answers = expected_gradients(prepared.spec, way, inputs, result)
     results = []
     for number, answer in zip(way.wanted, answers, strict=True):
         one = torch.zeros(inputs[number].shape, dtype=inputs[number].dtype)

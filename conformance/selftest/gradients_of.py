@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from conformance.ops._reductions import reduced
 from conformance.selftest import attention
 from conformance.selftest import families as of
 from conformance.selftest.differentiable import Gradients, Step, backward
@@ -335,6 +336,19 @@ def nothing_dropped(step: Step) -> Gradients:
     """The gradient passes where elements were dropped, too."""
     p = float(step.args[1] if len(step.args) > 1 else step.kwargs.get("p", 0.5))
     return _input(step, torch.full(step.result.shape, 1 / (1 - p) if p < 1 else 0.0, dtype=torch.float64))
+
+
+@backward("amax amin", "formula")
+def ties_get_all(step: Step) -> Gradients:
+    """Each of several equal extremes gets the whole gradient, not its share."""
+    (found,) = step.gradients()
+    if found is None:
+        return [None]
+    # Their gradients are equal, and those of all others are zero.
+    dim = step.kwargs.get("dim", step.args[1] if len(step.args) > 1 else ())
+    dims = reduced(dim, found.ndim)
+    count = (found != 0).sum(dims, keepdim=True) if dims else (found != 0).long()
+    return [found * count]
 
 
 @backward("rotary_position_embedding fused_rmsnorm_rope", "formula")

@@ -132,9 +132,17 @@ def test_the_way_of_a_case_follows_from_it():
     assert not wish(in_way(case, "zeros"), torch.empty(5, 4)).inputs()[-1].any()
 
 
-def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path):
-    case = in_way(CASES["softmax"], "twice")
-    implementation = load(f"{defect_registry.NAME}:softmax_gradient_accumulated")
+@pytest.mark.parametrize(
+    ("case", "kind", "defect"),
+    [
+        (CASES["softmax"], "twice", "softmax_gradient_accumulated"),
+        # What the result is decides how its gradient is shared.
+        (Case(op="amax", args=(spec(5, 33, values="integers"), -1)), "contiguous", "amax_gradient_ties_get_all"),
+    ],
+)
+def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind, defect):
+    case = in_way(case, kind)
+    implementation = load(f"{defect_registry.NAME}:{defect}")
     verdict = runner.judge(case, implementation, CPU, ["gradients"])
     assert verdict.failure.check == "gradients"
     kept = messages.Kept(tmp_path / "case.json", tmp_path / "repro.py")
