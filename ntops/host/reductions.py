@@ -87,8 +87,8 @@ def config(outer, rows, columns, across, itemsize, compute_itemsize):
     :param compute_itemsize: Bytes of an element in registers.
     """
     tile = TILE * 4 // max(compute_itemsize, 4)
-    # Where there is one dim of results, few rows are few programs, and a kernel for each number of them gains nothing.
-    fitting = next_power_of_2(rows) if outer > 1 else tile
+    # Where there is one dim of results, few rows are few programs, and a kernel for each power of 2 gains nothing.
+    fitting = next_power_of_2(rows) if outer > 1 else 8 ** -(-(rows - 1).bit_length() // 3)
 
     if across:
         block_rows = min(fitting, LINE // itemsize)
