@@ -48,9 +48,7 @@ def application(output, maximum, logarithm, counted, input, target, classes, ign
     logarithm = ntl.cast(logarithms, logarithm.dtype)
 
 
-def premake(
-    dtype=None, output_dtype=None, compute_dtype=None, target_dtype=None, block_rows=None, block_columns=None
-):
+def premake(dtype=None, output_dtype=None, compute_dtype=None, target_dtype=None, block_rows=None, block_columns=None):
     """Return the arrangement, application and tensors of ``cross_entropy`` without a reduction.
 
     ``classes`` is the number of columns, and ``ignored`` the class index whose rows have a loss of 0, and are not
