@@ -100,11 +100,14 @@ class _Loss:
     def probabilities(self) -> tuple[np.ndarray, Running]:
         """Return the smoothed probabilities, plainly and with their rounding."""
         y = self.rows(self.target, self.target.dtype)
+        # A row's sum of these is the factor of its shares, and may leave the range.
+        weights, _ = _weights(self)
+        total = np.abs(y * weights).sum(-1, keepdims=True)
+        known = np.isfinite(y) & oracles.in_range(2 * total, self.dtype) & np.isfinite(2 * total)
+        running = Running(y, np.where(known, 0.0, np.inf), self.dtype)
         if not self.smoothed:
-            return y, Running(y, np.where(np.isfinite(y), 0.0, np.inf), self.dtype)
-        plain = y * self.kept + self.share
-        running = Running(y, np.where(np.isfinite(y), 0.0, np.inf), self.dtype)
-        return plain, running * self.number(self.kept) + self.number(self.share)
+            return y, running
+        return y * self.kept + self.share, running * self.number(self.kept) + self.number(self.share)
 
 
 def _laid(one: Number, move: Callable[[np.ndarray], np.ndarray]) -> Number:

@@ -86,7 +86,7 @@ def _indices(draw: st.DrawFn, shape: Shape, classes: int) -> tuple[TensorSpec, i
     """Class indices, the last classes of a row among them, and the index that is ignored, if it is not the default."""
     ignored = draw(st.sampled_from((None, None, None, -1, 0, classes - 1, classes, 255)))
     left_out = -100 if ignored is None else ignored
-    dtype = "uint8" if left_out == 255 and classes <= 255 and draw(st.booleans()) else "int64"
+    dtype = "uint8" if left_out == 255 and classes <= 255 and len(shape) < 2 and draw(st.booleans()) else "int64"
     one = st.integers(0, classes - 1)
     number = st.one_of(one, one, st.sampled_from((0, classes - 1, classes // 2)), st.just(left_out))
     kind = draw(st.sampled_from(("some", "some", "some", "some", "all")))
@@ -142,7 +142,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             kwargs["label_smoothing"] = draw(st.sampled_from((1.5, 2, 100.0)))
         case "types":
             place, wrong_type = draw(st.integers(0, 2)), draw(st.sampled_from((2, 1.5, "x", (1, 2))))
-            args = (*args, None)[:place] + (wrong_type,) + args[place + 1 :]
+            args = (*args[:place], wrong_type, *args[place + 1 :])
         case "numbers":
             name = draw(st.sampled_from(("ignore_index", "label_smoothing")))
             wrongs = (1.0, True, "x", (1,)) if name == "ignore_index" else ("x", (0.5,))

@@ -35,7 +35,7 @@ def _cross_entropy(input, target, weight, ctx):
 
 def _backward(ctx, gradient, *_):
     values, needed = saved(ctx), needs(ctx, 0, 1, 2)
-    inputs = input, target, weight = values["input"], values["target"], values["weight"]
+    inputs = values["input"], values["target"], values["weight"]
 
     if needed[2] or is_composed(gradient, *(one for one in inputs if one is not None)):
         found = composed_gradients(lambda *args: _cross_entropy(*args, ctx), inputs, needed, gradient)

@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from ntops.host.arguments import check_real, check_tensor, common_device
+from ntops.host.arguments import check_tensor, common_device
 from ntops.host.dim_order import collapse, contiguous_strides, specialize
 from ntops.host.kv_cache import is_checked
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
@@ -395,8 +395,10 @@ def _check_indices(input, target, label_smoothing):
             f"classes, {tuple(shape)}, or probabilities, {tuple(input.shape)}"
         )
 
-    if target.dtype not in (torch.int64, torch.uint8):
-        raise RuntimeError(f"argument 'target' has dtype {target.dtype}; class indices are int64 or uint8")
+    if target.dtype is not torch.int64 and (target.dtype is not torch.uint8 or input.ndim > 2):
+        raise RuntimeError(
+            f"argument 'target' has dtype {target.dtype}; class indices are int64, or of up to 2 dims uint8"
+        )
 
 
 def _check_weight(input, weight, is_index, label_smoothing):

@@ -14,9 +14,9 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def _quotient(dividend, divisor, DTYPE: tl.constexpr):
+def _quotient(dividend, divisor):
     # Triton's float32 division is off by an ulp or two.
-    if DTYPE == tl.float32:
+    if dividend.dtype == tl.float32:
         return tl.div_rn(dividend, divisor)
     else:
         return dividend / divisor
@@ -220,7 +220,7 @@ def add_up(
     by = tl.sum(weights, 0) if DIVISORS else rows.to(DTYPE)
 
     if LAST and MEAN:
-        result = _quotient(result, by, DTYPE)
+        result = _quotient(result, by)
 
         if SMOOTHED and DIVISORS:
             # Without a weight the mean of the targets' losses, a part of it, is 0 / 0.
@@ -304,7 +304,7 @@ def gradients(
     slope = tl.load(gradient + outer * gradient_outer + place * gradient_inner, there, other=0).to(DTYPE)
 
     if MEAN:
-        slope = _quotient(slope, tl.load(divisor), DTYPE)
+        slope = _quotient(slope, tl.load(divisor))
 
     largest = tl.load(statistics + row, there, other=0)
     logarithm = tl.load(statistics + rows + row, there, other=0)
