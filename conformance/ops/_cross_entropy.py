@@ -100,10 +100,9 @@ class _Loss:
     def probabilities(self) -> tuple[np.ndarray, Running]:
         """Return the smoothed probabilities, plainly and with their rounding."""
         y = self.rows(self.target, self.target.dtype)
-        # A row's sum of these is the factor of its shares, and may leave the range.
-        weights, _ = _weights(self)
-        total = np.abs(y * weights).sum(-1, keepdims=True)
-        known = np.isfinite(y) & oracles.in_range(2 * total, self.dtype) & np.isfinite(2 * total)
+        # A probability may be weighted first, which may leave the range.
+        weighted = np.abs(y * _weights(self)[0])
+        known = np.isfinite(y) & oracles.in_range(weighted, self.dtype) & np.isfinite(weighted)
         running = Running(y, np.where(known, 0.0, np.inf), self.dtype)
         if not self.smoothed:
             return y, running

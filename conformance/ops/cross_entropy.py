@@ -161,6 +161,12 @@ def takes(case: Case) -> bool:
     return target.values.startswith(LISTED) and not target.specials
 
 
+def constants(case: Case) -> tuple[int, ...]:
+    """The weight of class indices."""
+    target = case.args[1]
+    return (2,) if isinstance(target, TensorSpec) and not dtype_names.is_floating(target.dtype) else ()
+
+
 def batch(case: Case) -> Batch | None:
     """Any dim of the losses of rows."""
     given = oracle.named(case.args, case.kwargs)
@@ -215,6 +221,7 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=dtype_names.FLOATING,
     takes=takes,
+    constants=constants,
     batch=batch,
     features=features_of,
     expected=oracle.expected,

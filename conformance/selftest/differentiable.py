@@ -61,7 +61,9 @@ class Step:
 
     @property
     def _floating(self) -> list[bool]:
-        return [one.is_floating_point() for one in self.operands]
+        # torch has no gradient of weights of class indices.
+        constant = self.op == "cross_entropy" and not all(one.is_floating_point() for one in self.operands)
+        return [one.is_floating_point() and not (constant and n) for n, one in enumerate(self.operands)]
 
     def _wide(self, operand: torch.Tensor) -> torch.Tensor:
         elementwise = operand.dtype != torch.bool or self.op != attention.OP

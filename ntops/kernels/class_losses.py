@@ -159,6 +159,34 @@ def losses(
         shares = tl.sum(share, 1)
         whole = tl.sum(spread + tl.where(share == 0, 0, apart * share), 1) + shares * logarithm
         tl.store(statistics + 2 * rows.to(tl.int64) + row, shares, there)
+        is_infinite = (tl.abs(shares) < float("inf")) == 0
+
+        if tl.max(is_infinite.to(tl.int32), 0) > 0:
+            # An infinite sum of factors tells no losses of 0 from others: add up the losses themselves.
+            again = tl.zeros([BLOCK_R, GROUPS], DTYPE)
+            least = logarithm[:, None, None]
+
+            for start in range(0, classes, BLOCK_C):
+                columns = start + lanes
+                inside = there[:, None, None] & (columns < classes)
+                values = tl.load(rows_of_tile + columns * input_class, inside, other=0).to(DTYPE)
+                factors = _factors(
+                    targets_of_tile,
+                    weight,
+                    columns,
+                    inside,
+                    target_class,
+                    weight_stride,
+                    kept,
+                    smooth,
+                    INDEX,
+                    WEIGHTED,
+                    DTYPE,
+                )
+                class_losses = largest[:, None, None] - values + least
+                again += tl.sum(tl.where(inside, factors * class_losses, 0), 2)
+
+            whole = tl.where(is_infinite, tl.sum(again, 1), whole)
 
     if INDEX:
         label = tl.load(target, there, other=0).to(tl.int64)
