@@ -83,9 +83,7 @@ def differentiable(trial: Trial) -> bool:
 
 def _floating(case: Case) -> list[int]:
     constants = registry()[case.op].constants(case)
-    return [
-        n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype) and n not in constants
-    ]
+    return [n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype) and n not in constants]
 
 
 def wish(case: Case, result: torch.Tensor) -> Wish:

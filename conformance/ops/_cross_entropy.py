@@ -152,6 +152,14 @@ def _weights(loss: _Loss) -> tuple[np.ndarray, Running]:
     return w, Running(w, np.where(np.isfinite(w), 0.0, np.inf), loss.dtype)
 
 
+def _in_range(loss: _Loss, terms: np.ndarray) -> np.ndarray:
+    """Tell of each loss whether the finite ones of its terms stay within the range of the compute dtype."""
+    finite = np.where(np.isfinite(terms), terms, 0.0)
+    total = loss.picked(finite) if loss.is_index and not loss.smoothed else finite.sum(-1)
+    total = 2 * (total if loss.reduction == "none" else total.sum())
+    return oracles.in_range(total, loss.dtype) & np.isfinite(total)
+
+
 def expected(call: Call) -> Expected:
     loss = _Loss(call.args, call.kwargs)
     shape = loss.shape if loss.reduction == "none" else ()
@@ -166,10 +174,11 @@ def expected(call: Call) -> Expected:
         running = Running(value, np.where(np.isfinite(value), bound, np.inf), loss.dtype)
         numbers = loss.number(loss.kept), loss.number(loss.share)
         found = _reduced(loss, running, running_y, running_w, *numbers)
+        within = _in_range(loss, np.abs(value * w * (1.0 if y is None else y)))
     # What is infinite or NaN in float64 is so for its operands; the rest is judged where its error is known.
     known = np.isfinite(found.error)
     error = np.where(known, found.error, 0.0) * (2 if loss.dtype == torch.float64 else 1)
-    judged = known | ~np.isfinite(plain)
+    judged = (known | ~np.isfinite(plain)) & within
     return elementwise.within(
         call, plain.reshape(shape), error.reshape(shape), loss.dtype, judged=judged.reshape(shape)
     )
