@@ -48,7 +48,7 @@ FORMS = {
     "clamp": [lambda: torch.clamp(X, max=0.5), lambda: X.clamp(Y), lambda: X.clip(0, 1), lambda: X.clone().clamp_(0)],
     "cos": [lambda: torch.cos(X), lambda: X.cos(), lambda: X.clone().cos_()],
     "cross_entropy": [
-        lambda: F.cross_entropy(X, J[:4] % 5, ROWS[0, 0].abs(), label_smoothing=0.1),
+        lambda: F.cross_entropy(X, J[:4].long(), ROWS[0, 0].abs(), label_smoothing=0.1),
         lambda: torch.nn.CrossEntropyLoss(reduction="none")(X, X.softmax(1)),
     ],
     "div": [
