@@ -1,16 +1,23 @@
-"""Cross entropy: check the arguments, launch the losses of rows, add them up, and launch the gradients."""
+"""Cross entropy: launch the losses of rows, add them up, and launch the gradients."""
 
 import dataclasses
 import math
-import warnings
 
 import torch
 
-from ntops.host.arguments import check_tensor, common_device
+from ntops.host.arguments import common_device
+from ntops.host.cross_entropy_arguments import (
+    check,
+    check_classes,
+    class_dim,
+    result_dtype,
+    row_shape,
+    smoothing_of,
+    without,
+)
 from ntops.host.dim_order import collapse, contiguous_strides, specialize
 from ntops.host.kv_cache import is_checked
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
-from ntops.host.softmax import FLOATING
 from ntops.kernels import class_losses
 from ntops.kernels.cross_entropy import premake
 from ntops.launch import boundary, recorder
@@ -19,37 +26,11 @@ from ntops.launch.kernel_sources import Config, Specialization, make
 from ntops.launch.recorder import repeatable
 from ntops.launch.settings import get_default_num_warps
 
-REDUCTIONS = ("none", "mean", "sum")
 # The longest row that NineToothed's kernel takes whole. Other rows are walked in tiles of so many classes; where rows
 # are adjacent in memory and classes are not, a program takes this many rows, and tiles of as many classes.
 _WHOLE, _TILE, _BESIDE = 1024, 4096, 64
 # A program adds up so many losses, in so many steps: the sizes alone decide the order of a sum.
 _LOSSES, _STEPS = 1024, 16
-
-
-def reduction_of(size_average, reduce, reduction):
-    """Return the name of the reduction that a call asks for, with torch's warning of its deprecated arguments.
-
-    :raises ValueError: There is no such reduction.
-    """
-    if size_average is not None or reduce is not None:
-        # A repeated call would not warn.
-        recorder.prevent()
-        average, reduces = size_average is None or size_average, reduce is None or reduce
-        reduction = "none" if not reduces else "mean" if average else "sum"
-        warnings.warn(
-            f"arguments 'size_average' and 'reduce' are deprecated; give reduction={reduction!r} instead", stacklevel=3
-        )
-
-    if reduction == "elementwise_mean":
-        recorder.prevent()
-        warnings.warn("reduction='elementwise_mean' is deprecated; give reduction='mean' instead", stacklevel=3)
-        return "mean"
-
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"argument 'reduction' is {reduction!r}; valid are {', '.join(REDUCTIONS)}")
-
-    return reduction
 
 
 @repeatable
@@ -63,7 +44,7 @@ def class_loss(input, target, weight, reduction, ignore_index, label_smoothing):
     """
     is_index = check(input, target, weight, ignore_index, label_smoothing)
     dtype = result_dtype(input, target, weight, is_index)
-    smoothing = _smoothing(label_smoothing)
+    smoothing = smoothing_of(label_smoothing)
     device = common_device({"input": input, "target": target} | ({} if weight is None else {"weight": weight}))
     shape = row_shape(input)
     rows, classes = math.prod(shape), input.shape[class_dim(input)]
@@ -81,7 +62,7 @@ def class_loss(input, target, weight, reduction, ignore_index, label_smoothing):
         return output, statistics, divisor
 
     if is_index and (device.type == "cpu" or is_checked()):
-        _check_classes(target, ignore_index, classes)
+        check_classes(target, ignore_index, classes)
 
     if not input.numel():
         # Nothing over nothing, or sums of no terms.
@@ -132,7 +113,7 @@ def class_gradients(
     adjacent, block_r, block_c = views.tile(2)
     inner_tiles, class_tiles = -(-views.inner // block_r), -(-views.classes // block_c)
     compute_dtype = statistics.dtype
-    numbers = _numbers(views, ignore_index, _smoothing(label_smoothing))
+    numbers = _numbers(views, ignore_index, smoothing_of(label_smoothing))
     rows, target, slopes = views.tensors
     weight = None if weight is None else weight.reshape(-1)
 
@@ -165,10 +146,10 @@ class Rows:
     outer: int
     inner: int
     classes: int
-    output: tuple[int, int, int]
+    output: tuple[int, ...]
     """The strides of a contiguous tensor of the input's shape."""
-    input: tuple[int, int, int]
-    target: tuple[int, int, int]
+    input: tuple[int, ...]
+    target: tuple[int, ...]
     """The last stride is that of probabilities; of class indices it is not read."""
     gradient: tuple[int, ...]
     """The strides of the gradient of rows, if it is given."""
@@ -180,8 +161,8 @@ class Rows:
 
         while True:
             whole = contiguous_strides(input.shape)
-            strides = [contiguous_strides(shape), _without(whole, dim), _without(input.stride(), dim)]
-            strides += [target.stride()[: len(shape)] if is_index else _without(target.stride(), dim)]
+            strides = [contiguous_strides(shape), without(whole, dim), without(input.stride(), dim)]
+            strides += [target.stride()[: len(shape)] if is_index else without(target.stride(), dim)]
             strides += [] if gradient is None else [gradient.stride()]
             sizes, (_, *merged) = collapse(shape, strides, in_order=True)
 
@@ -298,132 +279,9 @@ def _numbers(views, ignore_index, smoothing):
     return ignore_index, 1 - smoothing, smoothing / views.classes
 
 
-def _smoothing(label_smoothing):
-    # As in torch, a smoothing below 0 is none.
-    return label_smoothing if label_smoothing > 0 else 0.0
-
-
 def _warps(elements, compute_dtype):
     return min(max(elements * compute_dtype.itemsize // 2048, 1), 16)
 
 
 def _step(weight):
     return weight.stride(0)
-
-
-def _without(strides, dim):
-    return (*strides[:dim], *strides[dim + 1 :])
-
-
-def class_dim(input):
-    """Return the dim of the classes."""
-    return min(input.ndim - 1, 1)
-
-
-def row_shape(input):
-    """Return the shape of the losses of rows: that of the input without its classes."""
-    return _without(input.shape, class_dim(input))
-
-
-def result_dtype(input, target, weight, is_index):
-    """Return the dtype of the loss: that of the input; with probabilities, the one to which all tensors promote."""
-    if is_index:
-        return input.dtype
-
-    dtype = torch.promote_types(input.dtype, target.dtype)
-    return dtype if weight is None else torch.promote_types(dtype, weight.dtype)
-
-
-def check(input, target, weight, ignore_index, label_smoothing):
-    """Refuse the tensors that torch refuses, and return whether targets are class indices.
-
-    :raises TypeError: One is not a tensor.
-    :raises IndexError: ``input`` has no dims.
-    :raises ValueError: Batch sizes differ.
-    :raises RuntimeError: Shapes, dtypes or devices do not fit; probabilities with an ``ignore_index``; a smoothing
-        above 1.
-    :raises NotImplementedError: An ``input`` that is not floating-point; complex, sparse, quantized or nested tensors.
-    """
-    check_tensor(input, "input")
-    check_tensor(target, "target")
-    is_index = input.shape != target.shape
-
-    if not is_index and not target.dtype.is_floating_point:
-        raise RuntimeError(
-            f"argument 'target' has dtype {target.dtype}; of the shape of 'input' it is probabilities, which are "
-            "floating-point"
-        )
-
-    if not is_index and ignore_index >= 0:
-        raise RuntimeError(f"argument 'ignore_index' is {ignore_index}, but 'target' has probabilities")
-
-    if label_smoothing > 1:
-        raise RuntimeError(f"argument 'label_smoothing' is {label_smoothing}; it must be from 0 to 1")
-
-    if not input.ndim:
-        raise IndexError("argument 'input' must have a dim of classes, not be 0-d")
-
-    if input.dtype not in FLOATING:
-        raise NotImplementedError(f"cross_entropy of {input.dtype} is not defined; 'input' must be floating-point")
-
-    if is_index:
-        _check_indices(input, target, label_smoothing)
-
-    if weight is not None:
-        _check_weight(input, weight, is_index, label_smoothing)
-
-    return is_index
-
-
-def _check_indices(input, target, label_smoothing):
-    shape = row_shape(input)
-
-    if input.ndim > 1 and (not target.ndim or target.shape[0] != shape[0]):
-        raise ValueError(
-            f"argument 'target' has shape {tuple(target.shape)}, but 'input' has a batch of {shape[0]} rows"
-        )
-
-    if input.ndim == 1 and target.ndim == 1 and target.shape[0] != 1:
-        raise ValueError(f"argument 'target' has {target.shape[0]} classes, but 'input' is a single row")
-
-    # A single row takes a target of one element.
-    fits = target.shape == shape or (input.ndim == target.ndim == 1 and not label_smoothing > 0)
-
-    if not fits:
-        raise RuntimeError(
-            f"argument 'target' has shape {tuple(target.shape)}; of 'input' {tuple(input.shape)} it must have the "
-            f"classes, {tuple(shape)}, or probabilities, {tuple(input.shape)}"
-        )
-
-    if target.dtype is not torch.int64 and (target.dtype is not torch.uint8 or input.ndim > 2):
-        raise RuntimeError(
-            f"argument 'target' has dtype {target.dtype}; class indices are int64, or of up to 2 dims uint8"
-        )
-
-
-def _check_weight(input, weight, is_index, label_smoothing):
-    check_tensor(weight, "weight")
-    classes = input.shape[class_dim(input)]
-    # torch takes other shapes with as many elements where the input has more than two dims.
-    fits = weight.ndim == 1 or (is_index and input.ndim > 2 and not label_smoothing > 0)
-
-    if not fits or weight.numel() != classes:
-        raise RuntimeError(f"argument 'weight' has shape {tuple(weight.shape)}; it must have the {classes} classes")
-
-    if is_index and weight.dtype is not input.dtype:
-        raise RuntimeError(f"argument 'weight' has dtype {weight.dtype}, but 'input' has {input.dtype}")
-
-
-def _check_classes(target, ignore_index, classes):
-    """Refuse a class that there is not.
-
-    :raises IndexError: A target is none of the classes, and not ``ignore_index``.
-    """
-    recorder.prevent()
-    wrong = ((target < 0) | (target >= classes)) & (target.long() != ignore_index)
-
-    if wrong.any():
-        raise IndexError(
-            f"argument 'target' has class {int(target[wrong].flatten()[0])}, which is not from 0 to {classes - 1}, nor "
-            f"'ignore_index', {ignore_index}"
-        )

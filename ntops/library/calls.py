@@ -10,7 +10,7 @@ import inspect
 import torch
 
 from ntops.host.attention_arguments import check_call
-from ntops.host.cross_entropy import reduction_of
+from ntops.host.cross_entropy_arguments import reduction_of
 from ntops.host.fp8 import GRANULARITIES
 from ntops.launch import boundary, replay
 

@@ -3,7 +3,8 @@ import operator
 import torch
 
 from ntops.host.arguments import check_memory, check_real
-from ntops.host.cross_entropy import class_loss, reduction_of
+from ntops.host.cross_entropy import class_loss
+from ntops.host.cross_entropy_arguments import reduction_of
 from ntops.launch.recorder import repeatable
 
 
