@@ -197,7 +197,7 @@ def features_of(case: Case) -> Features:
     if isinstance(input, TensorSpec):
         found |= features.tensor("input", input)
     if isinstance(weight, TensorSpec):
-        found |= features.tensor("weight", weight, ("rank", "size", "row", "dtype"))
+        found |= features.tensor("weight", weight, ("rank", "size", "row", "dtype", "specials"))
     if isinstance(target, TensorSpec):
         is_index = not dtype_names.is_floating(target.dtype)
         found["target"] = (f"{target.dtype} classes" if is_index else "probabilities",)
