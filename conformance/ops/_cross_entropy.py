@@ -174,7 +174,10 @@ def expected(call: Call) -> Expected:
         running = Running(value, np.where(np.isfinite(value), bound, np.inf), loss.dtype)
         numbers = loss.number(loss.kept), loss.number(loss.share)
         found = _reduced(loss, running, running_y, running_w, *numbers)
-        within = _in_range(loss, np.abs(value * w * (1.0 if y is None else y)))
+        terms = np.abs(value * w * (1.0 if y is None else y))
+        # What overflows in float64 itself has no sum; what an infinite weight makes of a loss near 0 is anybody's.
+        plainly = np.isfinite(terms) | ~np.isfinite(value) | (False if y is None else ~np.isfinite(y))
+        within = _in_range(loss, terms) & bool(plainly.all() and np.isfinite(w).all())
     # What is infinite or NaN in float64 is so for its operands; the rest is judged where its error is known.
     known = np.isfinite(found.error)
     error = np.where(known, found.error, 0.0) * (2 if loss.dtype == torch.float64 else 1)
