@@ -103,7 +103,10 @@ class _Loss:
         # A probability may be weighted first, which may leave the range.
         weighted = np.abs(y * _weights(self)[0])
         known = np.isfinite(y) & oracles.in_range(weighted, self.dtype) & np.isfinite(weighted)
-        running = Running(y, np.where(known, 0.0, np.inf), self.dtype)
+        form = bounds.FORMATS[bounds.compute_dtype(self.dtype)]
+        # A weighted probability may be subnormal, and lose bits.
+        faint = np.where(weighted < 2.0**form.least, form.subnormal / np.maximum(np.abs(_weights(self)[0]), 1e-30), 0.0)
+        running = Running(y, np.where(known, np.where(weighted > 0, faint, 0.0), np.inf), self.dtype)
         if not self.smoothed:
             return y, running
         return y * self.kept + self.share, running * self.number(self.kept) + self.number(self.share)
