@@ -18,6 +18,7 @@ from conformance.compare import compare
 from conformance.spec import Call, Expected
 from strategies import dtypes as dtype_names
 from strategies.specs import TensorSpec
+from strategies.values import LISTED
 
 TERMS = 4096
 """Terms of a sum, or elements of a tensor where nothing is summed."""
@@ -93,6 +94,9 @@ def normal(op: str, dtype: str) -> Case | None:
             args = (tensor(ROWS), tensor(ROWS, terms), tensor(terms, ROWS))
         case "softmax" | "log_softmax" | "logsumexp":
             args = (tensor(2, terms), -1)
+        case "cross_entropy":
+            targets = TensorSpec((ROWS,), "int64", LISTED + "3,0,1,2")
+            return Case(op=op, args=(tensor(ROWS, terms), targets), kwargs={"reduction": "none"})
         case "layer_norm" | "rms_norm":
             args = (tensor(2, terms), (terms,))
         case "rotary_position_embedding":

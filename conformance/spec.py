@@ -183,6 +183,8 @@ class OpSpec:
     gradients: Callable[[Call, torch.Tensor], Mapping[int | str, Running]] | None = None
     """Returns the gradients of a call that is not refused, by the place or name of each tensor that has one. It gets
     the call, whose ``result`` is what the call itself returned, and the result's gradient. None: there are none."""
+    constants: Callable[[Case], Collection[int]] = lambda case: ()
+    """The operands of a differentiable call that may not require a gradient: torch has none of these."""
     features: Callable[[Case], Features] = of_arguments
     """Returns the features of a case that coverage counts; another function adds to those of the arguments, or replaces
     them."""

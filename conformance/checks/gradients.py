@@ -17,7 +17,7 @@ from conformance.cases import Case, Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, different
 from conformance.checks.result import inputs_unchanged
 from conformance.compare import Comparison, compare
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import Call, Expected, OpSpec, registry
 from strategies import dtypes, layouts
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 
@@ -82,7 +82,8 @@ def differentiable(trial: Trial) -> bool:
 
 
 def _floating(case: Case) -> list[int]:
-    return [n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype)]
+    constants = registry()[case.op].constants(case)
+    return [n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype) and n not in constants]
 
 
 def wish(case: Case, result: torch.Tensor) -> Wish:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from conformance.cases import Case, DType
-from conformance.deviations.table import Deviation, tensor
+from conformance.deviations.table import Deviation, specs, tensor
 from strategies import dtypes as dtype_names
 from strategies.specs import Special, TensorSpec
 from strategies.tensors import materialize
@@ -97,6 +97,18 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu",),
         applies=_half_softmax,
         case=Case(op="log_softmax", args=(tensor("bfloat16", 2), -1)),
+    ),
+    Deviation(
+        "cross_entropy of half types",
+        "torch composes it of log_softmax, which it rounds to the half type, products and sums that it rounds, too",
+        ops=("cross_entropy",),
+        checks=("values", "call_forms", "layouts", "special_values", "aliasing", "gradients"),
+        devices=("cpu", "cuda"),
+        applies=lambda case: any(spec.dtype in dtype_names.HALF for spec in specs(case)),
+        case=Case(
+            op="cross_entropy",
+            args=(tensor("float16", 4, 5, seed=36), tensor("float16", 4, 5, values="positive")),
+        ),
     ),
     Deviation(
         "softmax across rows on the CPU",

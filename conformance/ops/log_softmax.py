@@ -40,7 +40,7 @@ def _exact(row: list[mpmath.mpf]) -> list[mpmath.mpf]:
     return [x - largest - logarithm for x in row]
 
 
-def _values(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+def values(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     """The results, their low parts in float64, and the bounds."""
     below = rows.max(axis=-1, keepdims=True) - rows
     terms = np.exp(-below)
@@ -58,7 +58,7 @@ def expected(call: Call) -> Expected:
         return elementwise.exactly(call, input.to(dtype))
     x = oracle.operand(input, dtype)
     with np.errstate(all="ignore"):
-        found = _values(np.moveaxis(x.reshape(x.shape or (1,)), dim, -1), dtype)
+        found = values(np.moveaxis(x.reshape(x.shape or (1,)), dim, -1), dtype)
     value, low, bound = (None if one is None else np.moveaxis(one, -1, dim).reshape(x.shape) for one in found)
     assert value is not None
     assert bound is not None
@@ -73,7 +73,7 @@ def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
     with np.errstate(all="ignore"):
         x, g = (exact(tensor.reshape(tensor.shape or (1,)), dout.dtype) for tensor in (input, dout))
         x, g = (one.laid(lambda array: np.moveaxis(array, dim, -1)) for one in (x, g))
-        value, _, bound = _values(x.value, dout.dtype)
+        value, _, bound = values(x.value, dout.dtype)
         # What is not finite, or was cast, spoils its row.
         error = np.where(x.error.any(axis=-1, keepdims=True), np.inf, bound)
         result = Running(value, error, dout.dtype).stored()

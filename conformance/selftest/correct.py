@@ -150,6 +150,22 @@ def _log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None
     return dtype, x.log_softmax(dim) if x.numel() and dtype in NARROW else None
 
 
+def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.dtype, Value]:
+    tensors = [one for one in (input, target, *args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+    dtype = input.dtype
+    for one in tensors:
+        # Class indices are wider than no floating dtype.
+        dtype = torch.promote_types(dtype, one.dtype)
+    if dtype not in NARROW:
+        return dtype, None
+
+    def doubled(value: Any) -> Any:
+        return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    named = {name: doubled(value) for name, value in kwargs.items()}
+    return dtype, torch.nn.functional.cross_entropy(doubled(input), doubled(target), *map(doubled, args), **named)
+
+
 def _total(
     input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> tuple[torch.dtype, Value]:
@@ -289,6 +305,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "gelu": _gelu,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
+    "cross_entropy": _cross_entropy,
     "sum": _total,
     "mean": _mean,
     "logsumexp": _logsumexp,

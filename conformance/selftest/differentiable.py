@@ -61,10 +61,13 @@ class Step:
 
     @property
     def _floating(self) -> list[bool]:
-        return [one.is_floating_point() for one in self.operands]
+        # torch has no gradient of weights of class indices.
+        constant = self.op == "cross_entropy" and not all(one.is_floating_point() for one in self.operands)
+        return [one.is_floating_point() and not (constant and n) for n, one in enumerate(self.operands)]
 
     def _wide(self, operand: torch.Tensor) -> torch.Tensor:
         elementwise = operand.dtype != torch.bool or self.op != attention.OP
+        elementwise = elementwise and self.op != "cross_entropy"
         return operand.double() if elementwise and not operand.is_floating_point() else operand
 
     def _number(self, value: Any) -> Any:
@@ -177,6 +180,9 @@ def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) ->
         follows = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
         if not follows or kwargs.get("out") is not None or specs.registry()[op].gradients is None or writes(kwargs):
             return right(*args, **kwargs)
+        if op == "cross_entropy":
+            # torch refuses to differentiate weights of class indices.
+            specs.registry()[op].reference(*args, **kwargs)
         result = right(*args, **kwargs)
         if not isinstance(result, torch.Tensor) or not result.is_floating_point() or any(result is x for x in operands):
             return result

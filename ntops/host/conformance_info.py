@@ -12,12 +12,13 @@ from ntops.launch import autotuning, configuration, settings
 _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
 _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
-# softmax runs along any dim of any strides without a copy; compiled, its order of summation depends on the strides.
+# softmax and cross_entropy run along any dim of any strides without a copy; compiled, their order of summation depends
+# on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
 _CLAIMS = {
     "*": _ALL,
-    **dict.fromkeys(("softmax", "log_softmax"), ("deterministic", "gradients")),
+    **dict.fromkeys(("cross_entropy", "softmax", "log_softmax"), ("deterministic", "gradients")),
     # Dims are ordered by strides, and rows are split up if there are few.
     **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),

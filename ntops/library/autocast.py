@@ -18,6 +18,8 @@ names a dtype."""
 POLICIES = {
     "addmm": (LOWER, "addmm"),
     "bmm": (LOWER, "bmm"),
+    # torch has this loss in that of class indices.
+    "cross_entropy": (FLOAT32, "nll_loss"),
     "exp": (FLOAT32, "exp"),
     # torch has this product in linear layers.
     "fused_gated_mlp": (LOWER, "linear"),

@@ -10,6 +10,7 @@ import inspect
 import torch
 
 from ntops.host.attention_arguments import check_call
+from ntops.host.cross_entropy_arguments import reduction_of
 from ntops.host.fp8 import GRANULARITIES
 from ntops.launch import boundary, replay
 
@@ -217,6 +218,25 @@ def _number(bound, name, other):
     return value
 
 
+def _cross_entropy(bind, parameters, implementation, forms, ops):
+    op = ops["cross_entropy"]
+    ((_, _, arguments),) = forms
+    arguments = [(name, kind, place) for place, (name, kind, _) in enumerate(arguments)]
+
+    def call(*args, **kwargs):
+        input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing = bind(*args, **kwargs)
+        reduction = reduction_of(size_average, reduce, reduction)
+        inputs = _fitting((input, target, weight, reduction, ignore_index, label_smoothing), arguments)
+
+        if inputs is None:
+            numbers = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+            return implementation(input, target, weight, reduction=reduction, **numbers)
+
+        return op(*inputs)[0]
+
+    return call
+
+
 def _dropout(bind, parameters, implementation, forms, ops):
     op = ops["dropout"]
 
@@ -329,6 +349,7 @@ def _check_views(key, value, key_slot, value_slot):
 
 _MAKERS = {
     "clamp": _clamp,
+    "cross_entropy": _cross_entropy,
     "dropout": _dropout,
     "quantize_fp8": _quantize_fp8,
     "scaled_dot_product_attention": _attention,

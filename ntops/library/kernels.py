@@ -5,18 +5,20 @@ import inspect
 import torch
 
 import ntops.torch
+from ntops.host.cross_entropy import class_loss
 from ntops.host.dropout import masked
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 from ntops.launch import boundary
 
 _SYMBOLS = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 """Values that stand for symbolic numbers of which only the kind matters for the result."""
+_FUNCTIONS = {"cross_entropy": class_loss, "dropout": masked}
+"""The functions of operators whose schemas differ from their signatures."""
 
 
 def real(overload):
     """Return the kernel of an overload for tensors with memory."""
-    function = masked if overload.operator == "dropout" else getattr(ntops.torch, overload.operator)
-    call = _translated(overload, function)
+    call = _translated(overload, _function(overload))
 
     def kernel(*args, **kwargs):
         with boundary.inside():
@@ -27,8 +29,7 @@ def real(overload):
 
 def fake(overload):
     """Return the kernel of an overload for tensors without memory; the same function checks and allocates."""
-    function = masked if overload.operator == "dropout" else getattr(ntops.torch, overload.operator)
-    call = _translated(overload, inspect.unwrap(function))
+    call = _translated(overload, inspect.unwrap(_function(overload)))
     numbers = {place for place, (_, kind) in enumerate(overload.arguments) if kind.rstrip("?") in ("Scalar", "float")}
 
     def kernel(*args, **kwargs):
@@ -38,6 +39,10 @@ def fake(overload):
             return call(*args, **kwargs)
 
     return kernel
+
+
+def _function(overload):
+    return _FUNCTIONS.get(overload.operator) or getattr(ntops.torch, overload.operator)
 
 
 def _translated(overload, function):

@@ -19,6 +19,8 @@ Where the signature of ``ntops.torch`` says more than a schema can, :mod:`ntops.
 - ``dropout(input, p, training, inplace)`` draws ``seed``, an int64 0-d tensor, from torch's generator of the device,
   and calls ``dropout(input, seed, p)``: what ``input`` and ``seed`` are decides the result, so that its gradient is
   ``dropout(gradient, seed, p)``.
+- ``cross_entropy`` returns the loss and what its gradient needs, which are not differentiable: the statistics of rows,
+  and the number by which a mean divides. ``reduction`` says what ``size_average`` and ``reduce`` say, too.
 - ``quantize_fp8`` with a scale is ``quantize_fp8.scale``, which returns the 8-bit tensor alone.
 - A KV cache of views is written by ``copy_`` before; one of positions is an overload of attention that writes
   ``present_key`` and ``present_value``.
@@ -60,6 +62,10 @@ OPERATORS = {
     "bmm": Declaration("(Tensor input, Tensor mat2) -> Tensor", out=True),
     "clamp": Declaration("(Tensor input, Operand? min=None, Operand? max=None) -> Tensor", out=True),
     "cos": _UNARY,
+    "cross_entropy": Declaration(
+        "(Tensor input, Tensor target, Tensor? weight, str reduction, SymInt ignore_index, float label_smoothing) -> "
+        "(Tensor, Tensor, Tensor)"
+    ),
     "dequantize_fp8": Declaration("(Tensor quantized, Tensor scale, ScalarType dtype) -> Tensor"),
     "div": Declaration("(Operand input, Operand other, str? rounding_mode=None) -> Tensor", out=True),
     "dropout": Declaration("(Tensor input, Tensor seed, float p) -> Tensor"),

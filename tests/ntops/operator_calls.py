@@ -44,6 +44,12 @@ def calls():
     ops["softmax"] = [((x, 1), {})]
     ops["log_softmax"] = [((x, 1), {})]
 
+    labels, weights = tensor(4, dtype=torch.int64), tensor(4)
+    ops["cross_entropy"] = [
+        ((x, labels, weights), {"label_smoothing": scale.clone() / 8}),
+        ((x, m / 4), {"reduction": "none"}),
+    ]
+
     for name in ("amax", "amin", "mean", "sum"):
         ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]
 

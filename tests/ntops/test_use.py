@@ -47,6 +47,10 @@ FORMS = {
     "bmm": [lambda: torch.bmm(Q[0], Q[0].mT), lambda: Q[0].bmm(Q[0].mT)],
     "clamp": [lambda: torch.clamp(X, max=0.5), lambda: X.clamp(Y), lambda: X.clip(0, 1), lambda: X.clone().clamp_(0)],
     "cos": [lambda: torch.cos(X), lambda: X.cos(), lambda: X.clone().cos_()],
+    "cross_entropy": [
+        lambda: F.cross_entropy(X, J[:4].long(), ROWS[0, 0].abs(), label_smoothing=0.1),
+        lambda: torch.nn.CrossEntropyLoss(reduction="none")(X, X.softmax(1)),
+    ],
     "div": [
         lambda: torch.div(X, Y, rounding_mode="floor"),
         lambda: X / Y,

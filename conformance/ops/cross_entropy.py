@@ -1,0 +1,239 @@
+"""``torch.nn.functional.cross_entropy``: of logits, and classes by index or by probability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from hypothesis import strategies as st
+
+from conformance import call_contexts, features
+from conformance.cases import Argument, Case, seed
+from conformance.features import Features
+from conformance.ops import _cross_entropy as oracle
+from conformance.ops import _elementwise as elementwise
+from conformance.ops import _norms as norms
+from conformance.ops import _sizes
+from conformance.spec import Batch, Benchmark, OpSpec
+from strategies import dtypes as dtype_names
+from strategies import layouts, shapes, tensors
+from strategies.shapes import Shape
+from strategies.specs import TensorSpec
+from strategies.values import LISTED
+
+REDUCTIONS = ("mean", "sum", "none")
+SMOOTHINGS = (0.1, 0.25, 1.0, 0.0, 0.1, -0.5, 1)
+"""A smoothing below 0 is none."""
+WEIGHTS = ("positive", "unit", "normal")
+_LONGEST = 8
+"""The class indices of a list, which a target repeats."""
+
+
+# --- legal calls -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
+    shape = draw(_shapes(dtype == "float64"))
+    input = draw(tensors.tensors(shape, dtype))
+    if (recipe := draw(norms.RECIPES)) is not None:
+        input = TensorSpec(shape, dtype, recipe, input.seed, input.layout)
+    classes = shape[min(len(shape) - 1, 1)]
+    kwargs: dict[str, Argument] = {}
+    if draw(st.integers(0, 3)) == 3:
+        target, is_index = draw(tensors.tensors(shape, dtype, values=("unit", "positive", "one_hot"))), False
+        kwargs["ignore_index"] = draw(st.sampled_from((None, None, None, -1)))
+    else:
+        target, kwargs["ignore_index"] = draw(_indices(_rows(shape), classes))
+        is_index = True
+    if draw(st.integers(0, 2)):
+        kwargs["weight"] = draw(tensors.tensors((classes,), dtype, values=WEIGHTS, specials=()))
+    smoothing = draw(st.one_of(st.none(), st.sampled_from(SMOOTHINGS)))
+    if is_index and target.dtype == "uint8" and "weight" in kwargs:
+        # torch's mean of these takes no uint8.
+        smoothing = None
+    kwargs["label_smoothing"] = smoothing
+    if draw(st.integers(0, 5)) == 5:
+        kwargs |= {name: draw(st.sampled_from((None, True, False))) for name in ("size_average", "reduce")}
+    else:
+        kwargs["reduction"] = draw(st.sampled_from((None, *REDUCTIONS, "none")))
+    return elementwise.case("cross_entropy", (input, target), **kwargs)
+
+
+@cache
+def _shapes(small: bool) -> st.SearchStrategy[Shape]:
+    """Rows, long ones too; a single row; classes of pixels."""
+    budget = _sizes.FLOAT64_ELEMENTS if small else _sizes.ELEMENTS
+    rows = shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
+    row = shapes.shapes(1, 1, min_size=1, budget=budget)
+    pixels = st.sampled_from((4, 3, 5)).flatmap(lambda rank: shapes.shapes(rank, rank, min_size=1, budget=budget))
+    empty = st.sampled_from(((0, 5), (2, 3, 0), (0, 3, 2, 2)))
+    # More rows than are added up at once, and rows that are walked tile by tile.
+    many = st.sampled_from(((17000, 2), (2, 3, 8500)))
+    long = st.tuples(st.integers(1, 2), st.sampled_from(_sizes.LONG_COLUMNS))
+    found = (rows, rows, rows, rows, row, row, pixels, pixels, pixels, pixels, empty, *(() if small else (long, many)))
+    return st.integers(0, len(found) - 1).flatmap(found.__getitem__)
+
+
+def _rows(shape: Shape) -> Shape:
+    return () if len(shape) == 1 else (shape[0], *shape[2:])
+
+
+@st.composite
+def _indices(draw: st.DrawFn, shape: Shape, classes: int) -> tuple[TensorSpec, int | None]:
+    """Class indices, the last classes of a row among them, and the index that is ignored, if it is not the default."""
+    ignored = draw(st.sampled_from((None, None, None, -1, 0, classes - 1, classes, 255)))
+    left_out = -100 if ignored is None else ignored
+    is_short = left_out >= 0 and max(left_out, classes) < 256 and len(shape) < 2
+    dtype = "uint8" if is_short and draw(st.booleans()) else "int64"
+    one = st.integers(0, classes - 1)
+    number = st.one_of(one, one, st.sampled_from((0, classes - 1, classes // 2)), st.just(left_out))
+    kind = draw(st.sampled_from(("some", "some", "some", "some", "all")))
+    numbers = [left_out] if kind == "all" else draw(st.lists(number, min_size=1, max_size=_LONGEST))
+    layout = layouts.draw_layout(draw, shape, layouts.CLASSES)
+    return TensorSpec(shape, dtype, _listed(numbers), draw(tensors.SEEDS), layout), ignored
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return LISTED + ",".join(map(str, numbers))
+
+
+# --- refused calls -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    floats = [name for name in dtypes if name in dtype_names.FLOATING]
+    dtype = draw(dtype_names.dtypes(floats))
+    input = draw(tensors.tensors((3, 5), dtype))
+    target = TensorSpec((3,), "int64", _listed((4, 0, 2)))
+    args: tuple[Argument, ...] = (input, target)
+    kwargs: dict[str, Argument] = {}
+    kinds = ("weight", "weight dtype", "target", "target dtype", "pixels", "probabilities", "ignored", "whole", "none")
+    match draw(st.sampled_from((*kinds, "reduction", "smoothing", "types", "numbers"))):
+        case "weight":
+            wrong = draw(st.sampled_from(((4,), (), (1, 5), (3, 5))))
+            args = (input, draw(st.sampled_from((target, TensorSpec((3, 5), dtype, "unit")))))
+            kwargs["weight"] = TensorSpec(wrong, dtype, "positive")
+        case "weight dtype":
+            other = draw(dtype_names.dtypes([name for name in dtype_names.FLOATING if name != dtype]))
+            kwargs["weight"] = TensorSpec((5,), draw(st.sampled_from((other, "int64"))))
+        case "target":
+            wrong = draw(st.sampled_from(((2,), (4,), (), (3, 1), (1, 3), (3, 5, 1))))
+            args = (input, TensorSpec(wrong, "int64", _listed((1,))))
+        case "target dtype":
+            args = (input, TensorSpec((3,), draw(st.sampled_from(("int32", "int8", "bool", dtype))), "zeros"))
+        case "pixels":
+            wrong = draw(st.sampled_from(((2,), (2, 3), (3, 4), (2, 4, 1), (2, 1))))
+            args = (TensorSpec((2, 5, 4), dtype), TensorSpec(wrong, "int64", _listed((1,))))
+        case "probabilities":
+            args = (input, TensorSpec((3, 5), draw(st.sampled_from(("int64", "bool"))), "zeros"))
+        case "ignored":
+            args, kwargs["ignore_index"] = (input, TensorSpec((3, 5), dtype, "unit")), draw(st.integers(0, 5))
+        case "whole":
+            whole = draw(dtype_names.dtypes(dtype_names.INTEGRAL + dtype_names.BOOL))
+            args = (TensorSpec((3, 5), whole), target)
+        case "none":
+            args = (TensorSpec((), dtype), target)
+        case "reduction":
+            kwargs["reduction"] = draw(st.sampled_from(("avg", "", "Mean", 1)))
+        case "smoothing":
+            kwargs["label_smoothing"] = draw(st.sampled_from((1.5, 2, 100.0)))
+        case "types":
+            place, wrong_type = draw(st.integers(0, 2)), draw(st.sampled_from((2, 1.5, "x", (1, 2))))
+            args = (*args[:place], wrong_type, *args[place + 1 :])
+        case "numbers":
+            name = draw(st.sampled_from(("ignore_index", "label_smoothing")))
+            wrongs = (1.0, True, "x", (1,)) if name == "ignore_index" else ("x", (0.5,))
+            kwargs[name] = draw(st.sampled_from(wrongs))
+    return Case(op="cross_entropy", args=args, kwargs=kwargs)
+
+
+# --- what follows from a call ------------------------------------------------------------------------------------
+
+
+def takes(case: Case) -> bool:
+    """Tell whether class indices are those that were drawn: of others torch's GPU stops the process. torch warns of
+    deprecated arguments, so that warnings are no errors then."""
+    if case.form == call_contexts.STRICT and {"size_average", "reduce"} & {*case.kwargs}:
+        return False
+    target = case.args[1]
+    if not isinstance(target, TensorSpec) or dtype_names.is_floating(target.dtype):
+        return True
+    return target.values.startswith(LISTED) and not target.specials
+
+
+def constants(case: Case) -> tuple[int, ...]:
+    """The weight of class indices."""
+    target = case.args[1]
+    return (2,) if isinstance(target, TensorSpec) and not dtype_names.is_floating(target.dtype) else ()
+
+
+def batch(case: Case) -> Batch | None:
+    """Any dim of the losses of rows."""
+    given = oracle.named(case.args, case.kwargs)
+    input, target = given["input"], given["target"]
+    if oracle.reduction(given) != "none" or len(input.shape) == 1:
+        return None
+    rows = _rows(input.shape)
+    dim = elementwise.chosen(seed(case), [dim for dim, size in enumerate(rows) if size > 1])
+    if dim is None:
+        return None
+    own = dim + (dim > 0)
+    others = [None] * (len(oracle.operands(case)) - 2)
+    return Batch(rows[dim], (own, own if target.shape == input.shape else dim, *others), dim)
+
+
+def features_of(case: Case) -> Features:
+    """The arguments, by name, the kind of targets, the share of those that are ignored, and the smoothing."""
+    given = oracle.named(case.args, case.kwargs)
+    input, target, weight = given["input"], given["target"], given["weight"]
+    found: Features = {"reduction": (oracle.reduction(given),), "weight": (features.kind(weight),)}
+    legacy = given["size_average"] is not None or given["reduce"] is not None
+    found["legacy arguments"] = ("given" if legacy else "none",)
+    smoothing = given["label_smoothing"]
+    found["smoothing"] = ("none" if not smoothing > 0 else "all" if smoothing == 1 else "some",)
+    if isinstance(input, TensorSpec):
+        found |= features.tensor("input", input)
+    if isinstance(weight, TensorSpec):
+        found["weight strides"] = _strides(weight)
+    if isinstance(target, TensorSpec):
+        is_index = not dtype_names.is_floating(target.dtype)
+        found["target"] = ("classes" if is_index else "probabilities",)
+        found["target strides"] = _strides(target)
+        if is_index and target.values.startswith(LISTED):
+            numbers = [int(number) for number in target.values.removeprefix(LISTED).split(",")]
+            left_out = [number == given["ignore_index"] for number in numbers]
+            found["ignored"] = ("all" if all(left_out) else "some" if any(left_out) else "none",)
+    return found
+
+
+def _strides(spec: TensorSpec) -> tuple[str]:
+    """Return the class of the strides by which a kernel reads single elements."""
+    return ("contiguous" if features.layout(spec) == "contiguous" else "others",)
+
+
+def _benchmark(rows: int, classes: int) -> Benchmark:
+    numbers = [(7919 * place) % classes for place in range(64)]
+    target = TensorSpec((rows,), "int64", _listed(numbers))
+    case = Case(op="cross_entropy", args=(TensorSpec((rows, classes), "bfloat16"), target))
+    # Of each logit a comparison, a subtraction, an exponential and an addition.
+    return Benchmark(case, bytes=2 * rows * classes + 8 * rows, flops=4 * rows * classes)
+
+
+SPEC = OpSpec(
+    name="cross_entropy",
+    reference=torch.nn.functional.cross_entropy,
+    cases=cases,
+    refused=refused,
+    dtypes=dtype_names.FLOATING,
+    takes=takes,
+    constants=constants,
+    batch=batch,
+    features=features_of,
+    expected=oracle.expected,
+    gradients=oracle.gradient,
+    benchmarks=tuple(_benchmark(*shape) for shape in ((8192, 32000), (8192, 152064), (1, 4096))),
+)
