@@ -94,7 +94,7 @@ def statistics_of_whole_blocks(right: Right, input: Any, dim: Any = None, *args:
     return result.copy_(right(rows[:, :whole], 1, **options).view_as(result))
 
 
-@defect((*of.ROWS, *of.TOTALS, *of.EXTREMES), KIND)
+@defect((*of.ROWS, *of.TOTALS), KIND)
 def last_group_of_short_rows(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Rows of up to 64 elements are taken by groups of 16: of more than 512 the last, if it is not full, has the
     results of the first rows."""
@@ -140,7 +140,7 @@ def heads_past_128(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
     return result
 
 
-@defect((*of.COMPARISONS, "add", "sub"), KIND)
+@defect("add sub lt le gt ge", KIND)
 def columns_of_an_outer(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     """A column beside a row, of more than 2^16 results: the row is read modulo 1024."""
     both = isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor) and not of.written((), kwargs)
