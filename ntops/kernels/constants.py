@@ -108,7 +108,7 @@ def limits(dtype):
 def padding(number):
     """Return the element that pads tiles, as NineToothed takes it.
 
-    Triton 3.6 to 3.9 fill a register of several int8 or int16 from one constant wrongly where it is below -1: all but
+    Triton 3.6 and 3.7 fill a register of several int8 or int16 from one constant wrongly where it is below -1: all but
     the first become -1 on NVIDIA GPUs. So a negative one is computed, in a way that compilers do not see through.
     """
     if isinstance(number, int) and number < -1:
