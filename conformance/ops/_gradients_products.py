@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,8 @@ def gated_mlp(
         wide, gate, up = (exact(one, dtype) for one in (x.reshape(rows, x.shape[-1]), gate_weight, up_weight))
         gated, linear = ((wide @ weight.mT).stored() for weight in (gate, up))
         slope, activated = _activated(gated, activation, formulas[activation][0])
-        to_gate, to_up = (g * linear.stored() * slope).stored(), (g * activated.stored()).stored()
+        to_gate = _in_any_order(g * linear.stored() * slope, (g, linear, slope)).stored()
+        to_up = (g * activated.stored()).stored()
         found = (to_gate @ gate).stored() + (to_up @ up).stored()
         return {0: found.laid(lambda array: array.reshape(x.shape)), 1: to_gate.mT @ wide, 2: to_up.mT @ wide}
 
@@ -75,6 +77,16 @@ def _mlp(
     x: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, activation: str = "silu"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, str]:
     return x, gate_weight, up_weight, activation
+
+
+def _in_any_order(product: Running, factors: Sequence[Running]) -> Running:
+    """The product, of any value where two of its factors leave the range: what is multiplied with what first is
+    anybody's choice."""
+    limit = bounds.FORMATS[product.compute].max
+    pairs = [one.value * other.value for one, other in itertools.combinations(factors, 2)]
+    finite = np.logical_and.reduce([np.isfinite(one.value) for one in factors])
+    lost = finite & (np.abs(pairs).max(0) > limit)
+    return Running(product.value, np.where(lost, np.inf, product.error), product.dtype)
 
 
 def _activated(x: Running, activation: str, function: Callable[[np.ndarray], np.ndarray]) -> tuple[Running, Running]:

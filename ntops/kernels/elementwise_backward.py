@@ -142,20 +142,23 @@ def application_gelu_tanh(output, gradient, input, compute_dtype):
 
 def application_gated_silu(output, gradient, input, other, compute_dtype):
     slope = silu_slope(ntl.cast(input, compute_dtype), compute_dtype)
-    slope = slope * ntl.cast(other, compute_dtype)
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * slope, output.dtype)
+    # In torch's order, which decides what overflows.
+    found = ntl.cast(gradient, compute_dtype) * ntl.cast(other, compute_dtype) * slope
+    output = ntl.cast(found, output.dtype)
 
 
 def application_gated_gelu(output, gradient, input, other, compute_dtype):
     slope = gelu_slope(ntl.cast(input, compute_dtype), compute_dtype)
-    slope = slope * ntl.cast(other, compute_dtype)
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * slope, output.dtype)
+    # In torch's order, which decides what overflows.
+    found = ntl.cast(gradient, compute_dtype) * ntl.cast(other, compute_dtype) * slope
+    output = ntl.cast(found, output.dtype)
 
 
 def application_gated_gelu_tanh(output, gradient, input, other, compute_dtype):
     slope = gelu_tanh_slope(ntl.cast(input, compute_dtype), compute_dtype)
-    slope = slope * ntl.cast(other, compute_dtype)
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * slope, output.dtype)
+    # In torch's order, which decides what overflows.
+    found = ntl.cast(gradient, compute_dtype) * ntl.cast(other, compute_dtype) * slope
+    output = ntl.cast(found, output.dtype)
 
 
 def application_activated_silu(output, gradient, input, compute_dtype):
