@@ -220,11 +220,13 @@ def _separate(case: Case) -> bool:
 
 
 def _differentiable(case: Case) -> bool:
-    """Tell whether an operand may require a gradient. With ``out=`` torch refuses it."""
-    if "out" in case.kwargs:
+    """Tell whether all floating-point operands may require a gradient. With ``out=`` torch refuses it."""
+    spec, operands = specs.registry()[case.op], cases.operands(case)
+    # torch refuses it of constants, too.
+    if "out" in case.kwargs or any(number < len(operands) for number in spec.constants(case)):
         return False
-    writes = specs.registry()[case.op].writes(case)
-    return any(is_floating(spec.dtype) for number, spec in enumerate(cases.operands(case)) if number not in writes)
+    writes = spec.writes(case)
+    return any(is_floating(one.dtype) for number, one in enumerate(operands) if number not in writes)
 
 
 def _several(case: Case) -> bool:

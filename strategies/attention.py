@@ -290,10 +290,6 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     ratio = min(ratio, max(work // each, 1))
     heads = min(heads, max(work // (each * ratio), 1))
     batch = batch and min(batch, max(work // (each * ratio * heads), 1))
-    if batch and batch > 1 and not batch % ratio and draw(_ONE_OF_THREE):
-        # As many sequences as heads: a mask of three dims is of heads all the same.
-        heads = min(heads, batch // ratio)
-        batch = heads * ratio
     new = min(queries, keys)
     if form != "none" and draw(_RARELY):
         new = draw(st.integers(0, keys))

@@ -19,7 +19,7 @@ from conformance.cases import seed as case_seed
 from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, Parts
 from strategies import dtypes as dtype_names
-from strategies import layouts, models, scalars, shapes, tensors
+from strategies import layouts, scalars, shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import Layout, TensorSpec
 
@@ -52,13 +52,12 @@ def elements(*dtypes: str) -> int:
 @st.composite
 def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = False) -> Operands:
     """Two tensors that broadcast, of equal or different dtypes; mostly in one of the usual ways or of one shape, as in
-    most calls, or activations and what stands beside them; now and then one is 0-d, or both are the same.
+    most calls, now and then one is 0-d, or both are the same.
 
     ``by_mpmath``: float64 is costly and kept small."""
     first, second = draw(dtype_names.pairs(dtypes))
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
-    kinds = (*("broadcast",) * 2, *("usual",) * 10, *("models",) * 6)
-    kinds += ("equal", "long", "ties", "ties", "0-d other", "0-d input", "same")
+    kinds = (*("broadcast",) * 4, *("usual",) * 10, "equal", "long", "ties", "ties", "0-d other", "0-d input", "same")
     match draw(st.sampled_from(kinds)):
         case "broadcast":
             # With less than two dims there is little to broadcast.
@@ -66,14 +65,6 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
             shape, other = draw(shapes.broadcastable(2, shapes_of_results(min_rank, budget)))
         case "usual":
             shape, other = draw(shapes.usual(2, budget=budget))
-        case "models":
-            place, lies = draw(models.activations(budget))
-            pair = ((place, lies, first), (*draw(models.beside(place, lies)), second))
-            one, two = (
-                laid(draw(tensors.tensors(shape, name)), layout)
-                for shape, layout, name in (reversed(pair) if draw(st.integers(0, 3)) == 3 else pair)
-            )
-            return one, two
         case "equal":
             shape = other = draw(shapes_of_results(1, budget))
         case "long":
@@ -95,11 +86,6 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
         case "same":
             return draw(tensors.tensors(shapes_of_results(budget=budget), first)), Same(0)
     return draw(tensors.tensors(shape, first)), draw(tensors.tensors(other, second))
-
-
-def laid(spec: TensorSpec, layout: Layout | None) -> TensorSpec:
-    """The spec with this layout, if there is one."""
-    return spec if layout is None else msgspec.structs.replace(spec, layout=layout)
 
 
 _WITH_TIES = {"float": "ties", "int": "magnitudes", "uint": "magnitudes", "bool": "bytes"}

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance import cases
-from conformance.cases import Argument, Case, DType, Ints, Same
+from conformance.cases import Argument, Case, DType, Ints
 from conformance.ops import _sizes
 from conformance.spec import parameters, registry
 from strategies import dtypes as dtype_names
@@ -46,22 +46,13 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
     if rows and "float64" in dtypes:
         elements = min(elements, _sizes.FLOAT64_ROWS)
     is_part = False
-    if len(whole) > 1 and rows and draw(st.integers(0, 4)) == 4:
-        # Many short rows. Interpreted, each row costs as much as a tile.
-        target = draw(_activations(len(whole), elements >> 4, models.SHORT))
-    elif len(whole) > 1 and not draw(st.integers(0, 1 if rows else 2)):
+    if len(whole) > 1 and not draw(st.integers(0, 1 if rows else 2)):
         target, is_part = draw(_activations(len(whole), elements, widths)), draw(st.booleans())
     else:
         target = draw(shapes.large(len(whole), elements))
     if rows and "float64" in dtypes and draw(st.booleans()):
         # A single row: of several none is long, since few elements are evaluated.
         target = (*(1 for _ in whole[1:]), draw(shapes.near(elements)))
-
-    outer: list[Shape] = []
-    pair = len(given) == 2 and not any(isinstance(one, Same) for one in cases.arguments(case))
-    if not rows and len(whole) > 1 and pair and not draw(st.integers(0, 7)):
-        # A column and a row, as positions are that are compared.
-        outer = [(*(1 for _ in target[1:]), target[-1]), (*target[:-1], 1)]
 
     def shape(old: Shape) -> Shape:
         pairs = zip(old, whole[len(whole) - len(old) :], target[len(whole) - len(old) :], strict=True)
@@ -71,9 +62,6 @@ def _grown(draw: st.DrawFn, calls: st.SearchStrategy[Case], elements: int, rows:
         match old:
             case TensorSpec() if old is out:
                 return old if old.shape != whole else _resized(draw, old, target, elements)
-            case TensorSpec() if outer:
-                # Of plain numbers: of equal ones, no place of a row shows.
-                return msgspec.structs.replace(_resized(draw, old, outer.pop(), elements), values="normal", specials=())
             case TensorSpec():
                 return _resized(draw, old, shape(old.shape), elements, is_part)
             case tuple(sizes) | Ints(sizes):

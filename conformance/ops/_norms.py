@@ -48,10 +48,6 @@ def inputs(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, tuple[in
                 shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
             )
             dims = 1
-        case "dims" if draw(st.booleans()):
-            # A few images, or the heads of a few tokens, of each of which all elements are normalized together.
-            shape = (draw(st.integers(1, 3)), *draw(shapes.shapes(2, 3, min_size=2, budget=budget)))
-            dims = len(shape) - 1
         case "dims":
             shape = draw(shapes.shapes(1, 5, budget=budget))
             dims = draw(st.integers(1, len(shape)))

@@ -41,7 +41,7 @@ def inputs(
     """A tensor and the dims that are reduced: rows of several blocks, rows that several programs share, or any dims of
     any shape; ``empty``: there may be none of their elements; ``several``: else one dim or all."""
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
-    kind = draw(st.sampled_from(("rows", "rows", "dims", "dims", "models", "long")))
+    kind = draw(st.sampled_from(("rows", "rows", "dims", "dims", "dims", "long")))
     dim: Argument
     match "rows" if kind == "long" and float64 else kind:
         case "rows":
@@ -50,11 +50,6 @@ def inputs(
             )
             # The dim of the rows may be first: then neighbours in memory belong to different rows.
             shape, dim = draw(st.sampled_from((((rows, columns), -1), ((columns, rows), 0), ((1, columns, rows), 1))))
-        case "models":
-            # Statistics of each channel, means over pixels, tokens, or all but the features.
-            rank, dim = draw(st.sampled_from(_OF_MODELS if several else ((3, 1), (4, 1))))
-            few, most = st.integers(1, 4), math.isqrt(budget // 4 ** (rank - 2))
-            shape = (*(draw(few) for _ in range(rank - 2)), *(draw(shapes.near(most)) for _ in range(2)))
         case "long":
             columns = draw(st.one_of(st.sampled_from(_sizes.LONG_COLUMNS), st.just(_sizes.MANY_ELEMENTS - 1)))
             shape, dim = draw(
@@ -72,10 +67,6 @@ def inputs(
     if input.dtype in dtype_names.FLOATING and (recipe := draw(norms.RECIPES)) is not None:
         input = msgspec.structs.replace(input, values=recipe, specials=())
     return input, dim
-
-
-_OF_MODELS = ((4, (0, 2, 3)), (4, (0, 2, 3)), (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
-"""Dims of so many that models reduce."""
 
 
 @st.composite

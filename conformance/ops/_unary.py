@@ -18,7 +18,7 @@ from conformance.ops import _large, _models
 from conformance.running import Running
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import models, tensors
+from strategies import tensors
 
 Formula = Callable[[np.ndarray], np.ndarray]
 """A function in float64, accurate to a few of its ulps."""
@@ -38,12 +38,9 @@ def float_of(dtype: torch.dtype) -> torch.dtype:
 
 @st.composite
 def inputs(draw: st.DrawFn, dtypes: Sequence[str], by_mpmath: bool, **options: Any) -> tensors.TensorSpec:
-    """One tensor, now and then activations of a model; where float64 is costly it is kept small."""
+    """One tensor; where float64 is costly it is kept small."""
     dtype = draw(dtype_names.dtypes(dtypes))
     budget = elementwise.elements(dtype) if by_mpmath else elementwise.elements()
-    if draw(st.integers(0, 5)) == 5:
-        shape, layout = draw(models.activations(budget, writable="layouts" in options))
-        return elementwise.laid(draw(tensors.tensors(shape, dtype, **options)), layout)
     return draw(tensors.tensors(elementwise.shapes_of_results(budget=budget), dtype, **options))
 
 

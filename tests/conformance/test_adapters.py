@@ -79,10 +79,11 @@ def test_torch_compile_raises_what_torch_raises(case, status, traced):
     assert verdict.status == status
 
 
-def test_torch_compile_starts_anew_where_it_would_compile_no_more(traced, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
-    for tensor in (torch.ones(3), torch.ones(3, dtype=torch.int8), torch.ones(3)):
-        assert traced.function("add")(tensor, 1).tolist() == [2, 2, 2]
+def test_torch_compile_starts_anew_where_it_would_compile_no_more(traced):
+    # Not monkeypatch, which deletes the setting when it is done.
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for tensor in (torch.ones(3), torch.ones(3, dtype=torch.int8), torch.ones(3)):
+            assert traced.function("add")(tensor, 1).tolist() == [2, 2, 2]
 
 
 def test_torch_compile_leaves_no_notes_on_results(traced):
