@@ -219,7 +219,7 @@ class _Turns:
         self.lines = [0, 0]
         """The lines that each thread has come to."""
         self.places = []
-        """Where threads handed over, as ``file:line``."""
+        """The lines at which threads handed over, as ``file:line``."""
         self._hands_over = hands_over
         self._turn, self._ended = 0, [False, False]
         self._changed = threading.Condition()

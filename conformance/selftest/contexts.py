@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,20 +68,23 @@ def _planted(op: str, wrong: Wrong) -> Wrong:
     return lambda right, *args, **kwargs: with_fake(op, right, wrong)(*args, **kwargs)
 
 
-def fake(*ops: str) -> Callable[[Wrong], Wrong]:
-    """Enter the decorated function as the fake kernel of each of these ops, a defect of its own."""
-
-    def enter(wrong: Any) -> Wrong:
-        name, about = f"fake_{wrong.__name__}", " ".join(wrong.__doc__.split())
+def _entering(ops: Sequence[str], kind: str, check: str, made: Callable[[str, Wrong], Wrong]) -> Callable[[Any], Any]:
+    def enter(wrong: Any) -> Any:
+        name, about = f"{check}_{wrong.__name__}", " ".join(wrong.__doc__.split())
         for op in ops:
-            plant(op, name, "fake kernel", "fake", _planted(op, wrong), about)
+            plant(op, name, kind, check, made(op, wrong), about)
         return wrong
 
     return enter
 
 
+def fake(*ops: str) -> Callable[[Any], Any]:
+    """Enter the decorated function as the fake kernel of each of these ops, a defect of its own."""
+    return _entering(ops, "fake kernel", "fake", _planted)
+
+
 def _own(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the call returns a tensor of its own."""
+    """Tell whether the call returns a tensor of its own."""
     return not of.written(args, kwargs)
 
 
@@ -196,16 +199,9 @@ def compiled_as(op: str, wrong: Wrong) -> Wrong:
     return call
 
 
-def compiled(*ops: str) -> Callable[[Wrong], Wrong]:
+def compiled(*ops: str) -> Callable[[Any], Any]:
     """Enter the decorated function as what each of these ops is in a graph, a defect of its own."""
-
-    def enter(wrong: Any) -> Wrong:
-        name, about = f"compiled_{wrong.__name__}", " ".join(wrong.__doc__.split())
-        for op in ops:
-            plant(op, name, "graph", "compiled", compiled_as(op, wrong), about)
-        return wrong
-
-    return enter
+    return _entering(ops, "graph", "compiled", compiled_as)
 
 
 @compiled("exp", "softmax", "mm")

@@ -1,4 +1,4 @@
-"""What implementations of cross entropy get wrong, forward and backward."""
+"""Plant what implementations of cross entropy get wrong, forward and backward."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def smoothing_of_others(call: Call) -> torch.Tensor | None:
 
 @_wrong("formula")
 def smoothing_without_weights(call: Call) -> torch.Tensor | None:
-    """What smoothing adds is not weighted."""
+    """Smoothing adds losses without their weights."""
     if not call.is_index or not call.smoothing:
         return None
     share = call.smoothing / call.classes
