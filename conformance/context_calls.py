@@ -21,8 +21,9 @@ STOPS = 4
 """The most lines at which a thread stops while another one makes a whole call."""
 SWITCHES = 2000
 """The first lines of a call after each of which the other thread runs."""
-PATIENCE = 0.1
-"""Seconds after which a thread that has slept all the time is taken to wait for a lock that the other one holds."""
+PATIENCE, LOOKS = 0.05, 10
+"""Seconds between two looks at a thread, and the looks in a row for which it has to sleep before it is taken to wait for
+a lock that the other one holds. One look is not enough: a machine may stop the whole process for longer."""
 
 
 def within(context, function):
@@ -264,10 +265,13 @@ class _Turns:
     def _wait(self, me):
         """Wait for the turn, and take it if the other thread seems to wait for this one: it does nothing and sleeps.
         What takes long, or gets no time of a busy machine, keeps its turn."""
+        looks, signs = 0, self._signs(1 - me)
         while self._turn != me and not self._ended[1 - me]:
-            seen = self._signs(1 - me)
             self._changed.wait(PATIENCE)
-            if self._turn != me and seen == self._signs(1 - me) and _sleeps(self._threads[1 - me]):
+            # The signs after the state: what has been read may have let the other thread go on.
+            sleeps, seen, signs = _sleeps(self._threads[1 - me]), signs, self._signs(1 - me)
+            looks = looks + 1 if sleeps and seen == signs else 0
+            if self._turn != me and looks == LOOKS:
                 # From now on each thread runs to its end.
                 self._turn, self._hands_over = me, lambda thread, lines: False
 
@@ -325,7 +329,7 @@ def _sleeps(thread):
         state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
     except OSError:
         return True
-    return state.rpartition(")")[2].split()[0] in "SD"
+    return state.rpartition(")")[2].split()[0] == "S"
 
 
 @functools.cache
