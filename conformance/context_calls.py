@@ -22,8 +22,8 @@ STOPS = 4
 SWITCHES = 2000
 """The first lines of a call after each of which the other thread runs."""
 PATIENCE, LOOKS = 0.05, 10
-"""Seconds between two looks at a thread, and the looks in a row for which it has to sleep before it is taken to wait for
-a lock that the other one holds. One look is not enough: a machine may stop the whole process for longer."""
+"""Seconds between two looks at a thread, and the looks in a row for which it has to sleep before it is taken to wait
+for a lock that the other one holds. One look is not enough: a machine may stop the whole process for longer."""
 
 
 def within(context, function):

@@ -60,13 +60,17 @@ def real(pair: Pair) -> torch.Tensor:
 class Function(NamedTuple):
     """An elementwise function. Its error is the larger change of its value at either end of the operand's error, plus
     ``ulps`` of the result; 0.5: correctly rounded, 0: exact. ``flushed`` adds an absolute error of so many smallest
-    normal numbers, ``flushed_by`` of so many times the operand, ``units`` so many unit roundoffs of the operand."""
+    normal numbers, ``flushed_by`` of so many times the operand, ``units`` so many unit roundoffs of the operand.
+    ``periodic``: the error of the operand may pass an extreme, and the value changes by no more than it does.
+    ``on_the_way``: an intermediate result of so many times the value may overflow."""
 
     of: Callable[..., torch.Tensor]
     ulps: float = 0.0
     flushed: float = 0.0
     flushed_by: float = 0.0
     units: float = 0.0
+    periodic: bool = False
+    on_the_way: float = 1.0
 
 
 FUNCTIONS = {
@@ -78,10 +82,10 @@ FUNCTIONS = {
     "atan": Function(torch.atan, 4),
     "atanh": Function(torch.atanh, 6),
     "ceil": Function(torch.ceil),
-    "cos": Function(torch.cos, 2),
-    "cosh": Function(torch.cosh, 4),
+    "cos": Function(torch.cos, 2, periodic=True),
+    "cosh": Function(torch.cosh, 4, on_the_way=2),
     "deg2rad": Function(torch.deg2rad, 1),
-    "digamma": Function(torch.digamma, 8, units=8),
+    "digamma": Function(torch.digamma, 8, units=16),
     "erf": Function(torch.erf, 4),
     "erfc": Function(torch.erfc, 8, flushed=1),
     "erfinv": Function(torch.erfinv, 8),
@@ -91,15 +95,15 @@ FUNCTIONS = {
     "floor": Function(torch.floor),
     "frac": Function(torch.frac),
     "hardsigmoid": Function(functional.hardsigmoid, 1, units=0.5),
-    "hardswish": Function(functional.hardswish, 1, units=1),
+    "hardswish": Function(functional.hardswish, 1, units=1, on_the_way=6),
     "hardtanh": Function(functional.hardtanh),
+    "i0": Function(torch.i0, 8, on_the_way=32),
     "leaky_relu": Function(functional.leaky_relu, 1),
     "lgamma": Function(torch.lgamma, 8, units=8),
     "log": Function(torch.log, 2),
     "log10": Function(torch.log10, 4),
     "log1p": Function(torch.log1p, 3),
     "log2": Function(torch.log2, 3),
-    "log_sigmoid_forward": Function(functional.logsigmoid, 4, flushed=1),
     "mish": Function(functional.mish, 8, flushed=1, flushed_by=1),
     "neg": Function(torch.neg),
     "rad2deg": Function(torch.rad2deg, 1),
@@ -110,12 +114,11 @@ FUNCTIONS = {
     "sigmoid": Function(torch.sigmoid, 4, flushed=1),
     "sign": Function(torch.sign),
     "silu": Function(functional.silu, 4, flushed_by=1),
-    "sin": Function(torch.sin, 2),
-    "sinh": Function(torch.sinh, 4),
+    "sin": Function(torch.sin, 2, periodic=True),
+    "sinh": Function(torch.sinh, 4, on_the_way=2),
     "softplus": Function(functional.softplus, 4, flushed=1),
-    "sqrt": Function(torch.sqrt, 0.5),
+    "sqrt": Function(torch.sqrt, 2),
     "square": Function(torch.square, 0.5),
-    "tan": Function(torch.tan, 6),
     "tanh": Function(torch.tanh, 3),
     "trunc": Function(torch.trunc),
 }
@@ -133,13 +136,32 @@ def of_one_number(function: Function, func: Any, input: Pair, *args: Any, **kwar
         ends = torch.maximum((at(v + x.error) - value).abs(), (at(v - x.error) - value).abs())
         # If an end is no number, or another infinity, nothing is known.
         error = torch.where(x.error > 0, ends.nan_to_num(nan=math.inf), 0.0)
+        if function.periodic:
+            error = x.error.clamp(max=2.0)
     unsure = x.unsure | (error.isinf() & ~value.isfinite())
+    if function.on_the_way != 1:
+        largest = FORMATS[compute_dtype(dtype)].max / function.on_the_way
+        unsure = unsure | (v.isfinite() & (value.abs() > largest))
     if function.units or function.flushed or function.flushed_by:
         flushed = (function.flushed + function.flushed_by * v.abs()) * least(dtype)
         error = error + function.units * unit(dtype) * v.abs() + flushed
     if function.ulps == 0.5:
         return made(value, error, unsure, dtype, compute_dtype(dtype))
     return made(value, error + loss(value, dtype, function.ulps) if function.ulps else error, unsure, dtype)
+
+
+def tan(func: Any, input: Pair) -> Pair:
+    """Apply the rule of tan: nothing is said where the operand's error may pass a pole."""
+    x = settled(input)
+    pole = (real(x) / math.pi - 0.5).round() * math.pi + math.pi / 2
+    near = (x.error > 0) & ((real(x) - pole).abs() <= x.error)
+    return of_one_number(Function(torch.tan, 6), func, Pair(x.value, x.error, x.unsure | near, x.dtype))
+
+
+def log_sigmoid(func: Any, input: Pair) -> tuple[Pair, Pair]:
+    """Apply the rule of the logarithm of sigmoid; the second result is torch's for the gradient."""
+    pair = of_one_number(Function(functional.logsigmoid, 4, flushed=1), func, input)
+    return pair, exact(torch.empty(0, dtype=input.dtype))
 
 
 def gelu(func: Any, input: Pair, *, approximate: str = "none") -> Pair:
@@ -270,7 +292,6 @@ PAIRS_OF_NUMBERS = {
     "remainder": _smooth(torch.remainder, lambda x, y: 1),
     "copysign": _smooth(torch.copysign, lambda x, y: 0),
     "xlogy": _smooth(torch.xlogy, lambda x, y: 4),
-    "logaddexp": _smooth(torch.logaddexp, lambda x, y: 6),
 }
 
 

@@ -21,7 +21,7 @@ Rule = Callable[..., Any]
 
 MOVES = (
     "alias", "as_strided", "cat", "chunk", "clone", "constant_pad_nd", "copy", "detach", "diagonal", "embedding",
-    "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh", "narrow_copy", "permute",
+    "expand", "flip", "gather", "index", "index_select", "lift_fresh", "narrow_copy", "permute",
     "pixel_shuffle", "reflection_pad1d", "reflection_pad2d", "repeat", "replication_pad1d", "replication_pad2d",
     "roll", "scatter", "select", "select_scatter", "slice", "slice_scatter", "split", "split_with_sizes", "squeeze",
     "stack", "t", "take", "transpose", "tril", "triu", "unbind", "unfold", "unsqueeze", "view", "_reshape_alias",

@@ -142,11 +142,14 @@ def made(
     dtype: torch.dtype,
     rounding: torch.dtype | None = None,
 ) -> Pair:
-    """Return the pair of a result. A sure NaN or infinity has no error; an element with an infinite error is unsure."""
+    """Return the pair of a result. A sure NaN or infinity has no error; an element with an infinite error is unsure. A
+    result with an error may be a subnormal number, of which a relative error says nothing: it may be a step off."""
     error = torch.as_tensor(error, dtype=torch.float64).broadcast_to(value.shape)
     unsure = unsure.broadcast_to(value.shape)
     finite, known = value.isfinite(), error.isfinite()
     unsure = unsure | (finite & ~known)
+    if dtype.is_floating_point:
+        error = error + (error > 0) * FORMATS[compute_dtype(dtype)].subnormal
     error = torch.where(finite & known, error, 0.0)
     return Pair(value, error, unsure, dtype, rounding)
 

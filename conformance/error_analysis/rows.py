@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from conformance.error_analysis.pairs import NoRule, Pair, made, settled, taken_apart, unit
+from conformance.bounds import FORMATS, compute_dtype
+from conformance.error_analysis.functions import real
+from conformance.error_analysis.pairs import NoRule, Pair, made, settled, taken_apart
 from conformance.error_analysis.sums import dims_of
 
 aten = torch.ops.aten
@@ -55,11 +57,68 @@ def variance(input: Any, dim: Any = None, correction: float | None = None, keepd
     return (apart * apart).sum(dims, keepdim) / float(max(terms - (1 if correction is None else correction), 0))
 
 
-def _by_difference(input: Pair, mean: Pair, scale: Pair, found: Pair) -> Pair:
-    """Add the error of norms that scale the operand and the mean each by itself, and round both."""
-    sizes = (input.value.double().abs() + mean.value.abs()) * scale.value
-    error = found.error + 2 * unit(found.dtype) * sizes.nan_to_num(nan=0.0, posinf=0.0)
-    return made(found.value, error, found.unsure, found.dtype, found.rounding)
+def vector_norm(
+    input: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Any:
+    """Apply the rule of a norm by its powers, which may overflow or vanish, of one element too."""
+    if dtype is not None and dtype != input.dtype:
+        input = aten._to_copy(input, dtype=dtype)
+    dims, given = dims_of(dim, input.ndim), input.dtype
+    if ord == 0:
+        return (input != 0).to(input.dtype).sum(dims, keepdim)
+    if math.isinf(ord):
+        return (torch.amax if ord > 0 else torch.amin)(input.abs(), dims, keepdim)
+    if ord == 1:
+        return input.abs().sum(dims, keepdim)
+    if ord == 2:
+        return (input * input).sum(dims, keepdim).sqrt()
+    if given in (torch.float16, torch.bfloat16):
+        # As numbers of a half type the exponents would be others.
+        input = aten._to_copy(input, dtype=torch.float32)
+    return aten._to_copy(input.abs().pow(ord).sum(dims, keepdim).pow(1 / ord), dtype=given)
+
+
+def cdist(first: Any, second: Any, p: float, compute_mode: int | None = None) -> Any:
+    return vector_norm(first.unsqueeze(-2) - second.unsqueeze(-3), p, [-1])
+
+
+def logaddexp(first: Any, second: Any) -> Any:
+    largest = torch.maximum(first, second)
+    found = largest + (first - second).abs().neg().exp().log1p()
+    return torch.where((first == second) & largest.isinf(), largest, found)
+
+
+def var_mean(input: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Any:
+    dims = dims_of(dim, input.ndim)
+    mean = input.mean(dims, keepdim)
+    # What updates the mean element by element gets no number from an infinity.
+    unsure = mean.unsure | ~mean.value.isfinite()
+    return variance(input, dim, correction, keepdim), made(mean.value, mean.error, unsure, mean.dtype, mean.rounding)
+
+
+def std_mean(input: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False) -> Any:
+    found, mean = var_mean(input, dim, correction, keepdim)
+    return found.sqrt(), mean
+
+
+def _normalized(input: Any, mean: Any, scale: Any, weight: Any, bias: Any) -> Any:
+    """Return (input - mean) scale weight + bias. Some multiply scale and weight first, the operand and the mean each by
+    that, and subtract the latter from the bias: they round these, which may overflow or vanish."""
+    found, form = (input - mean) * scale, FORMATS[compute_dtype(input.dtype)]
+    terms, factor = real(input).abs() + real(mean).abs(), real(scale)
+    lost: Any = 0.0
+    if weight is not None:
+        found, factor, lost = found * weight, factor * real(weight).abs(), terms * form.subnormal
+    sizes = terms * factor
+    unsure = found.unsure | ~sizes.isfinite()
+    lost = lost + 3 * form.unit * sizes
+    if bias is not None:
+        found, size = found + bias, real(bias).abs()
+        sizes, lost = sizes + size, lost + form.unit * size
+    # NaN stays sure; infinity less infinity may come of the second form alone.
+    unsure = found.unsure | (~found.value.isnan() & (unsure | (torch.maximum(sizes, factor) > form.max)))
+    error = found.error + lost.nan_to_num(nan=0.0, posinf=0.0)
+    return made(found.value, error, unsure, found.dtype, found.rounding)
 
 
 def layer_norm(input: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
@@ -67,9 +126,7 @@ def layer_norm(input: Any, shape: Sequence[int], weight: Any, bias: Any, eps: fl
     mean = input.mean(dims, True)
     apart = input - mean
     scale = ((apart * apart).mean(dims, True) + eps).rsqrt()
-    found = _by_difference(input, mean, scale, apart * scale)
-    found = found if weight is None else found * weight
-    return (found if bias is None else found + bias), mean, scale
+    return _normalized(input, mean, scale, weight, bias), mean, scale
 
 
 def group_norm(input: Any, weight: Any, bias: Any, n: int, c: int, area: int, groups: int, eps: float) -> Any:
@@ -77,10 +134,30 @@ def group_norm(input: Any, weight: Any, bias: Any, n: int, c: int, area: int, gr
     mean = rows.mean(2, True)
     apart = rows - mean
     scale = ((apart * apart).mean(2, True) + eps).rsqrt()
-    found = _by_difference(rows, mean, scale, apart * scale).reshape(input.shape)
-    affine = [1, c, *(1 for _ in range(input.ndim - 2))]
-    found = found if weight is None else found * weight.reshape(affine)
-    return (found if bias is None else found + bias.reshape(affine)), mean.reshape(n, groups), scale.reshape(n, groups)
+    parts = [1, groups, c // groups, *(1 for _ in range(input.ndim - 2))]
+    weight, bias = (None if one is None else one.reshape(parts) for one in (weight, bias))
+    whole, places = input.reshape([n, groups, c // groups, *input.shape[2:]]), [n, groups, *(1 for _ in parts[2:])]
+    found = _normalized(whole, mean.reshape(places), scale.reshape(places), weight, bias)
+    return found.reshape(input.shape), mean.reshape(n, groups), scale.reshape(n, groups)
+
+
+def batch_norm(
+    input: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    """Apply the rule of batch norm, by the numbers that are given or by those of the batch."""
+    dims = [one for one in range(input.ndim) if one != 1]
+    affine = [1, -1, *(1 for _ in range(input.ndim - 2))]
+    given: list[Any] = [None if one is None else one.reshape(affine) for one in (weight, bias, mean, variance)]
+    weight, bias, mean, variance = given
+    if training or mean is None:
+        mean = input.mean(dims, True)
+        variance = ((input - mean) * (input - mean)).mean(dims, True)
+    scale = (variance + eps).rsqrt()
+    return _normalized(input, mean, scale, weight, bias), mean.reshape(-1), scale.reshape(-1)
+
+
+def batch_norm_given(input: Any, weight: Any, bias: Any, mean: Any, variance: Any, momentum: float, eps: float) -> Any:
+    return batch_norm(input, weight, bias, mean, variance, False, momentum, eps)
 
 
 def attention(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from conformance.error_analysis import choices, functions, moves, pairs, rows, sums
+from conformance.error_analysis import choices, functions, moves, pairs, rows, scatters, sums
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -19,6 +19,8 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {
     **{name: partial(functions.of_one_number, function) for name, function in functions.FUNCTIONS.items()},
     "gelu": functions.gelu,
+    "log_sigmoid_forward": functions.log_sigmoid,
+    "tan": functions.tan,
     "add": functions.add,
     "sub": partial(functions.add, sign=-1),
     "rsub": functions.rsub,
@@ -43,6 +45,9 @@ RULES: dict[str, Rule] = {
     "mean": sums.mean,
     "prod": sums.prod,
     "cumsum": sums.cumsum,
+    "cumprod": sums.cumprod,
+    "logcumsumexp": sums.logcumsumexp,
+    **scatters.RULES,
     "amax": sums.extreme(torch.amax),
     "amin": sums.extreme(torch.amin),
     "max": sums.with_places("max"),
@@ -51,6 +56,8 @@ RULES: dict[str, Rule] = {
     "argmin": sums.argument,
     "sort": sums.ordered,
     "topk": sums.ordered,
+    "kthvalue": sums.ordered,
+    "median": sums.ranked,
     "mm": sums.mm,
     "bmm": sums.mm,
     "mv": sums.mm,
@@ -60,12 +67,23 @@ RULES: dict[str, Rule] = {
     "addmv": sums.addmm,
     "convolution": sums.convolution,
     "avg_pool2d": sums.average,
+    "avg_pool3d": sums.average,
+    "upsample_linear1d": sums.interpolated,
+    "upsample_bilinear2d": sums.interpolated,
+    "upsample_trilinear3d": sums.interpolated,
     "_softmax": rows.composed(rows.softmax),
     "_log_softmax": rows.composed(rows.log_softmax),
     "logsumexp": rows.composed(rows.logsumexp),
+    "logaddexp": rows.composed(rows.logaddexp),
+    "var_mean": rows.composed(rows.var_mean),
+    "std_mean": rows.composed(rows.std_mean),
+    "_cdist_forward": rows.composed(rows.cdist),
+    "native_batch_norm": rows.composed(rows.batch_norm),
+    "_native_batch_norm_legit_no_training": rows.composed(rows.batch_norm_given),
     "var": rows.composed(rows.variance),
     "prims::var": rows.composed(rows.variance),
     "prims::convert_element_type": lambda func, input, dtype: aten._to_copy(input, dtype=dtype),
+    "linalg_vector_norm": rows.composed(rows.vector_norm),
     "native_layer_norm": rows.composed(rows.layer_norm),
     "native_group_norm": rows.composed(rows.group_norm),
     "_scaled_dot_product_flash_attention_for_cpu": rows.composed(rows.flash),

@@ -74,16 +74,40 @@ def mean(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtyp
 
 
 def prod(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
-    """Apply the rule of a product of K factors: their relative errors, and K unit roundoffs."""
+    """Apply the rule of a product of K factors: what their errors change, K unit roundoffs, and, since partial products
+    may vanish and grow again, so many smallest numbers as the factors above 1 make."""
+    if not (dtype or input.dtype).is_floating_point:
+        return exact(func(input.value, *([] if dim is None else [dim, keepdim]), dtype=dtype))
+    if dtype is not None and dtype != input.dtype:
+        input = aten._to_copy(input, dtype=dtype)
     x, dims = settled(input), dims_of(dim, input.ndim)
-    v, value, relative = real(x), real(x), x.error / real(x).abs()
-    for one in sorted(dims, reverse=True):
-        value = value.prod(one, keepdim)
-    terms = math.prod(v.shape[one] for one in dims)
-    error = value.abs() * (relative.nan_to_num(nan=0.0, posinf=math.inf).sum(dims, keepdim) + terms * unit(x.dtype))
-    return made(
-        value, error.nan_to_num(nan=0.0, posinf=math.inf) + least(x.dtype), any_of(x.unsure, dims, keepdim), x.dtype
-    )
+
+    def of(factors: torch.Tensor) -> torch.Tensor:
+        for one in sorted(dims, reverse=True) if factors.ndim else ():
+            factors = factors.prod(one, keepdim)
+        return factors
+
+    terms = math.prod(x.shape[one] for one in dims)
+    return _multiplied(of, x, torch.tensor(float(terms)), any_of(x.unsure, dims, keepdim) if x.ndim else x.unsure)
+
+
+def cumprod(func: Any, input: Pair, dim: int, *, dtype: torch.dtype | None = None) -> Pair:
+    """Apply the rule of cumulative products: each element is a product of those before it."""
+    if not (dtype or input.dtype).is_floating_point:
+        return exact(func(input.value, dim, dtype=dtype))
+    x = settled(input if dtype is None else aten._to_copy(input, dtype=dtype))
+    terms = torch.ones_like(real(x)).cumsum(dim)
+    return _multiplied(lambda factors: factors.cumprod(dim), x, terms, x.unsure.cumsum(dim) > 0)
+
+
+def _multiplied(of: Callable[[torch.Tensor], torch.Tensor], x: Pair, terms: torch.Tensor, unsure: torch.Tensor) -> Pair:
+    """Return the products that ``of`` makes of settled factors."""
+    value, size, form = of(real(x)), real(x).abs(), FORMATS[compute_dtype(x.dtype)]
+    largest = of((torch.where(size.isfinite(), size, 1.0) + x.error).clamp(min=1.0))
+    error = of(size + x.error) - of(size) + terms * unit(x.dtype) * value.abs()
+    error = error.nan_to_num(nan=0.0, posinf=math.inf) + terms * largest * least(x.dtype)
+    # Where a partial product overflows, what follows may be anything.
+    return made(value, error, unsure | ((largest > form.max) & ~value.isnan()), x.dtype)
 
 
 def cumsum(func: Any, input: Pair, dim: int, *, dtype: torch.dtype | None = None) -> Pair:
@@ -95,6 +119,17 @@ def cumsum(func: Any, input: Pair, dim: int, *, dtype: torch.dtype | None = None
     terms = growth(v.shape[dim] if v.ndim else 1)
     error = x.error.cumsum(dim) + terms * unit(x.dtype) * v.abs().cumsum(dim)
     return made(v.cumsum(dim), error.nan_to_num(nan=0.0), x.unsure.cumsum(dim) > 0, x.dtype)
+
+
+def logcumsumexp(func: Any, input: Pair, dim: int) -> Pair:
+    """Apply the rule of logarithms of cumulative sums of powers: the largest error of the terms, what a sum of them
+    loses against it, and two ulps of the logarithm."""
+    x = settled(input)
+    value = func(real(x), dim)
+    terms = growth(x.shape[dim] if x.ndim else 1) + 4
+    largest = real(x).abs().nan_to_num(posinf=0.0).cummax(dim).values if x.numel() else real(x)
+    error = (x.error.cummax(dim).values if x.numel() else x.error) + unit(x.dtype) * (terms + 2 * largest)
+    return made(value, error + 2 * unit(x.dtype) * value.abs(), x.unsure.cumsum(dim) > 0, x.dtype)
 
 
 def extreme(of: Callable[..., torch.Tensor]) -> Rule:
@@ -149,6 +184,15 @@ def ordered(func: Any, input: Pair, *args: Any, **kwargs: Any) -> Any:
     largest = x.error.max() if x.error.numel() else torch.zeros(())
     unsure = x.unsure.any().broadcast_to(value.shape)
     return made(value, largest, unsure, x.dtype), Pair(places, None, unsure | (largest > 0), torch.int64)
+
+
+def ranked(func: Any, input: Pair, *args: Any, **kwargs: Any) -> Any:
+    """Apply the rule of one element by its rank, such as the median, with its place or without."""
+    if not args and not kwargs:
+        elements: Any = input.reshape(-1)
+        value, _ = ordered(aten.sort.default, elements, -1)
+        return Pair(func(settled(input).value), value.error.amax(), value.unsure.any(), input.dtype)
+    return ordered(func, input, *args, **kwargs)
 
 
 def _cast(pair: Any) -> torch.Tensor:
@@ -214,7 +258,21 @@ def average(func: Any, input: Pair, size: Sequence[int], *args: Any) -> Pair:
     value, magnitude = func(real(x), size, *args), func(real(x).abs(), size, *args)
     error = func(x.error, size, *args) + (growth(math.prod(size)) + 1) * unit(x.dtype) * magnitude
     unsure = func(x.unsure.double(), size, *args) > 0
-    return made(value, error.nan_to_num(nan=0.0, posinf=math.inf), unsure, x.dtype)
+    overflows = value.isfinite() & (magnitude * math.prod(size) > FORMATS[compute_dtype(x.dtype)].max)
+    return made(value, error.nan_to_num(nan=0.0, posinf=math.inf), unsure | overflows, x.dtype)
+
+
+def interpolated(func: Any, input: Pair, *args: Any) -> Pair:
+    """Apply the rule of linear interpolation: weights are differences of coordinates, which have an error of a unit
+    roundoff of the size of their dim."""
+    x = settled(input)
+    value, magnitude = func(real(x), *args), func(real(x).abs(), *args)
+    sizes = sum(max(one, other) for one, other in zip(x.shape[2:], value.shape[2:], strict=True))
+    form, taps = FORMATS[compute_dtype(x.dtype)], 2 ** (x.ndim - 2)
+    error = func(x.error, *args) + (4 + 2 * sizes) * form.unit * magnitude + taps * form.subnormal
+    unsure = func(x.unsure.double(), *args) > 0
+    overflows = value.isfinite() & (magnitude > form.max / 2)
+    return made(value, error.nan_to_num(nan=0.0, posinf=math.inf), unsure | overflows, x.dtype)
 
 
 mm = _product(torch.matmul, lambda x, y: x.shape[-1])
@@ -224,7 +282,21 @@ def addmm(func: Any, input: Any, first: Pair, second: Pair, *, beta: float = 1, 
     """Apply the rule of beta input + alpha (A B)."""
     found = mm(func, first, second)
     found = found if alpha == 1 else found * alpha
-    return found if beta == 0 else found + (input if beta == 1 else input * beta)
+    return found if beta == 0 else _begun(found, input if beta == 1 else input * beta, first.shape[-1])
+
+
+def _begun(found: Any, start: Any, terms: int) -> Any:
+    """Return sums of products plus a number to which some add them one after the other: each sum may lose half an ulp
+    of it."""
+    total = found + start
+    if not total.dtype.is_floating_point:
+        return total
+    size = real(pair_of(start)).abs()
+    # Sums on the way may be larger than the last one.
+    largest = FORMATS[compute_dtype(total.dtype)].max / (terms + 1)
+    overflows = total.value.isfinite() & (real(found).abs() + size > largest)
+    lost = (unit(total.dtype) * math.sqrt(terms + 1) * size).nan_to_num(posinf=0.0)
+    return made(total.value, total.error + lost, total.unsure | overflows, total.dtype, total.rounding)
 
 
 def convolution(func: Any, input: Pair, weight: Pair, bias: Any, *args: Any) -> Any:
@@ -238,4 +310,5 @@ def convolution(func: Any, input: Pair, weight: Pair, bias: Any, *args: Any) -> 
     found = _product(of, lambda x, w: math.prod(w.shape) // max(w.shape[grouped], 1))(func, input, weight)
     if bias is None:
         return found
-    return found + bias.reshape(-1, *(1 for _ in range(input.ndim - 2)))
+    terms = math.prod(weight.shape) // max(weight.shape[grouped], 1)
+    return _begun(found, bias.reshape(-1, *(1 for _ in range(input.ndim - 2))), terms)
