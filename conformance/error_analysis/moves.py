@@ -47,7 +47,7 @@ def move(func: Any, *args: Any, **kwargs: Any) -> Any:
     def field(which: Callable[[Pair], torch.Tensor], filling: Any) -> Any:
         def of(name: str, value: Any) -> Any:
             if name in INDICES:
-                return plain(value)
+                return _places(func, plain(value))
             if name in FILLINGS and not isinstance(value, torch.Tensor):
                 return value if filling is None else filling
             return plain(value, which)
@@ -72,6 +72,11 @@ def move(func: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return together(value, error, unsure)
     return [together(*one) for one in zip(value, error, unsure, strict=True)]
+
+
+def _places(func: Any, index: Any) -> Any:
+    """Return an index of ``gather`` in a dtype that this takes: torch's own decompositions give it narrow labels."""
+    return index.long() if func._schema.name == "aten::gather" else index
 
 
 def _pairs(value: Any) -> list[Pair]:

@@ -142,6 +142,14 @@ def test_not_a_number_is_sure_where_the_operand_is():
     assert not analysed(lambda x: (x * 1e-30) * float("inf"), tiny).judged.any()
 
 
+def test_labels_may_be_narrow():
+    x, labels = torch.randn(3, 7), torch.tensor([0, 6, 2])
+    for dtype in (torch.uint8, torch.int64):
+        found = analysed(functional.cross_entropy, x, labels.to(dtype))
+        expected = functional.cross_entropy(x, labels)
+        assert compare(expected, Expected(found.value, found.bound, found.judged)).passed
+
+
 @pytest.mark.parametrize(
     ("function", "named"),
     [
