@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
-from conformance import cases, corpus, messages, plain_calls, prune, pytest_plugin, runner, sequences
+from conformance import cases, corpus, messages, plain_calls, prune, pytest_plugin, runner, semantics, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.implementations import DEFAULT, ImplementationError
@@ -34,7 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     try:
         specs.bring(getattr(options, "specs", ()))
-        return options.command(options)
+        with semantics.within(getattr(options, "semantics", semantics.CUDA)):
+            return options.command(options)
     except (CaseError, HarnessError, ImplementationError, runner.DeviceError, specs.SpecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -50,8 +51,8 @@ def run(arguments: Sequence[str]) -> NoReturn:
 def reproduce(options: argparse.Namespace) -> int:
     """Replay a saved case or sequence, in a process of its own, and say what came of it."""
     case = _read(options)
-    limits = {"timeout": options.case_timeout, "import_timeout": options.import_timeout}
-    with contextlib.closing(Child(options.implementation, options.device, **limits)) as child:
+    how = {"timeout": options.case_timeout, "import_timeout": options.import_timeout, "semantics": options.semantics}
+    with contextlib.closing(Child(options.implementation, options.device, **how)) as child:
         verdict = child.judge(case) if isinstance(case, Case) else child.play(case)
         if isinstance(case, Case) and plain_calls.fits(case, verdict):
             again = child.plain([case])[0]
@@ -69,7 +70,7 @@ def reproduce(options: argparse.Namespace) -> int:
         "" if verdict.share is None else f", {verdict.share:.4g} of the bound used (torch: {verdict.torch_share:.4g})"
     )
     refused = ", a call that torch refuses" if verdict.refused else ""
-    print(f"{verdict.id}: {verdict.status} for {name} on {device}{refused}{share}")
+    print(f"{verdict.id}: {verdict.status} for {name} on {device}{refused}{share}{messages.by_semantics()}")
     return FAILED if verdict.failure else PASSED
 
 
@@ -84,6 +85,7 @@ def versus(options: argparse.Namespace) -> int:
         seed=options.seed,
         timeout=options.case_timeout,
         folder=options.folder,
+        semantics=options.semantics,
     )
     print("\n".join(report.lines()))
     if options.json is not None:
@@ -172,8 +174,10 @@ def _parser() -> argparse.ArgumentParser:
     file.add_argument("case", type=Path, metavar="CASE", help="a file, FILE.jsonl#ID, or the id of a saved case")
     file.add_argument("--max-elements", type=int, default=cases.MAX_ELEMENTS, help="limit (default: %(default)s)")
     file.add_argument("--max-bytes", type=int, default=cases.MAX_BYTES, help="of the file (default: %(default)s)")
+    meant = argparse.ArgumentParser(add_help=False)
+    meant.add_argument(semantics.OPTION, choices=semantics.NAMES, default=semantics.CUDA, help=semantics.HELP)
     one = commands.add_parser(
-        "reproduce", parents=[file], help="replay a case: exit 1 if it fails, 2 if it cannot be run"
+        "reproduce", parents=[file, meant], help="replay a case: exit 1 if it fails, 2 if it cannot be run"
     )
     one.add_argument("--implementation", default=DEFAULT, help="module, module:object or torch (default: %(default)s)")
     device = "auto, cpu or cuda (default: %(default)s)"
@@ -183,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     one.set_defaults(command=reproduce)
     several = commands.add_parser(
-        "versus", parents=[known], help="the same cases made by several implementations: exit 1 if they disagree"
+        "versus", parents=[known, meant], help="the same cases made by several implementations: exit 1 if they disagree"
     )
     several.add_argument("implementations", nargs="+", metavar="IMPLEMENTATION", help="module, module:object or torch")
     several.add_argument("--op", action="append", required=True, metavar="NAME", help="repeatable")

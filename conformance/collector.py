@@ -160,6 +160,7 @@ class Collector:
         about = {
             "implementation": options.implementation,
             "device": options.child.about.device,
+            "semantics": options.semantics,
             "profile": options.profile,
             "max_examples": options.settings.max_examples,
             "seed": options.seed,

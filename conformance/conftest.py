@@ -24,7 +24,9 @@ from conformance import (
     interrupts,
     journal,
     known_failures,
+    messages,
     runner,
+    semantics,
     sequences,
     terminal,
 )
@@ -96,6 +98,9 @@ class Options:
         default = "ci" if os.environ.get("CI") else "smoke"
         self.profile = _among("profile", [config.getoption("--hypothesis-profile") or default], [*PROFILES])[0]
         self.implementation: str = config.getoption("--implementation")
+        self.semantics = _among("semantics", [config.getoption(semantics.OPTION)], [*semantics.NAMES])[0]
+        # This process draws and reports; its child refuses what the device has not.
+        semantics.choose(self.semantics)
         folder = config.getoption("--corpus")
         if folder is not None and not folder.is_dir():
             raise pytest.UsageError(f"--corpus {folder}: not a folder")
@@ -139,7 +144,7 @@ class Options:
             *(part for op in self.ops for part in ("--op", op)),
             *(part for dtype in self.dtypes for part in ("--dtype", dtype)),
             *("--hypothesis-profile", self.profile, "--max-examples", str(self.settings.max_examples)),
-            *("--hypothesis-seed", str(self.seed)),
+            *("--hypothesis-seed", str(self.seed), semantics.OPTION, self.semantics),
         ]
         """The arguments that give a child the same options."""
         self.within = next((one for one in config.pluginmanager.get_plugins() if isinstance(one, Within)), None)
@@ -150,7 +155,7 @@ class Options:
             # Before the child starts, which looks where this process does.
             corpus.find_data(self.folders)
             try:
-                self.child = Child(self.implementation, device, number, self.checks, *limits)
+                self.child = Child(self.implementation, device, number, self.checks, *limits, self.semantics)
             except (ImplementationError, runner.DeviceError) as error:
                 raise pytest.UsageError(str(error)) from None
 
@@ -216,6 +221,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     others = "a module or file *.py with OpSpecs, judged as those of the package are; repeatable"
     add("--specs", action="append", metavar="MODULE", help=others)
     add("--device", default="auto", metavar="auto|cpu|cuda", help="default: a GPU if there is one")
+    add(semantics.OPTION, default=semantics.CUDA, metavar="|".join(semantics.NAMES), help=semantics.HELP)
     add("--check", action="append", metavar="NAME", help="make this check only; repeatable")
     where = f"those of the package, and ./{corpus.FAILURES}, where failing cases are saved"
     saved = f"saved cases, replayed first; failing cases are saved there too (default: {where})"
@@ -271,6 +277,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _OPTIONS in config.stash and config.stash[_OPTIONS].within is None:
         config.stash[_OPTIONS].child.close()
+        semantics.choose(semantics.CUDA)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -288,7 +295,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [
         f"conformance: {options.implementation} on {options.child.about.device_name}, profile {options.profile}, "
         f"{options.settings.max_examples} cases for each op and dtype, --hypothesis-seed {options.seed}"
-        + ("" if options.shard is None else f", shard {options.shard}"),
+        + ("" if options.shard is None else f", shard {options.shard}")
+        + messages.by_semantics(),
         *config.stash[_FOUND],
     ]
 
