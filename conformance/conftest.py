@@ -104,7 +104,14 @@ class Options:
         folder = config.getoption("--corpus")
         if folder is not None and not folder.is_dir():
             raise pytest.UsageError(f"--corpus {folder}: not a folder")
-        self.folders = [folder] if folder else [corpus.SHIPPED, corpus.LARGE, corpus.FAILURES]
+        self.workloads: list[Path] = list(dict.fromkeys(config.getoption("--workload") or ()))
+        for one in self.workloads:
+            if not corpus.files([one]):
+                raise pytest.UsageError(
+                    f"--workload {one}: {'no saved case is there' if one.is_dir() else 'not a folder'}"
+                )
+        # Those first: a case that is also elsewhere is then judged as one of the workload.
+        self.folders = [*self.workloads, *([folder] if folder else [corpus.SHIPPED, corpus.LARGE, corpus.FAILURES])]
         self.max_elements: int = config.getoption("--max-elements")
         self.save_to: Path = folder or corpus.FAILURES
         self.makes_folder = not self.save_to.exists()
@@ -170,6 +177,7 @@ class Options:
             dtypes=self.dtypes,
             checks=self.checks,
             save_to=self.save_to,
+            workloads=self.workloads,
             settings=self.settings,
             seed=self.seed,
             max_elements=self.max_elements,
@@ -226,6 +234,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     where = f"those of the package, and ./{corpus.FAILURES}, where failing cases are saved"
     saved = f"saved cases, replayed first; failing cases are saved there too (default: {where})"
     add("--corpus", type=Path, metavar="DIR", help=saved)
+    real = "cases with their data, as conformance.shadow keeps them of a model; replayed, too, and left as they are"
+    add("--workload", action="append", type=Path, metavar="DIR", help=f"{real}; repeatable")
     shared = "where failing examples are kept and tried first: a folder or redis://HOST/N, or either after readonly:"
     add("--database", action="append", metavar="URL", help=f"{shared}; repeatable (default: none)")
     add("--metrics", type=Path, metavar="FILE.json", help="write the counts and shares of the bound here")
