@@ -1,4 +1,4 @@
-"""``python -m conformance run|reproduce|versus|show|list|corpus``: the suite, and saved cases and sequences."""
+"""``python -m conformance run|reproduce|versus|show|export-onnx|list|corpus``: the suite, saved cases and sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from typing import NoReturn
 
 import msgspec
 
-from conformance import cases, corpus, messages, plain_calls, prune, pytest_plugin, runner, semantics, sequences
+from conformance import (
+    cases,
+    corpus,
+    messages,
+    onnx_tests,
+    plain_calls,
+    prune,
+    pytest_plugin,
+    runner,
+    semantics,
+    sequences,
+)
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.implementations import DEFAULT, ImplementationError
@@ -107,6 +118,19 @@ def show(options: argparse.Namespace) -> int:
     return PASSED
 
 
+def export_onnx(options: argparse.Namespace) -> int:
+    """Write a saved case as a test of an ONNX backend."""
+    found = _read(options)
+    if not isinstance(found, Case):
+        raise CaseError(f"{options.case}: a sequence of calls, and a model has one")
+    try:
+        folder = onnx_tests.write(found, options.out)
+    except CaseError as error:
+        raise CaseError(f"{options.case}: {error}") from None
+    print(f"wrote {folder}")
+    return PASSED
+
+
 def list_(options: argparse.Namespace) -> int:
     """Print the ops with their dtypes, and the saved cases."""
     known = specs.registry()
@@ -164,7 +188,7 @@ def _positive(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The suite, and saved cases.")
-    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|list|corpus")
+    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|export-onnx|list|corpus")
     # ``main`` takes it, with options that are pytest's; here it is for those who ask for help.
     commands.add_parser(RUN, help="judge: takes the options of pytest, as pytest --pyargs conformance does")
     known = argparse.ArgumentParser(add_help=False)
@@ -202,6 +226,11 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON, too")
     several.set_defaults(command=versus)
     commands.add_parser("show", parents=[file], help="print a case for reading").set_defaults(command=show)
+    exported = commands.add_parser(
+        "export-onnx", parents=[file], help="write a case as a test of an ONNX backend (needs ntops[onnxruntime])"
+    )
+    exported.add_argument("out", type=Path, metavar="OUT", help="the folder in which the test has one of its own")
+    exported.set_defaults(command=export_onnx)
     all_ = commands.add_parser("list", parents=[known], help="print the ops, their dtypes and the saved cases")
     all_.add_argument("--op", help="this op only")
     all_.add_argument("--corpus", type=Path, help="the saved cases of this folder")
