@@ -1,7 +1,7 @@
 """TVM on the CPU, with torch's signatures: ``--implementation conformance.implementations.tvm_cpu``.
 
-Each call is a module of one operator of Relax, as TVM legalizes it, built by LLVM for the shapes of the call. Operands are
-cast first to the dtype to which torch promotes them, since TVM has operands of one type; results are contiguous.
+Each call is a module of one operator of Relax, as TVM legalizes it, built by LLVM for the shapes of the call. Operands
+are cast first to the dtype to which torch promotes them, since TVM has operands of one type; results are contiguous.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ conformance_left_out = {
 }
 
 
+Operand = tuple[tuple[int, ...], str]
+"""The shape and the dtype of an operand."""
+
+
 @functools.lru_cache(maxsize=512)
 def _built(
-    operator: Callable[..., Any],
-    operands: tuple[tuple[tuple[int, ...], str], ...],
-    options: tuple[tuple[str, Any], ...],
-) -> Any:
-    """A virtual machine with a module of one operator. ``operands``: the shape and dtype of each. Raises NotProvided."""
+    operator: Callable[..., Any], operands: tuple[Operand, ...], options: tuple[tuple[str, Any], ...]
+) -> relax.VirtualMachine:
+    """A virtual machine with a module of one operator. Raises NotProvided."""
     given = [relax.Var(f"x{place}", relax.TensorType(*operand)) for place, operand in enumerate(operands)]
     builder = relax.BlockBuilder()
     try:
@@ -55,9 +57,8 @@ def _made(operator: Callable[..., Any], *tensors: torch.Tensor, **options: Any) 
     given = [_dense(one) for one in tensors]
     operands = tuple((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in given)
     machine = _built(operator, operands, tuple(options.items()))
-    return torch.from_dlpack(machine["main"](*map(tvm.runtime.from_dlpack, given))).clone(
-        memory_format=torch.contiguous_format
-    )
+    found = torch.from_dlpack(machine["main"](*map(tvm.runtime.from_dlpack, given)))
+    return found.clone(memory_format=torch.contiguous_format)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

@@ -131,6 +131,7 @@ CALLS = [
     Case(op="clamp", args=(X,), kwargs={"min": -0.5, "max": 0.5}),
     Case(op="div", args=(X, TensorSpec((3, 4), "float32", seed=1))),
     Case(op="exp", args=(X,)),
+    Case(op="exp", args=(TensorSpec((3, 0, 2), "float32"),)),
     Case(op="gelu", args=(X,), kwargs={"approximate": "tanh"}),
     Case(op="isnan", args=(X,)),
     Case(op="layer_norm", args=(X, (4,)), kwargs={"weight": ROW, "bias": ROW}),

@@ -52,6 +52,8 @@ def test_onnxs_own_runner_reads_it_and_a_right_backend_passes(case, tmp_path, ca
     found = session.run(None, dict(zip(names, inputs, strict=True)))
     Runner.assert_similar_outputs(outputs, found, test.rtol, test.atol)
     (result,) = found
+    if not result.size:
+        return
     wrong = ~result if result.dtype == bool else result + 1 if result.dtype.kind == "i" else result * 1.01 + 0.01
     with pytest.raises(AssertionError):
         Runner.assert_similar_outputs(outputs, [wrong.astype(result.dtype)], test.rtol, test.atol)
