@@ -57,6 +57,7 @@ def shadow(
     limit: int | None = None,
     seconds: float | None = None,
     slowdown: float | None = None,
+    keep: int = 0,
 ) -> AbstractContextManager[Report]:
     """Judge the calls that a running model makes: ``with shadow("their.module", model=model) as report: model(x)``.
 
@@ -74,8 +75,10 @@ def shadow(
     :param seconds: What judging may take in all; the call in which that is passed is finished.
     :param slowdown: 3 lets judging take twice the time of all else in the block, 2 as long, and so on; the model may be
         slower in the block than alone.
+    :param keep: So many judged calls of each operator in each module are saved, right or not, in the folder
+        ``workload`` of ``report``: the suite replays them for any implementation (``--workload``).
     :return: A context that gives a ``conformance.shadowing.Report``.
-    :raises ValueError: ``ops`` has a name that is not among them, or ``every`` is below 1.
+    :raises ValueError: ``ops`` has a name that is not among them, ``every`` is below 1, or ``keep`` has no ``report``.
     :raises conformance.implementations.ImplementationError: There is no such module, or it has no operator's function.
     :raises strategies.stored.StoredError: There is no safetensors, and ``report`` is not None.
     """
@@ -83,5 +86,13 @@ def shadow(
     from conformance.shadowing import Shadow
 
     return Shadow(
-        judged, model=model, ops=ops, report=report, every=every, limit=limit, seconds=seconds, slowdown=slowdown
+        judged,
+        model=model,
+        ops=ops,
+        report=report,
+        every=every,
+        limit=limit,
+        seconds=seconds,
+        slowdown=slowdown,
+        keep=keep,
     )

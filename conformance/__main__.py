@@ -1,4 +1,4 @@
-"""``python -m conformance run|reproduce|versus|show|list|corpus``: the suite, and saved cases and sequences."""
+"""``python -m conformance run|reproduce|versus|show|export-onnx|list|corpus``: the suite, saved cases and sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from typing import NoReturn
 
 import msgspec
 
-from conformance import cases, corpus, messages, plain_calls, prune, pytest_plugin, runner, sequences
+from conformance import (
+    cases,
+    corpus,
+    messages,
+    onnx_tests,
+    plain_calls,
+    prune,
+    pytest_plugin,
+    runner,
+    semantics,
+    sequences,
+)
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.implementations import DEFAULT, ImplementationError
@@ -34,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     try:
         specs.bring(getattr(options, "specs", ()))
-        return options.command(options)
+        with semantics.within(getattr(options, "semantics", semantics.CUDA)):
+            return options.command(options)
     except (CaseError, HarnessError, ImplementationError, runner.DeviceError, specs.SpecError) as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
@@ -50,8 +62,8 @@ def run(arguments: Sequence[str]) -> NoReturn:
 def reproduce(options: argparse.Namespace) -> int:
     """Replay a saved case or sequence, in a process of its own, and say what came of it."""
     case = _read(options)
-    limits = {"timeout": options.case_timeout, "import_timeout": options.import_timeout}
-    with contextlib.closing(Child(options.implementation, options.device, **limits)) as child:
+    how = {"timeout": options.case_timeout, "import_timeout": options.import_timeout, "semantics": options.semantics}
+    with contextlib.closing(Child(options.implementation, options.device, **how)) as child:
         verdict = child.judge(case) if isinstance(case, Case) else child.play(case)
         if isinstance(case, Case) and plain_calls.fits(case, verdict):
             again = child.plain([case])[0]
@@ -69,7 +81,7 @@ def reproduce(options: argparse.Namespace) -> int:
         "" if verdict.share is None else f", {verdict.share:.4g} of the bound used (torch: {verdict.torch_share:.4g})"
     )
     refused = ", a call that torch refuses" if verdict.refused else ""
-    print(f"{verdict.id}: {verdict.status} for {name} on {device}{refused}{share}")
+    print(f"{verdict.id}: {verdict.status} for {name} on {device}{refused}{share}{messages.by_semantics()}")
     return FAILED if verdict.failure else PASSED
 
 
@@ -84,6 +96,7 @@ def versus(options: argparse.Namespace) -> int:
         seed=options.seed,
         timeout=options.case_timeout,
         folder=options.folder,
+        semantics=options.semantics,
     )
     print("\n".join(report.lines()))
     if options.json is not None:
@@ -102,6 +115,19 @@ def show(options: argparse.Namespace) -> int:
         of = "" if isinstance(found, Case) else f" of step {place + 1}"
         for number, tensor in enumerate(cases.materialize(case)[2]):
             print(f"operand {number}{of}: {tensor}")
+    return PASSED
+
+
+def export_onnx(options: argparse.Namespace) -> int:
+    """Write a saved case as a test of an ONNX backend."""
+    found = _read(options)
+    if not isinstance(found, Case):
+        raise CaseError(f"{options.case}: a sequence of calls, and a model has one")
+    try:
+        folder = onnx_tests.write(found, options.out)
+    except CaseError as error:
+        raise CaseError(f"{options.case}: {error}") from None
+    print(f"wrote {folder}")
     return PASSED
 
 
@@ -162,7 +188,7 @@ def _positive(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The suite, and saved cases.")
-    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|list|corpus")
+    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|export-onnx|list|corpus")
     # ``main`` takes it, with options that are pytest's; here it is for those who ask for help.
     commands.add_parser(RUN, help="judge: takes the options of pytest, as pytest --pyargs conformance does")
     known = argparse.ArgumentParser(add_help=False)
@@ -172,8 +198,10 @@ def _parser() -> argparse.ArgumentParser:
     file.add_argument("case", type=Path, metavar="CASE", help="a file, FILE.jsonl#ID, or the id of a saved case")
     file.add_argument("--max-elements", type=int, default=cases.MAX_ELEMENTS, help="limit (default: %(default)s)")
     file.add_argument("--max-bytes", type=int, default=cases.MAX_BYTES, help="of the file (default: %(default)s)")
+    meant = argparse.ArgumentParser(add_help=False)
+    meant.add_argument(semantics.OPTION, choices=semantics.NAMES, default=semantics.CUDA, help=semantics.HELP)
     one = commands.add_parser(
-        "reproduce", parents=[file], help="replay a case: exit 1 if it fails, 2 if it cannot be run"
+        "reproduce", parents=[file, meant], help="replay a case: exit 1 if it fails, 2 if it cannot be run"
     )
     one.add_argument("--implementation", default=DEFAULT, help="module, module:object or torch (default: %(default)s)")
     device = "auto, cpu or cuda (default: %(default)s)"
@@ -183,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     one.set_defaults(command=reproduce)
     several = commands.add_parser(
-        "versus", parents=[known], help="the same cases made by several implementations: exit 1 if they disagree"
+        "versus", parents=[known, meant], help="the same cases made by several implementations: exit 1 if they disagree"
     )
     several.add_argument("implementations", nargs="+", metavar="IMPLEMENTATION", help="module, module:object or torch")
     several.add_argument("--op", action="append", required=True, metavar="NAME", help="repeatable")
@@ -198,6 +226,11 @@ def _parser() -> argparse.ArgumentParser:
     several.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON, too")
     several.set_defaults(command=versus)
     commands.add_parser("show", parents=[file], help="print a case for reading").set_defaults(command=show)
+    exported = commands.add_parser(
+        "export-onnx", parents=[file], help="write a case as a test of an ONNX backend (needs ntops[onnxruntime])"
+    )
+    exported.add_argument("out", type=Path, metavar="OUT", help="the folder in which the test has one of its own")
+    exported.set_defaults(command=export_onnx)
     all_ = commands.add_parser("list", parents=[known], help="print the ops, their dtypes and the saved cases")
     all_.add_argument("--op", help="this op only")
     all_.add_argument("--corpus", type=Path, help="the saved cases of this folder")

@@ -160,10 +160,12 @@ class Collector:
         about = {
             "implementation": options.implementation,
             "device": options.child.about.device,
+            "semantics": options.semantics,
             "profile": options.profile,
             "max_examples": options.settings.max_examples,
             "seed": options.seed,
             "checks": list(options.checks or (*CHECKS, SEQUENCE, PLAIN)),
+            **({"workloads": [str(one) for one in options.workloads]} if options.workloads else {}),
             **({} if options.shard is None else {"shard": str(options.shard)}),
         }
         data = metrics.document(self.tally.sorted(), about, self.coverage, self.complaints, whole)

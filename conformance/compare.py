@@ -46,8 +46,8 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
     otherwise when ``|output - oracle| <= ulp / 2 + bound``, ulp being that of the output dtype at the oracle's value,
     and it is one of the numbers in ``rounded``, where there are any.
     Without a bound every element must be equal (any NaN equals any NaN). The sign of a zero counts only where
-    ``signed_zero`` says so and the oracle is exactly zero. What is equal to ``instead`` passes too. Elements outside
-    ``judged`` are not looked at.
+    ``signed_zero`` says so and the oracle is exactly zero. What is equal to ``instead``, or to one of ``also``, passes
+    too. Elements outside ``judged`` are not looked at.
     """
     value = expected.value
     if tuple(output.shape) != tuple(value.shape):
@@ -67,6 +67,12 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
         if expected.instead is not None:
             instead = ~_flat(kept(output, expected)[0])
             share[instead] = error[instead] = 0.0
+    for other in expected.also:
+        right = ~differs(output.double(), other)
+        if expected.signed_zero:
+            right &= (value != 0) | (output.signbit() == value.signbit())
+        right = _flat(right)
+        share[right] = error[right] = 0.0
     return _worst(output, expected, share, error, allowed)
 
 
@@ -74,11 +80,12 @@ def kept(output: torch.Tensor, expected: Expected) -> tuple[torch.Tensor, torch.
     """Return where an output differs from the other allowed value, ``instead``, and where a difference would show."""
     other = expected.instead
     assert other is not None
+    return differs(output.detach().cpu().double(), other), differs(expected.value, other)
 
-    def differs(value: torch.Tensor) -> torch.Tensor:
-        return (value != other) & ~(value.isnan() & other.isnan())
 
-    return differs(output.detach().cpu().double()), differs(expected.value)
+def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Tell for each element whether it differs; NaN is equal to NaN."""
+    return (one != other) & ~(one.isnan() & other.isnan())
 
 
 def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

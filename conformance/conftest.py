@@ -24,7 +24,9 @@ from conformance import (
     interrupts,
     journal,
     known_failures,
+    messages,
     runner,
+    semantics,
     sequences,
     terminal,
 )
@@ -96,10 +98,20 @@ class Options:
         default = "ci" if os.environ.get("CI") else "smoke"
         self.profile = _among("profile", [config.getoption("--hypothesis-profile") or default], [*PROFILES])[0]
         self.implementation: str = config.getoption("--implementation")
+        self.semantics = _among("semantics", [config.getoption(semantics.OPTION)], [*semantics.NAMES])[0]
+        # This process draws and reports; its child refuses what the device has not.
+        semantics.choose(self.semantics)
         folder = config.getoption("--corpus")
         if folder is not None and not folder.is_dir():
             raise pytest.UsageError(f"--corpus {folder}: not a folder")
-        self.folders = [folder] if folder else [corpus.SHIPPED, corpus.LARGE, corpus.FAILURES]
+        self.workloads: list[Path] = list(dict.fromkeys(config.getoption("--workload") or ()))
+        for one in self.workloads:
+            if not corpus.files([one]):
+                raise pytest.UsageError(
+                    f"--workload {one}: {'no saved case is there' if one.is_dir() else 'not a folder'}"
+                )
+        # Those first: a case that is also elsewhere is then judged as one of the workload.
+        self.folders = [*self.workloads, *([folder] if folder else [corpus.SHIPPED, corpus.LARGE, corpus.FAILURES])]
         self.max_elements: int = config.getoption("--max-elements")
         self.save_to: Path = folder or corpus.FAILURES
         self.makes_folder = not self.save_to.exists()
@@ -139,7 +151,7 @@ class Options:
             *(part for op in self.ops for part in ("--op", op)),
             *(part for dtype in self.dtypes for part in ("--dtype", dtype)),
             *("--hypothesis-profile", self.profile, "--max-examples", str(self.settings.max_examples)),
-            *("--hypothesis-seed", str(self.seed)),
+            *("--hypothesis-seed", str(self.seed), semantics.OPTION, self.semantics),
         ]
         """The arguments that give a child the same options."""
         self.within = next((one for one in config.pluginmanager.get_plugins() if isinstance(one, Within)), None)
@@ -150,7 +162,7 @@ class Options:
             # Before the child starts, which looks where this process does.
             corpus.find_data(self.folders)
             try:
-                self.child = Child(self.implementation, device, number, self.checks, *limits)
+                self.child = Child(self.implementation, device, number, self.checks, *limits, self.semantics)
             except (ImplementationError, runner.DeviceError) as error:
                 raise pytest.UsageError(str(error)) from None
 
@@ -165,6 +177,7 @@ class Options:
             dtypes=self.dtypes,
             checks=self.checks,
             save_to=self.save_to,
+            workloads=self.workloads,
             settings=self.settings,
             seed=self.seed,
             max_elements=self.max_elements,
@@ -216,10 +229,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     others = "a module or file *.py with OpSpecs, judged as those of the package are; repeatable"
     add("--specs", action="append", metavar="MODULE", help=others)
     add("--device", default="auto", metavar="auto|cpu|cuda", help="default: a GPU if there is one")
+    add(semantics.OPTION, default=semantics.CUDA, metavar="|".join(semantics.NAMES), help=semantics.HELP)
     add("--check", action="append", metavar="NAME", help="make this check only; repeatable")
     where = f"those of the package, and ./{corpus.FAILURES}, where failing cases are saved"
     saved = f"saved cases, replayed first; failing cases are saved there too (default: {where})"
     add("--corpus", type=Path, metavar="DIR", help=saved)
+    real = "cases with their data, as conformance.shadow keeps them of a model; replayed, too, and left as they are"
+    add("--workload", action="append", type=Path, metavar="DIR", help=f"{real}; repeatable")
     shared = "where failing examples are kept and tried first: a folder or redis://HOST/N, or either after readonly:"
     add("--database", action="append", metavar="URL", help=f"{shared}; repeatable (default: none)")
     add("--metrics", type=Path, metavar="FILE.json", help="write the counts and shares of the bound here")
@@ -271,6 +287,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if _OPTIONS in config.stash and config.stash[_OPTIONS].within is None:
         config.stash[_OPTIONS].child.close()
+        semantics.choose(semantics.CUDA)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -288,7 +305,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [
         f"conformance: {options.implementation} on {options.child.about.device_name}, profile {options.profile}, "
         f"{options.settings.max_examples} cases for each op and dtype, --hypothesis-seed {options.seed}"
-        + ("" if options.shard is None else f", shard {options.shard}"),
+        + ("" if options.shard is None else f", shard {options.shard}")
+        + messages.by_semantics(),
         *config.stash[_FOUND],
     ]
 

@@ -1,5 +1,6 @@
 """CPU substitutes for torch references that differ from CUDA: calls that CUDA alone takes, and calls that the CPU lays
-out or rounds in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU needs them."""
+out or rounds in another way. CUDA's semantics hold everywhere, so a reference computed on the CPU needs them, unless
+``semantics`` are those of the CPU."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from conformance import cases, semantics
 from conformance.cases import Case, Same
 from conformance.spec import Call
 from strategies.specs import Layout, TensorSpec
@@ -18,6 +20,8 @@ from strategies.specs import Layout, TensorSpec
 Function = Callable[..., torch.Tensor]
 HALF = (torch.float16, torch.bfloat16)
 FLOAT32_MAX = torch.finfo(torch.float32).max
+SPEED = "values"
+"""The ``check`` of a stand-in that is there for its speed: it means what torch's CPU means."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,15 @@ class StandIn:
 
 def find(op: str, call: Call) -> StandIn | None:
     """Return the stand-in for torch's function on the CPU in a call of ``op``; None where none is needed."""
-    return next((stand_in for stand_in in STAND_INS if op in stand_in.ops and stand_in.applies(call)), None)
+    needed = (one for one in STAND_INS if one.check == SPEED or not semantics.of_cpu())
+    return next((stand_in for stand_in in needed if op in stand_in.ops and stand_in.applies(call)), None)
+
+
+def cpu_alone_refuses(case: Case) -> bool:
+    """Tell whether torch refuses a call on the CPU that it takes on CUDA."""
+    args, kwargs, _ = cases.materialize(case)
+    call = Call(args, kwargs, None)
+    return any(one.check == "errors" and case.op in one.ops and one.applies(call) for one in STAND_INS)
 
 
 def answer(op: str, function: Function, call: Call) -> Function:
@@ -319,7 +331,7 @@ STAND_INS: tuple[StandIn, ...] = (
     StandIn(
         "products of half types",
         ops=("mm", "bmm", "addmm", "matmul"),
-        check="values",
+        check=SPEED,
         applies=_half_product,
         answer=_summed_in_float32,
         case=Case(op="mm", args=(_tensor("float16", 65, 33), _tensor("float16", 33, 17))),

@@ -1,7 +1,7 @@
 """The calls that torch takes on the CPU and refuses on CUDA, as a table.
 
-CUDA's semantics hold everywhere, so a reference computed on the CPU is read through it. Calls that CUDA alone takes are
-in ``conformance.cpu_cuda_differences``.
+CUDA's semantics hold everywhere, so a reference computed on the CPU is read through it, unless ``semantics`` are those
+of the CPU. Calls that CUDA alone takes are in ``conformance.cpu_cuda_differences``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from conformance import cpu_cuda_differences
+from conformance import cpu_cuda_differences, semantics
 from conformance.cases import Case
 from conformance.spec import Call
 from strategies.specs import Layout, TensorSpec
@@ -36,7 +36,7 @@ class Refusal:
 
 def find(op: str, call: Call) -> Refusal | None:
     """Return the refusal of a call of ``op`` by CUDA alone; None where there is none."""
-    return next((r for r in REFUSALS if op in r.ops and r.applies(call)), None)
+    return None if semantics.of_cpu() else next((r for r in REFUSALS if op in r.ops and r.applies(call)), None)
 
 
 def cuda_refuses(op: str, call: Call) -> type[Exception] | None:
@@ -79,7 +79,8 @@ def _integer_product(call: Call) -> bool:
     return whole and len(operands) == len(call.args) and all(x.numel() or x.ndim == 1 for x in operands[-2:])
 
 
-def _expanded_out(call: Call) -> bool:
+def expanded_out(call: Call) -> bool:
+    """Tell whether several elements of ``out`` are at one address."""
     out = call.kwargs.get("out")
     return isinstance(out, torch.Tensor) and any(
         size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)
@@ -157,7 +158,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "bmm into an out with several elements at one address",
         ops=("bmm",),
         error=RuntimeError,
-        applies=_expanded_out,
+        applies=expanded_out,
         case=Case(
             op="bmm",
             args=(TensorSpec((2, 3, 5), "float32"), TensorSpec((2, 5, 4), "float32")),

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 import torch
 
-from conformance import cases, messages, plain_calls, repro, runner, sequence_judge, sequences
+from conformance import cases, messages, plain_calls, repro, runner, semantics, sequence_judge, sequences
 from conformance import spec as specs
 from conformance.calls import GONE, Judged, Lost, NotProvided
 from conformance.cases import Case
@@ -41,6 +41,8 @@ class Setup(msgspec.Struct, frozen=True):
     checks: Sequence[str] | None
     specs: Sequence[str] = ()
     """Modules of OpSpecs, as of ``spec.bring``."""
+    semantics: str = semantics.CUDA
+    """Whose semantics count."""
 
 
 class Importing(msgspec.Struct, frozen=True, tag=True):
@@ -135,6 +137,7 @@ def main(descriptor: int, judged_descriptor: int) -> None:
         setup = msgspec.json.decode(connection.recv_bytes(), type=Setup)
         try:
             device = runner.resolve_device(setup.device, setup.worker)
+            runner.choose_semantics(setup.semantics, device)
             specs.bring(setup.specs)
             connection.send_bytes(msgspec.json.encode(Importing()))
             implementation = load_judged(setup.implementation, judged, device)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from conformance import cases, environment
+from conformance import cases, environment, semantics
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, operands
 from conformance.checks import FAILED, UNCLAIMED
@@ -180,6 +180,11 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
+def by_semantics() -> str:
+    """Return what is added to a line where other semantics than CUDA's count."""
+    return f", {semantics.OPTION} {semantics.CPU}" if semantics.of_cpu() else ""
+
+
 def _saved(kept: Kept, case: Case) -> list[str]:
     written = [_relative(path) for path in (kept.path, None if kept.no_script else kept.script) if path is not None]
     lines = [f"saved {' and '.join(written)}"] if written else []
@@ -206,6 +211,7 @@ def reproduce_command(path: Path, implementation: str, device: torch.device) -> 
     # Named even where it is the default: the command is pasted into reports.
     command += f" --implementation {shlex.quote(implementation or DEFAULT)}"
     command += "".join(f" --specs {shlex.quote(name)}" for name in specs.brought())
+    command += f" {semantics.OPTION} {semantics.CPU}" if semantics.of_cpu() else ""
     return command if device.type == "cpu" else f"{command} --device {device}"
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from conformance import bound_power
+from conformance import bound_power, semantics
 from conformance.cases import Case, canonical, dtype_of
 from conformance.checks import DEVIATION, UNCLAIMED
 from conformance.coverage import Counter, Coverage, Seen
+from conformance.cpu_cuda_differences import cpu_alone_refuses
 from conformance.environment import environment
 from conformance.runner import NOT_PROVIDED, Verdict
 
@@ -64,7 +65,7 @@ class Record(msgspec.Struct):
     legal: int = 0
     """Calls that were drawn as legal ones, and have a verdict."""
     legal_refused: Example | None = None
-    """The legal ones that torch refuses all the same."""
+    """The legal ones that torch refuses all the same; not those that only the CPU refuses, by its semantics."""
     left_out: dict[str, Example] = {}
     """Calls that the implementation leaves out, by its reason; they are among the not provided."""
     worst: Worst | None = None
@@ -112,7 +113,7 @@ class Tally:
         if verdict.status in ("passed", "failed"):
             record.refused += verdict.refused
             record.legal += legal
-            if legal and verdict.refused:
+            if legal and verdict.refused and not (semantics.of_cpu() and cpu_alone_refuses(case)):
                 record.legal_refused = _more(record.legal_refused, Example(1, case))
         match verdict.status:
             case "passed":

@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, call_contexts, environment, forms, guards, mask_statistics, messages, repro_runtime
+from conformance import (
+    bounds,
+    call_contexts,
+    environment,
+    forms,
+    guards,
+    mask_statistics,
+    messages,
+    repro_runtime,
+    semantics,
+)
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import CONTEXTS, Outcome, builtin_class
@@ -100,6 +110,7 @@ def _script(
     """Return the text of a script with these data that makes this call."""
     results, failed = data["results"], data["failed"]
     data = {"id": case_id(case), "op": case.op, **data, "implementation": implementation.name, "device": str(device)}
+    data["semantics"] = semantics.chosen()
     # The parts that the script takes from other modules, by the names under which it gets them.
     parts: dict[str, ModuleType] = {}
     if any(result["random"] for result in results):
@@ -108,7 +119,7 @@ def _script(
         parts["guarded"] = guards
     dresses = (call_contexts,) if call_contexts.is_dressed(case.form) else ()
     # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
-    found = environment.line(implementation.name, messages.device_name(device))
+    found = environment.line(implementation.name, messages.device_name(device)) + messages.by_semantics()
     about = f"{messages.call(case)}\n{messages.findings(verdict)}\n{found}"
     return "\n".join(
         (
@@ -296,6 +307,7 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         "judged": _pack(judged),
         "zero_sign": _pack(sign),
         "random": None if expected.instead is None else _random(result, expected),
+        "also": [_pack(one.reshape(-1).numpy()[places]) for one in expected.also],
     }
     if expected.bound is None:
         return data | {"exact": _pack(chosen.reshape(-1).contiguous().view(torch.uint8).numpy())}

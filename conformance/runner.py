@@ -1,4 +1,4 @@
-"""Judge one case: a function of the case, the implementation and the device, and of nothing else."""
+"""Judge one case: a function of the case, the implementation, the device and the ``semantics``, and of nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 import strategies.tensors
-from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime
+from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime, semantics
 from conformance import spec as specs
 from conformance.calls import Local, Remote
 from conformance.cases import Case
@@ -128,7 +128,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> type[BaseException] | None:
-        """The exception that torch on CUDA raises, where it refuses the call."""
+        """The exception that torch raises, on CUDA or by the ``semantics`` of the CPU, where it refuses the call."""
         return self.answered.refusal
 
     def _ask(self) -> Answered:
@@ -321,6 +321,13 @@ def resolve_device(name: str, worker: int = 0) -> torch.device:
     if number and not (number.isdigit() and int(number) < available):
         raise DeviceError(f"device {name!r}: this machine has cuda:0 to cuda:{available - 1}")
     return torch.device("cuda", int(number) if number else worker % available)
+
+
+def choose_semantics(name: str, device: torch.device) -> None:
+    """Choose the semantics of this process, as of ``semantics``. Raises DeviceError: torch's CPU is not asked there."""
+    if name == semantics.CPU and device.type != "cpu":
+        raise DeviceError(f"{semantics.OPTION} {name}: what is judged is on {device}; say --device cpu")
+    semantics.choose(name)
 
 
 def tried(prepared: Prepared, implementation: Implementation, watch: bool = False, thorough: bool = True) -> Trial:

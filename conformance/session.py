@@ -140,6 +140,8 @@ class Run:
     """The cases that a script may make once more."""
     known: frozenset[Entry] = frozenset()
     """Failures that are no news."""
+    workloads: Sequence[Path] = ()
+    """Folders of cases of models."""
 
     def judge(
         self, case: Case, thorough: bool = True, checks: Sequence[str] | None = None, search: str = ""
@@ -173,10 +175,10 @@ class Run:
         if isinstance(case, CallSequence):
             return follow(case, path)
         try:
-            # A case that failed for this user is judged whole; quick runs judge those that come with the harness in
-            # part.
+            # A case that failed for this user, or is of a model, is judged whole; quick runs judge those that come with
+            # the harness in part.
             own = path.parent == self.save_to
-            whole = own or self.settings.max_examples >= PROFILES["ci"].max_examples
+            whole = own or path.parent in self.workloads or self.settings.max_examples >= PROFILES["ci"].max_examples
             verdict = self.judge(case, whole, search=f"saved/{corpus.name(path)}")
             report.tally.add(case, verdict)
             self.pool.take(case, verdict, own)

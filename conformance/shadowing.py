@@ -27,8 +27,8 @@ from conformance.live_calls import LINEAR, LiveCall, Named, Unjudged, named
 from conformance.names import unknown_name
 from strategies import stored
 
-CASES = "cases"
-"""The folder of the failing cases, in that of the report."""
+CASES, WORKLOAD = "cases", "workload"
+"""The folders of the failing cases and of calls that are kept, in that of the report."""
 _OWN = ("conformance", "strategies")
 
 
@@ -78,6 +78,8 @@ class Report:
     """By op how many results left the bound, but are torch's own where torch is known to leave it."""
     failures: list[Failure] = dataclasses.field(default_factory=list)
     """In the order of the calls."""
+    kept: int = 0
+    """The number of calls that were saved as a workload; those with the same operands are one case."""
     seconds: float = 0.0
     """Seconds of judging."""
     own: float = 0.0
@@ -100,6 +102,7 @@ class Report:
             lines.append(f"{first}" + (f"\n    and {len(more)} more of its calls there" if more else ""))
         lines += [f"{count} calls of {op} were not judged: {why}" for (op, why), count in self.unjudged.most_common()]
         lines += [f"{count} results of {op} leave the bound as torch's own do" for op, count in self.deviations.items()]
+        lines += [f"{self.kept} calls were saved as a workload"] if self.kept else []
         return "\n".join(lines)
 
     def encoded(self) -> bytes:
@@ -123,6 +126,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         limit: int | None = None,
         seconds: float | None = None,
         slowdown: float | None = None,
+        keep: int = 0,
     ) -> None:
         self._implementation = judged if isinstance(judged, str) else "MODULE"
         self._named = judged if isinstance(judged, str) else getattr(judged, "__name__", type(judged).__name__)
@@ -136,7 +140,11 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         if every < 1:
             raise ValueError(f"every={every}: at least 1")
         self._every, self._limit, self._seconds, self._slowdown = every, limit, seconds, slowdown
-        self._folder = None if report is None else Path(report)
+        self._folder, self._keep = None if report is None else Path(report), keep
+        if keep < 0:
+            raise ValueError(f"keep={keep}: at least 0")
+        if keep and report is None:
+            raise ValueError(f"keep={keep}: calls are saved in the folder of the report")
         if self._folder is not None:
             stored.library()
         if not self._watched:
@@ -150,6 +158,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
     def __enter__(self) -> Report:
         self.report = Report()
         self._seen: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._kept: collections.Counter[tuple[str, str]] = collections.Counter()
         self._began = time.perf_counter()
         if self._model is not None:
             for path, module in self._model.named_modules():
@@ -273,10 +282,24 @@ class Shadow(contextlib.AbstractContextManager[Report]):
                 self.report.unjudged[which.op, str(why)] += 1
                 return
             self.report.judged[which.op] += 1
+            self._save(live, called, path, number)
             if finding.status == DEVIATION:
                 self.report.deviations[which.op] += 1
             if finding.status == FAILED:
                 self._fail(live, called, path, number, finding)
+
+    def _save(self, live: LiveCall, called: str, path: str, number: int) -> None:
+        """Save a judged call, if it is one of those to keep."""
+        place = path, live.op
+        if self._folder is None or self._kept[place] >= self._keep:
+            return
+        self._kept[place] += 1
+        try:
+            live.saved(f"call {number}, {called} in {path or 'no module'}", self._folder / WORKLOAD)
+        except OSError as error:
+            self.report.unjudged[live.op, f"judged, and not saved: {error.strerror}"] += 1
+            return
+        self.report.kept += 1
 
     def _fail(self, live: LiveCall, called: str, path: str, number: int, finding: Finding) -> None:
         saved = ""

@@ -60,6 +60,8 @@ class Expected:
     rounded: tuple[torch.Tensor, ...] = ()
     """For an operation that is one rounding: the numbers, in float64, to which each element may be rounded; () where
     any number within the bound will do."""
+    also: tuple[torch.Tensor, ...] = ()
+    """Other values that are right, exactly, in float64, whatever the bound: with the ``semantics`` of the CPU."""
     chance: float = 1.0
     """The probability with which an element has ``value`` and not ``instead``."""
 
@@ -70,7 +72,8 @@ class Expected:
             return None if tensor is None else tensor.broadcast_to(self.value.shape).narrow(dim, start, length)
 
         fields = {name: narrowed(getattr(self, name)) for name in ("value", "bound", "judged", "low", "instead")}
-        return dataclasses.replace(self, **fields, rounded=tuple(map(narrowed, self.rounded)))
+        several = {name: tuple(map(narrowed, getattr(self, name))) for name in ("rounded", "also")}
+        return dataclasses.replace(self, **fields, **several)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +136,7 @@ class OpSpec:
     cases: Callable[[Sequence[str]], SearchStrategy[Case]]
     """Legal calls, whose tensor dtypes come from those named."""
     refused: Callable[[Sequence[str]], SearchStrategy[Case]]
-    """Calls that torch refuses (on CUDA)."""
+    """Calls that torch refuses (on CUDA; with the CPU's ``semantics`` it takes some of them)."""
     dtypes: tuple[str, ...]
     expected: Callable[[Call], Expected | tuple[Expected, ...]]
     """The oracle and its bound, for each result where there are several."""
@@ -151,7 +154,8 @@ class OpSpec:
     cuda_refuses: Callable[[Call], type[Exception] | None] = lambda call: None
     """Returns the exception class of CUDA for a call that torch takes on the CPU and refuses on CUDA, else None.
 
-    CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this."""
+    CUDA's semantics hold everywhere, so a reference computed on the CPU is read through this, unless ``semantics`` are
+    those of the CPU."""
     left_out: Callable[[Call], bool] = lambda call: False
     """Tells of a call that torch takes whether an implementation may refuse it with NotImplementedError ("not
     provided")."""

@@ -28,6 +28,7 @@ from conformance.implementations import Implementation, ImplementationError
 from conformance.judged_process import Ended, JudgedProcess
 from conformance.names import unknown_name
 from conformance.runner import CRASH, NOT_PROVIDED, TIMEOUT, Prepared
+from conformance.semantics import CUDA
 from conformance.session import PROFILES, rounds
 from conformance.spec import Expected
 
@@ -84,6 +85,7 @@ class Report(msgspec.Struct):
     counts: list[Count]
     groups: list[Group] = []
     cases: int = 0
+    semantics: str = CUDA
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report, as Markdown."""
@@ -139,17 +141,21 @@ def compare_all(
     seed: int = 0,
     timeout: float = 0.0,
     folder: Path = corpus.FAILURES,
+    semantics: str = CUDA,
 ) -> Report:
     """Let the implementations called so make the legal cases that the suite draws for a seed, each in its own process.
 
     ``dtypes``: of the ops, all where none is named. ``examples``: cases of each op and dtype. ``timeout``: seconds for
-    a case, 0 is no limit. ``folder``: where the simplest case of each group goes.
+    a case, 0 is no limit. ``folder``: where the simplest case of each group goes. ``semantics``: as of
+    ``runner.choose_semantics``.
     Raises CaseError, ImplementationError and runner.DeviceError: names that are none.
     """
     pairs, mixed = _asked(ops, dtypes)
     short = _short(names)
     where = runner.resolve_device(device)
-    report = Report(short, messages.device_name(where), seed, examples, [Count(name) for name in short])
+    runner.choose_semantics(semantics, where)
+    counts = [Count(name) for name in short]
+    report = Report(short, messages.device_name(where), seed, examples, counts, semantics=semantics)
     with contextlib.ExitStack() as stack:
         processes = {
             name: stack.enter_context(contextlib.closing(JudgedProcess(full, where, timeout)))
@@ -310,7 +316,7 @@ def _near(one: torch.Tensor, other: torch.Tensor, expected: Expected) -> bool:
         return False
     if one.shape != expected.value.shape:
         return torch.equal(one, other)
-    plain = dataclasses.replace(expected, value=other, low=None, rounded=(), instead=None)
+    plain = dataclasses.replace(expected, value=other, low=None, rounded=(), instead=None, also=())
     if expected.bound is None or one.dtype not in bounds.FORMATS:
         return compare(one, dataclasses.replace(plain, bound=None)).passed
     step = torch.from_numpy(bounds.ulp(expected.value.numpy(), one.dtype))

@@ -27,6 +27,7 @@ from conformance.implementations import TORCH, Implementation, ImplementationErr
 from conformance.judge_main import Gone, Importing, Item, Play, Ready, Reply, Request, Script, Setup, Unusable
 from conformance.repro import ReproError
 from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, DeviceError, Verdict
+from conformance.semantics import CUDA
 from conformance.sequences import CallSequence
 
 CASE_TIMEOUT = 120.0
@@ -77,8 +78,8 @@ class Child:
     anew for the next case. Neither CUDA nor the implementation is touched in this process.
 
     ``worker``: GPUs are taken in turn. ``timeout``: seconds for one case. ``import_timeout``: seconds for importing the
-    implementation; None is ``timeout``, or ``IMPORT`` if that is more. 0 is no limit. Raises ImplementationError or
-    DeviceError: for a text that can be no name.
+    implementation; None is ``timeout``, or ``IMPORT`` if that is more. 0 is no limit. ``semantics``: as of
+    ``runner.choose_semantics``. Raises ImplementationError or DeviceError: for a text that can be no name.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Child:
         checks: Sequence[str] | None = None,
         timeout: float = 0.0,
         import_timeout: float | None = None,
+        semantics: str = CUDA,
     ) -> None:
         # Names come from the command line, which may hold any bytes.
         if not implementation.isprintable():
@@ -97,7 +99,7 @@ class Child:
             raise DeviceError(f"device {device!r}: not a name")
         self.timeout = timeout
         self.import_timeout = (timeout and max(timeout, IMPORT)) if import_timeout is None else import_timeout
-        self._setup = Setup(implementation, device, worker, checks, specs.brought())
+        self._setup = Setup(implementation, device, worker, checks, specs.brought(), semantics)
         self._printed = _in_memory()
         # Every child appends to it, so that it can be cut while one writes.
         fcntl.fcntl(self._printed, fcntl.F_SETFL, os.O_APPEND)
@@ -188,7 +190,7 @@ class Child:
         setup = self._setup
         if setup.implementation == TORCH:
             return death.judge
-        apart = Child(TORCH, setup.device, setup.worker, setup.checks, self.timeout)
+        apart = Child(TORCH, setup.device, setup.worker, setup.checks, self.timeout, semantics=setup.semantics)
         with contextlib.closing(apart):
             return apart.judge(case, thorough, checks).status == OUT_OF_MEMORY
 

@@ -195,6 +195,7 @@ class Metrics(msgspec.Struct):
     max_examples: int | None = None
     seed: int | None = None
     shard: str = ""
+    semantics: str = ""
     versions: dict[str, str | None] = {}
     platform: str = ""
     gpu: str | None = None

@@ -122,6 +122,8 @@ def _metrics(data: bytes) -> list[Device]:
     about = {"implementation": whole.implementation, "profile": whole.profile}
     about |= {"examples": str(whole.max_examples), "seed": str(whole.seed)}
     about |= {"shard": whole.shard} if whole.shard else {}
+    # Those of CUDA, which hold by default, need no word.
+    about |= {"semantics": whole.semantics} if whole.semantics == "cpu" else {}
     return [
         Device(
             whole.gpu or CPU, environment, _joined(records), whole.coverage, about=about, complaints=whole.complaints

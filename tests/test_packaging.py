@@ -55,7 +55,7 @@ def test_wheel_metadata(wheel):
     needed = {Requirement(line).name for line in fields.get_all("Requires-Dist", []) if "extra ==" not in line}
     assert needed == {"ninetoothed", "numpy", "torch", "triton"}
     assert set(fields.get_all("Provides-Extra", [])) == {
-        *("conformance", "dev", "flag-gems", "jax", "liger", "onnxruntime", "redis", "shadow")
+        *("conformance", "dev", "flag-gems", "jax", "liger", "onnxruntime", "redis", "shadow", "tvm")
     }
 
 

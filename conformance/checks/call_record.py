@@ -62,7 +62,7 @@ class Trial:
     reference: Outcome
     """torch's answer on the judged device."""
     refusal: type[BaseException] | None
-    """The exception that torch on CUDA raises, where it refuses the call."""
+    """The exception that torch raises, on CUDA or by the ``semantics`` of the CPU, where it refuses the call."""
     ours: Outcome
     attempt: Callable[..., Outcome]
     """Makes the same call once more: ``runner.Prepared.guarded`` of the function, with its keywords."""

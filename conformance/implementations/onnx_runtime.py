@@ -6,10 +6,13 @@ since ONNX has operands of one type; results are contiguous.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from conformance.implementations import NotProvided
@@ -17,7 +20,7 @@ from conformance.implementations._arrays import none_of, plain, promoted
 
 try:
     import onnxruntime
-    from onnx import TensorProto, helper
+    from onnx import ModelProto, TensorProto, checker, helper, numpy_helper
     from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph, NotImplemented
 except ImportError as error:
     hint = "install it with pip install 'ntops[onnxruntime]'"
@@ -29,7 +32,7 @@ conformance_left_out = {
 }
 
 OPSET, IR = 24, 11
-_TYPES = {
+TYPES = {
     torch.bool: TensorProto.BOOL,
     torch.uint8: TensorProto.UINT8,
     torch.int8: TensorProto.INT8,
@@ -42,37 +45,94 @@ _TYPES = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A call as ONNX has it: an operator, its operands, and its attributes."""
+
+    operator: str
+    operands: tuple[torch.Tensor, ...]
+    attributes: tuple[tuple[str, Any], ...]
+    truth: bool
+    """Whether the result is of bools."""
+    turned: tuple[int, ...]
+    """The two dims that torch's result has in the other order; none where it has all as they are."""
+
+
+_recorded: list[Node] | None = None
+
+
+@contextlib.contextmanager
+def recorded() -> Generator[list[Node]]:
+    """Within, calls compute nothing: the nodes that they are made of are listed, and what they return is no result."""
+    global _recorded
+    _recorded = []
+    try:
+        yield _recorded
+    finally:
+        _recorded = None
+
+
+def model(
+    operator: str,
+    operands: Sequence[tuple[int, Sequence[int | None]]],
+    result: tuple[int, Sequence[int | None] | None],
+    attributes: Sequence[tuple[str, Any]],
+) -> ModelProto:
+    """Return the model of one operator. ``operands`` and ``result``: the type and the sizes, None for any."""
+    names = [f"x{place}" for place in range(len(operands))]
+    given = [helper.make_tensor_value_info(name, *operand) for name, operand in zip(names, operands, strict=True)]
+    node = helper.make_node(operator, names, ["y"], **dict(attributes))
+    graph = helper.make_graph([node], operator, given, [helper.make_tensor_value_info("y", *result)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+
+
+def check(made: ModelProto) -> None:
+    """Check a model by ONNX's own rules. Raises NotProvided."""
+    try:
+        checker.check_model(made, full_check=True)
+    # The checker raises its own exception, and shape inference another.
+    except Exception as error:  # noqa: BLE001
+        raise NotProvided(str(error)) from None
+
+
+def encoded(tensor: torch.Tensor, name: str) -> bytes:
+    """Return a tensor as ONNX's files hold it."""
+    return numpy_helper.from_array(array(tensor), name).SerializeToString()
+
+
 @functools.lru_cache(maxsize=256)
 def _session(
     operator: str, operands: tuple[tuple[int, int], ...], truth: bool, attributes: tuple[tuple[str, Any], ...]
 ) -> onnxruntime.InferenceSession:
-    """A model of one operator. ``operands``: the type and rank of each. ``truth``: the result is of bools."""
-    names = [f"x{place}" for place in range(len(operands))]
-    given = [
-        helper.make_tensor_value_info(name, kind, [None] * rank)
-        for name, (kind, rank) in zip(names, operands, strict=True)
-    ]
-    result = helper.make_tensor_value_info("y", TensorProto.BOOL if truth else operands[0][0], None)
-    node = helper.make_node(operator, names, ["y"], **dict(attributes))
-    graph = helper.make_graph([node], operator, given, [result])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR)
+    """A model of one operator, for operands of any sizes. ``operands``: the type and rank of each."""
+    given = [(kind, [None] * rank) for kind, rank in operands]
+    made = model(operator, given, (TensorProto.BOOL if truth else operands[0][0], None), attributes)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _made(operator: str, *tensors: torch.Tensor, truth: bool = False, **attributes: Any) -> torch.Tensor:
-    if missing := [one.dtype for one in tensors if one.dtype not in _TYPES]:
+def _made(
+    operator: str, *tensors: torch.Tensor, truth: bool = False, turned: tuple[int, ...] = (), **attributes: Any
+) -> torch.Tensor:
+    if missing := [one.dtype for one in tensors if one.dtype not in TYPES]:
         raise NotProvided(f"the CPU provider has next to nothing of {missing[0]}")
-    operands = tuple((_TYPES[one.dtype], one.ndim) for one in tensors)
+    if _recorded is not None:
+        _recorded.append(Node(operator, tensors, tuple(attributes.items()), truth, turned))
+        return tensors[0]
+    operands = tuple((TYPES[one.dtype], one.ndim) for one in tensors)
     try:
         session = _session(operator, operands, truth, tuple(attributes.items()))
     except (InvalidGraph, NotImplemented) as error:
         raise NotProvided(f"no {operator} of {tensors[0].dtype}: {error}") from None
-    # Copies: operands stay whose they are.
-    arrays = {f"x{place}": one.detach().resolve_neg().clone().contiguous().numpy() for place, one in enumerate(tensors)}
+    arrays = {f"x{place}": array(one) for place, one in enumerate(tensors)}
     return torch.from_numpy(session.run(None, arrays)[0])
+
+
+def array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a copy: operands stay whose they are."""
+    return tensor.detach().resolve_neg().clone().contiguous().numpy()
 
 
 def _unary(operator: str, truth: bool = False) -> Callable[..., Any]:
@@ -191,7 +251,8 @@ def rotary_position_embedding(
     if {sin_table.dtype, cos_table.dtype} != {input.dtype}:
         raise NotProvided("ONNX's tables are of the type of what is rotated")
     cos, sin = (one[: input.shape[1]].expand(input.shape[0], -1, -1) for one in (cos_table, sin_table))
-    found = _made("RotaryEmbedding", input.transpose(1, 2), cos, sin, interleaved=int(interleaved))
+    turned = input.transpose(1, 2)
+    found = _made("RotaryEmbedding", turned, cos, sin, turned=(1, 2), interleaved=int(interleaved))
     return found.transpose(1, 2).contiguous()
 
 

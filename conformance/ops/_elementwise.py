@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, rounding
+from conformance import bounds, oracle, rounding, semantics
 from conformance.cases import Argument, Case, NonFinite, Same
 from conformance.cases import operands as case_operands
 from conformance.cases import seed as case_seed
@@ -323,6 +324,31 @@ def within(
         signed_zero,
         rounded=rounded,
     )
+
+
+def also(call: Call, found: Expected, results: Callable[[], Iterable[torch.Tensor]]) -> Expected:
+    """The same expectation; with the CPU's semantics any of ``results`` is right, too."""
+    if not semantics.of_cpu():
+        return found
+    made = (result.to(output_dtype(call, result.dtype)).double() for result in results())
+    return dataclasses.replace(found, also=(*found.also, *made))
+
+
+def also_of_scalars(
+    call: Call, found: Expected, compute: Callable[[torch.Tensor, torch.Tensor], Iterable[torch.Tensor]]
+) -> Expected:
+    """The same expectation for a half type: torch's CPU rounds numbers to it, where it has vectors to fill also what it
+    multiplies, and keeps a tensor of one element at float32. ``compute``: all that may come of two float32 operands."""
+    dtype = torch.result_type(*call.args)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return found
+    exact = [x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64) for x in call.args]
+
+    def results() -> Iterator[torch.Tensor]:
+        for operands in ([x.to(dtype).float() for x in exact], [x.float() for x in exact]):
+            yield from (result.to(dtype) for result in compute(operands[0], operands[1]))
+
+    return also(call, found, results)
 
 
 def _rounded(

@@ -137,7 +137,13 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     underflow = lost & (np.abs(factor) != 1) & finite & (factor != 0) & (b != 0)
     judged = ~overflow & ~underflow
     once = alpha in (1, -1)
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True, once=once)
+    found = elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True, once=once)
+
+    def by_rounded(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        term = torch.tensor(sign * alpha, dtype=torch.float64).to(dtype).float() * b
+        return a + term, a + term.to(dtype).float()
+
+    return elementwise.also_of_scalars(call, found, by_rounded)
 
 
 def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tuple[str, ...]) -> OpSpec:

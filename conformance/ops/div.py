@@ -175,7 +175,8 @@ def expected(call: Call) -> Expected:
             quotient = value
             value, low = whole(a, b, quotient, low, mode)
             bound = bounds.floor(value, dtype) if mode == "floor" else bounds.trunc(value, quotient, dtype)
-    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=mode is None)
+    found = elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=mode is None)
+    return elementwise.also_of_scalars(call, found, lambda a, b: [torch.div(a, b, rounding_mode=mode)])
 
 
 def whole(

@@ -80,7 +80,9 @@ def expected(call: Call) -> Expected:
     # 1 - p is exact but for probabilities that nobody draws.
     value, low = oracle.divide(oracle.operand(input, input.dtype), oracle.operand(1 - p, torch.float64))
     found = elementwise.within(call, value, bounds.dropout(value, input.dtype), input.dtype, low=low)
-    return dataclasses.replace(found, instead=dropped.double(), chance=1 - p)
+    found = dataclasses.replace(found, instead=dropped.double(), chance=1 - p)
+    # torch's CPU rounds the scale to the dtype.
+    return elementwise.also(call, found, lambda: [input * torch.tensor(1 / (1 - p), dtype=input.dtype)])
 
 
 def _arguments(

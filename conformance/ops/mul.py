@@ -51,7 +51,8 @@ def expected(call: Call) -> Expected:
             value = a * b
     wide = not all(oracle.exact_scalar(x, dtype) for x in call.args)
     bound = bounds.mul(value, dtype, wide=wide)
-    return elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=True)
+    found = elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=True)
+    return elementwise.also_of_scalars(call, found, lambda a, b: [a * b])
 
 
 SPEC = OpSpec(

@@ -28,6 +28,7 @@ REFUSED = Case(op="add", args=(TensorSpec((3,), "float32"), "x"))
         ("flag_gems", "flag_gems", "pip install 'ntops\\[flag-gems\\]'.* --no-deps flag-gems==5.0.2"),
         ("jax_cpu", "jax", "pip install 'ntops\\[jax\\]'"),
         ("onnx_runtime", "onnxruntime", "pip install 'ntops\\[onnxruntime\\]'"),
+        ("tvm_cpu", "tvm", "pip install 'ntops\\[tvm\\]'"),
     ],
 )
 def test_a_library_that_is_missing_is_told_with_its_extra(adapter, library, hint, monkeypatch):
@@ -120,7 +121,7 @@ def test_torch_compile_that_runs_what_it_was_given_is_not_judged_as_compiled(tra
     assert "torch.compile did not compile the call" in failure.message
 
 
-ARRAYS = {"jax_cpu": "jax", "onnx_runtime": "onnxruntime"}
+ARRAYS = {"jax_cpu": "jax", "onnx_runtime": "onnxruntime", "tvm_cpu": "tvm"}
 """Adapters of libraries that take arrays, and what each needs."""
 X, ROW = TensorSpec((3, 4), "float32"), TensorSpec((4,), "float32", seed=1)
 CALLS = [
@@ -130,6 +131,7 @@ CALLS = [
     Case(op="clamp", args=(X,), kwargs={"min": -0.5, "max": 0.5}),
     Case(op="div", args=(X, TensorSpec((3, 4), "float32", seed=1))),
     Case(op="exp", args=(X,)),
+    Case(op="exp", args=(TensorSpec((3, 0, 2), "float32"),)),
     Case(op="gelu", args=(X,), kwargs={"approximate": "tanh"}),
     Case(op="isnan", args=(X,)),
     Case(op="layer_norm", args=(X, (4,)), kwargs={"weight": ROW, "bias": ROW}),
@@ -155,6 +157,8 @@ CALLS = [
 LACKS = {
     "jax_cpu": {"rms_norm", "rotary_position_embedding"},
     "onnx_runtime": {"clamp"},
+    # Of attention, groups of heads.
+    "tvm_cpu": {"rotary_position_embedding", "scaled_dot_product_attention"},
 }
 
 

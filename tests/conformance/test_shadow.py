@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -302,6 +304,8 @@ def test_a_model_that_raises_is_left():
     [
         ("live_model", {"ops": "gelo"}, ValueError, "unknown op 'gelo'; did you mean gelu"),
         ("live_model", {"every": 0}, ValueError, "every=0: at least 1"),
+        ("live_model", {"keep": 1}, ValueError, "keep=1: calls are saved in the folder of the report"),
+        ("live_model", {"keep": -1}, ValueError, "keep=-1: at least 0"),
         ("no_such_module", {}, ImplementationError, "importing 'no_such_module' failed"),
         ("json", {}, ImplementationError, "'json' has no function that is called as an op is"),
     ],
@@ -309,3 +313,57 @@ def test_a_model_that_raises_is_left():
 def test_what_is_refused(judged, how, error, message):
     with pytest.raises(error, match=message):
         conformance.shadow(judged, report=None, **how)
+
+
+WRONG_SOFTMAX = """
+import torch
+from torch.nn import functional
+
+def softmax(input, dim, dtype=None):
+    # Right for what is drawn, wrong for the rows of this model.
+    wide = input.shape == (2, {heads}, 7, 7)
+    return functional.softmax(input, dim, dtype=dtype) * (1.001 if wide else 1)
+
+def gelu(input, approximate="none"):
+    return functional.gelu(input, approximate=approximate)
+"""
+
+
+def test_a_workload_is_kept_and_judged_by_the_suite(model, tmp_path, monkeypatch):
+    with torch.no_grad(), conformance.shadow(model, report=tmp_path, ops=["softmax", "gelu"], keep=1) as report:
+        for _ in range(2):
+            model(live_model.words())
+    assert not report.failures
+    kept = corpus.files([tmp_path / "workload"])
+    # Each module's first call; the second has the same operands.
+    assert report.kept == len(kept) == sum(report.judged.values()) // 2
+    assert f"{report.kept} calls were saved as a workload" in str(report)
+    assert {case_files.read(path).op for path in kept} == {"softmax", "gelu"}
+    before = {path: path.read_bytes() for path in kept}
+    library = tmp_path / "library.py"
+    library.write_text(WRONG_SOFTMAX.format(heads=live_model.HEADS))
+    metrics = tmp_path / "metrics.json"
+    (tmp_path / "own").mkdir()
+    command = [sys.executable, "-m", "conformance", "run", "--implementation", str(library), "--device", "cpu"]
+    command += ["--workload", str(tmp_path / "workload"), "--op", "softmax", "--op", "gelu", "--dtype", "float32"]
+    command += ["--corpus", "own", "--max-examples", "1", "--check", "values", "-k", "test_saved", "-n", "0"]
+    command += ["-p", "no:cacheprovider", "--metrics", str(metrics)]
+    monkeypatch.delenv(stored.FOLDERS)
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert made.returncode == 1, made.stdout + made.stderr
+    softmaxes = [path.stem for path in kept if path.stem.startswith("softmax")]
+    records = {record["op"]: record for record in json.loads(metrics.read_bytes())["records"]}
+    assert sorted(one["id"] for one in records["softmax"]["failures"]) == sorted(softmaxes)
+    assert (records["gelu"]["passed"], records["gelu"]["failed"]) == (len(kept) - len(softmaxes), 0)
+    # They stay as they are; a script goes where failing cases go.
+    assert {path: path.read_bytes() for path in kept} == before
+    assert {path.suffix for path in (tmp_path / "own").iterdir()} == {".py"}
+
+
+@pytest.mark.parametrize(("folder", "message"), [("none", "not a folder"), ("empty", "no saved case is there")])
+def test_a_workload_without_cases_is_a_usage_error(folder, message, tmp_path):
+    (tmp_path / "empty").mkdir()
+    command = [sys.executable, "-m", "conformance", "run", "--workload", folder, "-p", "no:cacheprovider"]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert made.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"--workload {folder}: {message}" in made.stderr

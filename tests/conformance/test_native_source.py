@@ -1,0 +1,142 @@
+"""Functions of C++ and CUDA files as implementations: signatures, errors, and a C++ file that is built and judged."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from conformance.cases import Case
+from conformance.implementations import ImplementationError, NotProvided, load, native_source
+from conformance.implementations.native_source import NativeError, declaration
+from conformance.runner import judge
+from strategies.specs import TensorSpec
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "native" / "gelu_cuda.py"
+SOURCE = """
+at::Tensor scaled(const at::Tensor& input, int64_t dim, std::optional<double> factor, const std::string& how) {
+  TORCH_CHECK_NOT_IMPLEMENTED(how == "plain", "plain form only\\nwith more lines");
+  return at::softmax(input, dim) * factor.value_or(1.0);
+}
+"""
+MODULE = """
+from conformance.implementations.native_source import native
+signature = 'softmax(Tensor input, int dim, float? factor=None, *, str how="plain") -> Tensor'
+softmax = native("soft.cpp", signature, "scaled")
+"""
+X = TensorSpec((3, 4), "float32")
+
+
+@pytest.mark.parametrize(
+    ("signature", "told"),
+    [
+        ("gelu(Tensor input) -> Tensor", "at::Tensor gelu(const at::Tensor& input);"),
+        (
+            'f(Tensor? weight, int[] shape, float eps=1e-5, *, bool b, str how="x", int? k=None) -> (Tensor, Tensor)',
+            "std::tuple<at::Tensor, at::Tensor> f(const std::optional<at::Tensor>& weight, "
+            "const std::vector<int64_t>& shape, double eps, bool b, const std::string& how, std::optional<int64_t> k);",
+        ),
+    ],
+)
+def test_declarations(signature, told):
+    assert declaration(signature) == told
+    assert declaration(signature, "other").replace("other(", f"{signature.partition('(')[0]}(") == told
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [
+        ("gelu(Tensr input) -> Tensor", "not a signature: unknown type specifier"),
+        ("gelu(Tensor input", "not a signature"),
+        ("gelu(Tensor input, Scalar s) -> Tensor", "s is of a type that is not among Tensor, "),
+        ("gelu(Tensor input) -> int", "returns a Tensor, or several"),
+    ],
+)
+def test_signatures_that_are_none(signature, message):
+    with pytest.raises(NativeError, match=message):
+        declaration(signature)
+
+
+def test_files_that_cannot_be_built(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "__file__", str(tmp_path / "module.py"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for name, message in (("none.cu", "no such file"), ("a.py", "a CUDA file ends in .cu"), ("a.cu", "on a GPU")):
+        if name != "none.cu":
+            (tmp_path / name).touch()
+        with pytest.raises(NativeError, match=message):
+            native_source.native(name, "gelu(Tensor input) -> Tensor")
+
+
+def test_a_cuda_file_is_built_with_its_declaration(monkeypatch):
+    """What torch is asked to build, and that its function is called by position, with the defaults."""
+    asked = {}
+
+    def load_inline(name, **how):
+        asked.update(how)
+        return SimpleNamespace(gelu=lambda *args: args)
+
+    monkeypatch.setattr(native_source.cpp_extension, "load_inline", load_inline)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.delitem(sys.modules, EXAMPLE.stem, raising=False)
+    gelu = load(str(EXAMPLE)).function("gelu")
+    source = EXAMPLE.with_name("gelu.cu").read_text()
+    assert (asked["cuda_sources"], asked["with_cuda"], asked["functions"]) == (source, True, ["gelu"])
+    declared = "at::Tensor gelu(const at::Tensor& input, const std::string& approximate);"
+    assert asked["cpp_sources"] == declared
+    # The file defines what is declared, apart from the semicolon.
+    assert declared.removesuffix(";") + " {" in source
+    assert gelu(1) == (1, "none")
+    assert gelu(approximate="tanh", input=2) == (2, "tanh")
+
+
+def test_a_cuda_file_without_a_gpu_is_no_implementation(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delitem(sys.modules, EXAMPLE.stem, raising=False)
+    with pytest.raises(ImplementationError, match="a CUDA file is judged on a GPU, and torch finds none here"):
+        load(str(EXAMPLE))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("native")
+    (found / "soft.cpp").write_text(SOURCE)
+    (found / "native_softmax.py").write_text(MODULE)
+    (found / "native_broken.py").write_text(MODULE.replace("soft.cpp", "broken.cpp"))
+    (found / "broken.cpp").write_text(SOURCE.replace("factor.value_or", "factor.no_such"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(found / "built"))
+        yield found
+
+
+@pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja")
+def test_a_cpp_file_is_built_and_judged(folder):
+    implementation = load(str(folder / "native_softmax.py"))
+    checks = ["values", "errors", "metadata", "inputs_unchanged"]
+    for case, status in (
+        (Case(op="softmax", args=(X, -1)), "passed"),
+        (Case(op="softmax", args=(X,), kwargs={"dim": 0}), "passed"),
+        (Case(op="softmax", args=(X, 5)), "passed"),
+        (Case(op="softmax", args=(X, "x")), "passed"),
+        (Case(op="softmax", args=(X, 0), kwargs={"dtype": None}), "not_provided"),
+    ):
+        verdict = judge(case, implementation, checks=checks)
+        assert verdict.status == status, (case, verdict.findings)
+    softmax = implementation.function("softmax")
+    with pytest.raises(NotProvided, match=r"^plain form only$"):
+        softmax(torch.ones(3), 0, how="other")
+    assert torch.equal(softmax(torch.ones(4), 0, 2.0), torch.full((4,), 0.5))
+    # A wrong function is told.
+    wrong = load(str(folder / "native_softmax.py"))
+    wrong.provider.softmax = functools.partial(softmax, factor=1.01)
+    assert judge(Case(op="softmax", args=(X, -1)), wrong, checks=checks).failure.check == "values"
+
+
+@pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja")
+def test_the_compilers_errors_are_told(folder):
+    with pytest.raises(ImplementationError, match=r"broken.cpp: cannot be built: .*no_such"):
+        load(str(folder / "native_broken.py"))
