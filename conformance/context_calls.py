@@ -29,10 +29,13 @@ for a lock that the other one holds. One look is not enough: a machine may stop 
 def within(context, function):
     """Return a function that makes the call of ``function`` in a context.
 
-    :param context: ``kind``, one of those above, and what its function takes.
+    :param context: ``kind``, one of those above, and what its function takes. Of another kind it is the function
+        itself.
     """
     how = dict(context)
     kind = how.pop("kind")
+    if kind not in _KINDS:
+        return function
     made = _KINDS[kind](function, **how)
     return made if kind == THREADS else _without_collector(made)
 
