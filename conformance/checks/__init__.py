@@ -34,6 +34,7 @@ from conformance.checks.invariance import (
     settings,
 )
 from conformance.checks.modes import autocast, is_cast, modes
+from conformance.checks.native import export, is_batched, is_checked, opcheck, vmap
 from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
 
@@ -59,7 +60,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        *(gradients, modes, autocast, fake, compiled, threads),
+        *(gradients, modes, autocast, fake, vmap, opcheck, compiled, export, threads),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
@@ -81,11 +82,23 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-RARE = {"modes": 64, "autocast": 64, "fake": 32, "compiled": 512, "threads": 128}
-"""One case in so many, drawn or saved, makes these, so that together they take 5 % of the time at most. A case that was
+RARE = {
+    **dict.fromkeys(("modes", "autocast", "fake"), 32),
+    **dict.fromkeys(("opcheck", "compiled", "export"), 512),
+    "vmap": 64,
+    "threads": 128,
+}
+"""One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
 saved since one of them failed makes that, as its note says."""
 
-_APPLY = {**dict.fromkeys(RARE, in_context), "autocast": is_cast, "threads": from_threads, "gradients": differentiable}
+_APPLY = {
+    **dict.fromkeys(RARE, in_context),
+    "autocast": is_cast,
+    **dict.fromkeys(("vmap", "export"), is_batched),
+    "opcheck": is_checked,
+    "threads": from_threads,
+    "gradients": differentiable,
+}
 """Functions that tell whether one of these applies to a trial."""
 
 SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, **RARE}

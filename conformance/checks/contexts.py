@@ -29,7 +29,7 @@ from conformance.checks.forms import with_out_or_in_place
 from conformance.checks.invariance import entangled
 from conformance.checks.result import METADATA, sharing, wrong
 
-CONTEXTS = ("fake", "compiled", "autocast")
+CONTEXTS = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
 """The checks of contexts that are made for implementations that claim them alone: others may not be made for such
 calls."""
 _COMPILED_OUTS = ("right",)
@@ -55,7 +55,9 @@ def compiled(trial: Trial) -> Finding:
     if "compiled" not in trial.implementation.claims(trial.case.op):
         return unclaimed("compiled")
     faults = []
-    for what, derived in filter(_fits_graph, variants(trial, "compiled", _COMPILED_OUTS, one=True)):
+    for what, derived in variants(trial, "compiled", _COMPILED_OUTS, one=True):
+        if not fits_graph(derived):
+            continue
         # The lower bits of a seed decide which cases are compiled at all.
         plain, turn = derived.bare(), cases.seed(trial.case) >> 9
         for dynamic, amid in product((False, True), repeat=2):
@@ -149,9 +151,8 @@ MOST = 1 << 17
 """The most bytes of operands and results together."""
 
 
-def _fits_graph(variant: tuple[str, Trial]) -> bool:
+def fits_graph(trial: Trial) -> bool:
     """Tell whether torch's compiler takes such a call of any library: an ``out`` has the right size and no gaps."""
-    _, trial = variant
     out = forms.bind(trial.case, trial.inputs)[1].get("out")
     if not isinstance(out, torch.Tensor):
         return True

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from conformance import cases, context_calls, forms, mode_calls
+from conformance import spec as specs
 from conformance.checks.bare import changed
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, in_context, unclaimed, unlike, variants
@@ -127,7 +128,9 @@ def with_operands(trial: Trial, inputs: Sequence[torch.Tensor], theirs: Outcome)
     args, kwargs = forms.bind(trial.case, inputs)
     results = tuple(one.detach().cpu() for one in theirs.tensors())
     call = Call(tuple(args), kwargs, results if isinstance(theirs.value, tuple) else results[0])
-    return dataclasses.replace(trial, inputs=tuple(inputs), reference=theirs, call=call)
+    # That of the trial may remember the answer for its operands.
+    spec = dataclasses.replace(trial.spec, expected=specs.registry()[trial.case.op].expected)
+    return dataclasses.replace(trial, spec=spec, inputs=tuple(inputs), reference=theirs, call=call)
 
 
 def _cast(trial: Trial, dtype: torch.dtype) -> list[torch.Tensor]:

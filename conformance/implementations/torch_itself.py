@@ -9,7 +9,7 @@ from conformance.implementations import torch_function
 
 # torch breaks the invariances for some ops (sums are split differently for other layouts and batch sizes). What is
 # composed around its attention, the cache, reads elements on the host.
-_ALL = ("deterministic", "fake", "compiled", "autocast")
+_ALL = ("deterministic", "fake", "compiled", "autocast", "vmap", "export")
 conformance_claims = {"*": _ALL, "scaled_dot_product_attention": ("deterministic",)}
 
 

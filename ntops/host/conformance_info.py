@@ -10,7 +10,7 @@ from ntops._runtime import INTERPRETED
 from ntops.launch import autotuning, configuration, settings
 
 _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
-_OF_TORCH = ("fake", "compiled", "autocast")
+_OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
 _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
 # softmax and cross_entropy run along any dim of any strides without a copy; compiled, their order of summation depends
