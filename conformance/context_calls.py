@@ -13,6 +13,7 @@ import sysconfig
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -26,13 +27,20 @@ PATIENCE, LOOKS = 0.05, 10
 for a lock that the other one holds. One look is not enough: a machine may stop the whole process for longer."""
 
 
-def within(context, function):
+def within(context, function, others=None):
     """Return a function that makes the call of ``function`` in a context.
 
-    :param context: ``kind``, one of those above, and what its function takes.
+    :param context: ``kind``, one of those above, and what its function takes. Of another kind it is the function
+        itself.
+    :param others: Further kinds, as ``native_calls.KINDS``.
     """
     how = dict(context)
     kind = how.pop("kind")
+    if others and kind in others:
+        tools = SimpleNamespace(operands=operands, replaced=replaced, copied=copied)
+        return _without_collector(others[kind](function, tools, **how))
+    if kind not in _KINDS:
+        return function
     made = _KINDS[kind](function, **how)
     return made if kind == THREADS else _without_collector(made)
 

@@ -18,10 +18,10 @@ from conformance.calls import Local, Remote
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
-    CONTEXTS,
     DEVIATION,
     FAILED,
     LAST_WORD,
+    RARE,
     SAMPLED,
     Finding,
     Outcome,
@@ -286,9 +286,7 @@ def judge_prepared(
     findings = []
     for check in applicable(trial, checks, thorough):
         # Other calls would only go wrong in the same way.
-        if check in (*SAMPLED, *CONTEXTS, "threads", "bare", "gradients") and any(
-            finding.status == FAILED for finding in findings
-        ):
+        if check in (*SAMPLED, *RARE, "bare", "gradients") and any(finding.status == FAILED for finding in findings):
             continue
         findings.append(trial.excused(CHECKS[check](trial), case, check))
         if check in LAST_WORD and findings[-1].status == FAILED:
@@ -351,6 +349,7 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
         derive=lambda case: tried(prepared.derived(case), implementation, False, thorough),
         excuse=excuses(implementation, prepared.device),
         thorough=thorough,
+        theirs=functools.partial(prepared.invoke, Local(prepared.spec.reference)),
     )
 
 

@@ -37,8 +37,13 @@ def _beside(name):
     return module
 
 
-guards, call_contexts, context_calls = map(_beside, ("guards", "call_contexts", "context_calls"))
-process_state, sequence_staging = map(_beside, ("process_state", "sequence_staging"))
+guards, call_contexts, context_calls, mode_calls, native_calls, process_state, sequence_staging = map(
+    _beside,
+    (
+        *("guards", "call_contexts", "context_calls", "mode_calls", "native_calls"),
+        *("process_state", "sequence_staging"),
+    ),
+)
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -201,7 +206,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
         ``process_state.other``; ``before``, None, or "same" or "new" where a call with other contents is made before,
         on the same tensors or on others that lay where they lie; ``gradients``, None or what ``_differentiated`` takes;
-        ``context``, None or what ``context_calls.within`` takes.
+        ``context``, None or what ``context_calls.within`` and ``mode_calls.surroundings`` take.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
     :param passed: Classes of exceptions that are raised on.
     :param stage: The ``sequence_staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
@@ -282,7 +287,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
-        function = context_calls.within(call["context"], function)
+        function = context_calls.within(call["context"], function, native_calls.KINDS)
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
     try:
@@ -292,6 +297,7 @@ def _make(made, function, call, device, guard, offers, passed):
             warnings.catch_warnings(record=True),
             call_contexts.surroundings(call["form"]),
             process_state.other(device) if call["other"] else contextlib.nullcontext(),
+            mode_calls.surroundings(call["context"], device),
             _offered(offers, "conformance_settings", call["op"], call["setting"], call["setting"] is not None),
         ):
             if call["seed"] is not None:

@@ -33,6 +33,8 @@ from conformance.checks.invariance import (
     layout_invariant,
     settings,
 )
+from conformance.checks.modes import autocast, is_cast, modes
+from conformance.checks.native import export, is_batched, is_checked, opcheck, vmap
 from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
 
@@ -58,7 +60,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        *(gradients, fake, compiled, threads),
+        *(gradients, modes, autocast, fake, vmap, opcheck, compiled, export, threads),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
@@ -80,9 +82,24 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
-RARE = {"fake": 32, "compiled": 512, "threads": 128}
+RARE = {
+    **dict.fromkeys(("modes", "autocast", "fake"), 32),
+    **dict.fromkeys(("opcheck", "compiled", "export"), 512),
+    "vmap": 64,
+    "threads": 128,
+}
 """One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
 saved since one of them failed makes that, as its note says."""
+
+_APPLY = {
+    **dict.fromkeys(RARE, in_context),
+    "autocast": is_cast,
+    **dict.fromkeys(("vmap", "export"), is_batched),
+    "opcheck": is_checked,
+    "threads": from_threads,
+    "gradients": differentiable,
+}
+"""Functions that tell whether one of these applies to a trial."""
 
 SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
@@ -122,8 +139,7 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
     left -= {name for name in RARE if note.startswith(f"{name} failed")}
     left |= set() if has_names(trial) else {"keywords"}
     claims = trial.implementation.claims(trial.case.op)
-    left |= {name for name in CONTEXTS if not in_context(trial) or (checks is None and name not in claims)}
-    left |= set() if from_threads(trial) else {"threads"}
-    left |= set() if differentiable(trial) else {"gradients"}
+    left |= {name for name, applies in _APPLY.items() if name not in left and not applies(trial)}
+    left |= {name for name in CONTEXTS if checks is None and name not in claims}
     made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in (*SAMPLED, *left)), *sampled)
     return [check for check in CHECKS if check in named and check in made]

@@ -34,8 +34,8 @@ def _bare(trial: Trial, how: str) -> Finding:
         what = f"in {_WHERE[how]}"
         message = f"called without anything around it, {what}: {found.check}: {found.message}"
         return trial.excused(Finding("bare", FAILED, message, index=found.index), trial.case, found.check)
-    if changed := _changed(trial, outcome.state):
-        return Finding("bare", FAILED, f"called without anything around it, it changed {changed}")
+    if names := changed(trial, outcome.state):
+        return Finding("bare", FAILED, f"called without anything around it, it changed {names}")
     if trial.expected[0].instead is None and (message := difference(trial.ours, outcome, "a call and the same, bare,")):
         return differing(trial, "deterministic", message, outcome)
     return Finding("bare", PASSED)
@@ -44,15 +44,16 @@ def _bare(trial: Trial, how: str) -> Finding:
 def state(trial: Trial) -> Finding:
     """Check that a call leaves its surroundings as they were: generators, modes and flags, the environment; torch's
     generators move where the operator is random. Under other settings too, whatever the call returns there."""
-    if changed := _changed(trial, trial.ours.state):
-        return Finding("state", FAILED, f"the call changed {changed}")
+    if names := changed(trial, trial.ours.state):
+        return Finding("state", FAILED, f"the call changed {names}")
     if not trial.thorough and cases.seed(trial.case) // 13 % OTHER:
         return Finding("state", PASSED)
-    changed = _changed(trial, trial.bare(other=True).state)
+    names = changed(trial, trial.bare(other=True).state)
     where = "where autocast is on, gradients and the garbage collector are off and more is set, "
-    return Finding("state", FAILED if changed else PASSED, changed and f"{where}the call changed {changed}")
+    return Finding("state", FAILED if names else PASSED, names and f"{where}the call changed {names}")
 
 
-def _changed(trial: Trial, names: tuple[str, ...]) -> str:
+def changed(trial: Trial, names: tuple[str, ...]) -> str:
+    """Return in words what a call changed of its surroundings and should not have."""
     drawn = "distribution" in trial.spec.checks
     return ", ".join(name for name in names if not (drawn and name.startswith(GENERATORS)))

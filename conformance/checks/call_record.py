@@ -49,6 +49,10 @@ class Finding(msgspec.Struct, frozen=True):
     """The call that went wrong, where it is another one that follows from the case."""
 
 
+def _no_call(**_: Any) -> Outcome:
+    raise AssertionError("torch's function is not called again here")
+
+
 @dataclasses.dataclass(frozen=True)
 class Trial:
     """One call of one implementation, and all that a check may want to know about it."""
@@ -74,6 +78,8 @@ class Trial:
     """Returns the name of the deviation of torch itself that explains a failed check of a case, or None."""
     thorough: bool = True
     """Whether every form of the call is tried, and not one."""
+    theirs: Callable[..., Outcome] = _no_call
+    """Makes the same call of torch's own function, as ``bare`` does."""
 
     @property
     def configurations(self) -> tuple[str, ...]:

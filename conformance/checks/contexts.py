@@ -29,9 +29,9 @@ from conformance.checks.forms import with_out_or_in_place
 from conformance.checks.invariance import entangled
 from conformance.checks.result import METADATA, sharing, wrong
 
-CONTEXTS = ("fake", "compiled")
-"""The checks of this module but ``threads``. They are made for implementations that claim them alone: others may not be
-made for such calls."""
+CONTEXTS = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
+"""The checks of contexts that are made for implementations that claim them alone: others may not be made for such
+calls."""
 _COMPILED_OUTS = ("right",)
 _FAKE_OUTS = ("right", "empty", "wrong size", "strided")
 
@@ -41,11 +41,11 @@ def fake(trial: Trial) -> Finding:
     one, returns the operands and views that it returns, and resizes what it resizes: as it is, in place and with
     ``out=``."""
     if "fake" not in trial.implementation.claims(trial.case.op):
-        return _unclaimed("fake")
-    for what, derived in _variants(trial, "fake", _FAKE_OUTS):
+        return unclaimed("fake")
+    for what, derived in variants(trial, "fake", _FAKE_OUTS):
         outcome = derived.bare(context={"kind": context_calls.FAKE})
-        if (message := _unlike(derived, outcome)) and not _needs_elements(derived, outcome):
-            return _failed(trial, "fake", derived.case, f"of fake tensors{what}: {message}")
+        if (message := unlike(derived, outcome)) and not _needs_elements(derived, outcome):
+            return failed(trial, "fake", derived.case, f"of fake tensors{what}: {message}")
     return Finding("fake", PASSED)
 
 
@@ -53,9 +53,11 @@ def compiled(trial: Trial) -> Finding:
     """Check that a call that ``torch.compile`` takes into a graph, alone or amid copies of its operands, gives the bits
     of the call outside of it, and leaves them in the operands that it writes."""
     if "compiled" not in trial.implementation.claims(trial.case.op):
-        return _unclaimed("compiled")
+        return unclaimed("compiled")
     faults = []
-    for what, derived in filter(_fits_graph, _variants(trial, "compiled", _COMPILED_OUTS, one=True)):
+    for what, derived in variants(trial, "compiled", _COMPILED_OUTS, one=True):
+        if not fits_graph(derived):
+            continue
         # The lower bits of a seed decide which cases are compiled at all.
         plain, turn = derived.bare(), cases.seed(trial.case) >> 9
         for dynamic, amid in product((False, True), repeat=2):
@@ -69,7 +71,7 @@ def compiled(trial: Trial) -> Finding:
                 faults.append(fault)
                 continue
             words = f"compiled{', with sizes as symbols' * dynamic}{', amid copies of its operands' * amid}{what}"
-            return _failed(trial, "compiled", derived.case, f"{words}: {message}")
+            return failed(trial, "compiled", derived.case, f"{words}: {message}")
     return Finding("compiled", DEVIATION, faults[0]) if faults else Finding("compiled", PASSED)
 
 
@@ -115,7 +117,7 @@ def threads(trial: Trial) -> Finding:
         return Finding("threads", PASSED)
     together = trial.bare(context={"kind": context_calls.THREADS, "seed": cases.seed(trial.case)})
     if together.error is not None:
-        return _failed(trial, "threads", trial.case, f"from two threads at once: raised {describe(together.error)}")
+        return failed(trial, "threads", trial.case, f"from two threads at once: raised {describe(together.error)}")
     count, exact = len(trial.ours.tensors()), "deterministic" in trial.implementation.claims(trial.case.op)
     *results, text = together.value
     places = bytes(text.tolist()).decode().splitlines()
@@ -130,7 +132,7 @@ def threads(trial: Trial) -> Finding:
             message = "" if second else wrong(trial, outcome) and message
         if message:
             which = "the thread with other contents" if second else "the first thread"
-            return _failed(trial, "threads", trial.case, f"in {which}, the first stopped at {place}: {message}")
+            return failed(trial, "threads", trial.case, f"in {which}, the first stopped at {place}: {message}")
     return Finding("threads", PASSED)
 
 
@@ -149,9 +151,8 @@ MOST = 1 << 17
 """The most bytes of operands and results together."""
 
 
-def _fits_graph(variant: tuple[str, Trial]) -> bool:
+def fits_graph(trial: Trial) -> bool:
     """Tell whether torch's compiler takes such a call of any library: an ``out`` has the right size and no gaps."""
-    _, trial = variant
     out = forms.bind(trial.case, trial.inputs)[1].get("out")
     if not isinstance(out, torch.Tensor):
         return True
@@ -174,7 +175,7 @@ def _unlike_plain(trial: Trial, plain: Outcome, outcome: Outcome, amid: bool) ->
         copies = [(when, was, one) for (when, was), one in zip(times, outcome.value[results:], strict=True)]
         value = outcome.value[:results] if isinstance(plain.value, tuple) else outcome.value[0]
         outcome = dataclasses.replace(outcome, value=value, told=None, places=None)
-    if message := _unlike(trial, outcome):
+    if message := unlike(trial, outcome):
         return message
     message = "" if trial.expected[0].instead is not None else difference(plain, outcome, "a call and the same")
     if message and ("deterministic" in trial.implementation.claims(trial.case.op) or wrong(trial, outcome)):
@@ -193,16 +194,18 @@ def _given(trial: Trial, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return context_calls.operands(*forms.bind(trial.case, operands))
 
 
-def _unclaimed(name: str) -> Finding:
+def unclaimed(name: str) -> Finding:
+    """Return the finding of a check that is not made."""
     return Finding(name, UNCLAIMED, "not claimed")
 
 
-def _failed(trial: Trial, name: str, case: Case, message: str) -> Finding:
+def failed(trial: Trial, name: str, case: Case, message: str) -> Finding:
+    """Return the finding that a call that follows from the case, or the case itself, is wrong."""
     found = Finding(name, FAILED, message, case=None if case is trial.case else case)
     return trial.excused(found, case, name)
 
 
-def _variants(trial: Trial, name: str, outs: tuple[str, ...], one: bool = False) -> list[tuple[str, Trial]]:
+def variants(trial: Trial, name: str, outs: tuple[str, ...], one: bool = False) -> list[tuple[str, Trial]]:
     """Return the call itself and calls that follow from it, those that succeed outside of the context. In a trial that
     is not thorough they are the call and one more, in turn; or ``one`` of them all."""
     others = with_out_or_in_place(trial, outs)
@@ -220,22 +223,23 @@ def _is_well(trial: Trial) -> bool:
     return trial.refusal is None and ours.error is None and not malformed(ours.value, trial.reference.value)
 
 
-def _unlike(trial: Trial, outcome: Outcome) -> str:
-    """Say how the metadata of an outcome differ from those of the same call outside of the context; empty: not at
-    all."""
+def unlike(trial: Trial, outcome: Outcome, other: Outcome | None = None, whose: str = "that of the plain call") -> str:
+    """Say how the metadata of an outcome differ from those of another one, without which they are those of the same
+    call outside of the context; empty: not at all."""
+    other = trial.ours if other is None else other
     if outcome.error is not None:
         return f"raised {describe(outcome.error)}"
-    if wrong := malformed(outcome.value, trial.ours.value):
+    if wrong := malformed(outcome.value, other.value):
         return wrong
-    for place, (found, real) in enumerate(zip(outcome.tensors(), trial.ours.tensors(), strict=True)):
-        which = f"result {place}: " if isinstance(trial.ours.value, tuple) else ""
+    for place, (found, real) in enumerate(zip(outcome.tensors(), other.tensors(), strict=True)):
+        which = f"result {place}: " if isinstance(other.value, tuple) else ""
         for name, get in METADATA.items():
             if get(found) != get(real) and (name != "strides" or trial.spec.strides):
-                return f"{which}{name} {get(found)}, that of the plain call is {get(real)}"
-        there, here = (_place(one, result) for one, result in ((outcome, found), (trial.ours, real)))
+                return f"{which}{name} {get(found)}, {whose} is {get(real)}"
+        there, here = (_place(one, result) for one, result in ((outcome, found), (other, real)))
         if there != here:
-            return f"{which}the result is {there}; that of the plain call is {here}"
-    for number, (found, real) in enumerate(zip(outcome.operands, trial.ours.operands, strict=True)):
+            return f"{which}the result is {there}; {whose} is {here}"
+    for number, (found, real) in enumerate(zip(outcome.operands, other.operands, strict=True)):
         if found.shape != real.shape:
             return f"operand {number} then has shape {list(found.shape)}, after the plain call {list(real.shape)}"
     return ""

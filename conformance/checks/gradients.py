@@ -78,17 +78,18 @@ def differentiable(trial: Trial) -> bool:
     if any(isinstance(one, cases.View) or (isinstance(one, Same) and one.is_view) for one in arguments):
         return False
     elements = result.numel() + sum(math.prod(spec.shape) for spec in cases.operands(case))
-    return bool(_floating(case)) and elements <= MOST
+    return bool(floating_operands(case)) and elements <= MOST
 
 
-def _floating(case: Case) -> list[int]:
+def floating_operands(case: Case) -> list[int]:
+    """Return the numbers of the operands that may require a gradient."""
     constants = registry()[case.op].constants(case)
     return [n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype) and n not in constants]
 
 
 def wish(case: Case, result: torch.Tensor) -> Wish:
     """Choose by its seed how a case is differentiated. ``result``: torch's, whose shape and dtype count."""
-    seed, floating = cases.seed(case), _floating(case)
+    seed, floating = cases.seed(case), floating_operands(case)
     some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
     # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
     asked = case if seed // 5 % 4 == 0 else _tamed(case)
@@ -131,7 +132,10 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
 def _overwritten(case: Case) -> list[int | None]:
     """Return what can be changed in place: -1 for the result, and operands that have no two elements at one address."""
     specs = cases.operands(case)
-    return [-1, *(n for n in _floating(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded))]
+    return [
+        -1,
+        *(n for n in floating_operands(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)),
+    ]
 
 
 def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: Any) -> list[Expected | None]:

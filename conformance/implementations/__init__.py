@@ -21,8 +21,9 @@ DEFAULT = "ntops.torch"
 TORCH = "torch"
 TORCH_SPACES = (torch.nn.functional, torch)
 CLAIMS = ("deterministic", "layout_invariant", "batch_invariant", "gradients", "fake", "compiled")
+CLAIMS += ("autocast", "vmap", "opcheck", "export")
 """Checks that fail only implementations that claim them; for others they are measured. For ``gradients`` that holds
-where there are none; wrong ones fail. ``fake`` and ``compiled`` are made for those alone that claim them."""
+where there are none; wrong ones fail. Those after it are made for who claims them alone."""
 FIXED = ":fixed"
 """The suffix of a name of ``CLAIMS``: the claim holds where the kernels' configuration is fixed."""
 

@@ -9,7 +9,8 @@ from conformance.implementations import torch_function
 
 # torch breaks the invariances for some ops (sums are split differently for other layouts and batch sizes). What is
 # composed around its attention, the cache, reads elements on the host.
-conformance_claims = {"*": ("deterministic", "fake", "compiled"), "scaled_dot_product_attention": ("deterministic",)}
+_ALL = ("deterministic", "fake", "compiled", "autocast", "vmap", "export")
+conformance_claims = {"*": _ALL, "scaled_dot_product_attention": ("deterministic",)}
 
 
 def __getattr__(op: str) -> Callable[..., Any]:

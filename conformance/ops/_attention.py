@@ -112,7 +112,10 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
             mask, causal = _triangle(query, arguments.key, offset), False
         options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": arguments.enable_gqa}
         return attend(query, arguments.key, value, scale=arguments.scale, **options)
-    result = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    kind = query.device.type
+    lower = torch.is_autocast_enabled(kind) and query.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(kind) if lower else query.dtype
+    result = query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
     for part in parts(arguments):
         # On CUDA torch 2.11 returns None for an empty batch, and without keys the CPU may pass NaN of queries on.
         if not result[part.batch].numel() or not part.key.shape[-2]:

@@ -68,7 +68,9 @@ def _planted(op: str, wrong: Wrong) -> Wrong:
     return lambda right, *args, **kwargs: with_fake(op, right, wrong)(*args, **kwargs)
 
 
-def _entering(ops: Sequence[str], kind: str, check: str, made: Callable[[str, Wrong], Wrong]) -> Callable[[Any], Any]:
+def entering(ops: Sequence[str], kind: str, check: str, made: Callable[[str, Wrong], Wrong]) -> Callable[[Any], Any]:
+    """Return a decorator that enters a function as a defect of each op. ``made``: what it makes of the function."""
+
     def enter(wrong: Any) -> Any:
         name, about = f"{check}_{wrong.__name__}", " ".join(wrong.__doc__.split())
         for op in ops:
@@ -80,7 +82,7 @@ def _entering(ops: Sequence[str], kind: str, check: str, made: Callable[[str, Wr
 
 def fake(*ops: str) -> Callable[[Any], Any]:
     """Enter the decorated function as the fake kernel of each of these ops, a defect of its own."""
-    return _entering(ops, "fake kernel", "fake", _planted)
+    return entering(ops, "fake kernel", "fake", _planted)
 
 
 def _own(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -201,7 +203,7 @@ def compiled_as(op: str, wrong: Wrong) -> Wrong:
 
 def compiled(*ops: str) -> Callable[[Any], Any]:
     """Enter the decorated function as what each of these ops is in a graph, a defect of its own."""
-    return _entering(ops, "graph", "compiled", compiled_as)
+    return entering(ops, "graph", "compiled", compiled_as)
 
 
 @compiled("exp", "softmax", "mm")

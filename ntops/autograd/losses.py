@@ -26,7 +26,9 @@ def _setup(ctx, inputs, output):
 def _cross_entropy(input, target, weight, ctx):
     """Compute the loss with torch's functions."""
     wide = accumulate_dtype(ctx.dtype)
-    tensors = [one.to(wide) if one is not None and one.is_floating_point() else one for one in (input, target, weight)]
+    # torch takes indices of uint8, but its decomposition for graphs does not.
+    target = target.to(wide if target.is_floating_point() else torch.int64)
+    tensors = [input.to(wide), target, weight if weight is None else weight.to(wide)]
     loss = torch.nn.functional.cross_entropy(
         *tensors, ignore_index=ctx.ignore_index, reduction=ctx.reduction, label_smoothing=ctx.label_smoothing
     )

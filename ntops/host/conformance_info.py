@@ -10,6 +10,7 @@ from ntops._runtime import INTERPRETED
 from ntops.launch import autotuning, configuration, settings
 
 _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
+_OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
 _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
 # softmax and cross_entropy run along any dim of any strides without a copy; compiled, their order of summation depends
@@ -27,9 +28,9 @@ _CLAIMS = {
 
 
 def claims(registered):
-    """Return the claims of all operators; those that are ``registered`` with torch also take fake tensors and
-    ``torch.compile``."""
-    of_torch = {op: (*_CLAIMS.get(op, _ALL), "fake", "compiled") for op in registered}
+    """Return the claims of all operators; those that are ``registered`` with torch also take fake tensors,
+    ``torch.compile`` and autocast."""
+    of_torch = {op: (*_CLAIMS.get(op, _ALL), *_OF_TORCH) for op in registered}
     return {**_CLAIMS, **of_torch}
 
 

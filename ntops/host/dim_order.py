@@ -84,7 +84,7 @@ def result_strides(shape, tensors, has_numbers):
     :param tensors: The tensor operands.
     :param has_numbers: Whether Python numbers are among the operands, too.
     """
-    if not has_numbers and all(tensor.shape == shape for tensor in tensors):
+    if not has_numbers and all(tensor.ndim == len(shape) and tensor.shape == shape for tensor in tensors):
         if all(tensor.is_contiguous() for tensor in tensors):
             return contiguous_strides(shape)
 

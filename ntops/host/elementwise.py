@@ -99,7 +99,8 @@ def check_any_tensor(operands, out):
 def _broadcast_shape(tensors):
     shapes = [tensor.shape for tensor in tensors.values()]
 
-    if all(shape == shapes[0] for shape in shapes):
+    # Of shapes with other numbers of dims no sizes are compared, which would make a guard of a graph.
+    if all(len(shape) == len(shapes[0]) and shape == shapes[0] for shape in shapes):
         return shapes[0]
 
     try:

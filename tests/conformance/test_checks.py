@@ -14,7 +14,7 @@ import torch
 
 from conformance import __main__ as command_line
 from conformance import repro, runner
-from conformance.checks import CHECKS, CONTEXTS
+from conformance.checks import CHECKS, RARE
 from conformance.implementations import load
 from conformance.session import PROFILES, Run
 
@@ -27,10 +27,10 @@ OTHER_OPERANDS = {"layout_invariant", "batch_invariant"}
 
 def search(name: str, folder: Path, examples: int) -> dict[str, str]:
     """What is found in a planted defect, a failure for each check; but for ``memory``, which is the interpreter's and
-    would be the first to tell of the same, for ``threads``, which sees by chance what others see in each run, and for
-    those that only who claims them can fail."""
+    would be the first to tell of the same, for ``gradients``, and for those of contexts, which only who claims them can
+    fail, or which see what others see in each run."""
     planted, found = checks_defects.DEFECTS[name], {}
-    checks = [check for check in CHECKS if check not in ("memory", "threads", "gradients", *CONTEXTS)]
+    checks = [check for check in CHECKS if check not in ("memory", "gradients", *RARE)]
     settings = hypothesis.settings(PROFILES["ci"], max_examples=examples)
     run = Run(load(f"checks_defects:{name}"), CPU, planted.dtypes, checks, folder, settings, 0)
     for dtype in planted.dtypes:

@@ -169,7 +169,7 @@ def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
     """And one that was saved since it failed it."""
 
     def made(case):
-        findings = runner.judge(case, load("torch"), CPU, thorough=thorough).findings
+        findings = runner.judge(case, load("ntops.torch"), CPU, thorough=thorough).findings
         return check in [finding.check for finding in findings]
 
     turn, other = (

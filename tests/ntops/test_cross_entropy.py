@@ -169,3 +169,10 @@ def test_probabilities_that_are_infinite():
     x = _random(3, 2)
     y = torch.tensor([[math.inf, 0.5], [3e38, 3e38], [0.1, 0.2]], device=DEVICE)
     torch.testing.assert_close(cross_entropy(x, y, reduction="none"), F.cross_entropy(x, y, reduction="none"))
+
+
+def test_gradients_of_small_indices_are_compiled():
+    x, target = _random(3, 4).requires_grad_(), torch.tensor([0, 3, 1], dtype=torch.uint8, device=DEVICE)
+    compiled = torch.compile(cross_entropy, backend="aot_eager", fullgraph=True)
+    found, expected = (torch.autograd.grad(one(x, target), x)[0] for one in (compiled, cross_entropy))
+    torch.testing.assert_close(found, expected)

@@ -109,6 +109,23 @@ def _random(*shape):
     return torch.randn(*shape, device=tensor(1).device)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "others"),
+    [((6, 5), (5,), ((5, 5), (5,))), ((7, 1), (7,), ((3, 1), (9,))), ((5,), (6, 5), ((5,), (5, 5)))],
+)
+def test_a_program_does_not_depend_on_whether_other_dims_are_as_long(first, second, others):
+    class Sum(torch.nn.Module):
+        def forward(self, a, b):
+            return ntops.torch.add(a, b)
+
+    sizes = tuple(
+        {dim: torch.export.Dim.AUTO for dim, size in enumerate(shape) if size > 1} for shape in (first, second)
+    )
+    program = torch.export.export(Sum(), (_random(*first), _random(*second)), dynamic_shapes=sizes).module()
+    a, b = (_random(*shape) for shape in others)
+    assert torch.equal(program(a, b), a + b)
+
+
 N = ntops.torch
 DYNAMIC = {
     "add": (lambda a, b: N.add(a, b, alpha=2), lambda n: (_random(n, n + 3), _random(n + 3))),

@@ -1,0 +1,153 @@
+"""Checks of a call under torch's modes and flags: autocast, as torch's own function is cast, and reduced precision."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conformance import cases, context_calls, forms, mode_calls
+from conformance import spec as specs
+from conformance.checks.bare import changed
+from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
+from conformance.checks.contexts import failed, in_context, unclaimed, unlike, variants
+from conformance.checks.invariance import entangled
+from conformance.checks.result import failing, inputs_unchanged, judged
+from conformance.forms import is_torchs
+from conformance.spec import Call
+
+_LOWER = ("bfloat16", "float16")
+"""The dtypes to which autocast casts."""
+
+
+def modes(trial: Trial) -> Finding:
+    """Check that a call is right, and leaves all flags as they are, where torch's flags allow less precision (TF32,
+    sums of half types) and where they forbid it. TF32 is allowed to those products that torch makes with it."""
+    turn = cases.seed(trial.case) >> 8 & 1
+    for reduced in (False, True) if trial.thorough else (bool(turn),):
+        outcome = trial.bare(context={"kind": mode_calls.FLAGS, "reduced": reduced})
+        found = failing(trial, outcome)
+        if found and reduced:
+            # The bound of products of float32 is another one then.
+            with mode_calls.reduced_precision(True):
+                found = failing(dataclasses.replace(trial), outcome)
+        words = f"where torch's flags {'allow' if reduced else 'forbid'} reduced precision"
+        if found:
+            message = f"{words}: {found.check}: {found.message}"
+            return trial.excused(Finding("modes", FAILED, message, index=found.index), trial.case, found.check)
+        if names := changed(trial, outcome.state):
+            return Finding("modes", FAILED, f"{words}, the call changed {names}")
+    return Finding("modes", PASSED)
+
+
+def autocast(trial: Trial) -> Finding:
+    """Check that a call inside of ``torch.autocast`` gives what torch's function of that name gives there: its dtype
+    and strides, and the values of the call with operands cast as torch casts them. So it is with ``out=`` and in
+    place."""
+    if "autocast" not in trial.implementation.claims(trial.case.op):
+        return unclaimed("autocast")
+    for what, derived in variants(trial, "autocast", ("right",), one=True):
+        turn = cases.seed(trial.case) >> 9 & 1
+        for lower in _LOWER if trial.thorough else (_LOWER[turn],):
+            if message := _unlike_torchs(derived, lower):
+                words = f"inside of torch.autocast(dtype=torch.{lower}){what}"
+                return failed(trial, "autocast", derived.case, f"{words}: {message}")
+    return Finding("autocast", PASSED)
+
+
+def is_cast(trial: Trial) -> bool:
+    """Tell whether ``autocast`` applies to a call: to one of a function of torch's own that draws nothing, writes to no
+    KV cache (to which torch's function writes nothing), and whose operands are apart, in the plain form and small."""
+    kwargs, random = trial.case.kwargs, "distribution" in trial.spec.checks
+    cached = trial.spec.writes(trial.case) and "out" not in kwargs and kwargs.get("inplace") is not True
+    apart = not cached and not entangled(trial.case)
+    return in_context(trial) and is_torchs(trial.case.op) and not random and apart
+
+
+def _unlike_torchs(trial: Trial, lower: str) -> str:
+    """Say how a call inside of autocast differs from torch's; empty: not at all, or torch refuses it there."""
+    context = {"kind": mode_calls.AUTOCAST, "dtype": lower}
+    theirs = trial.theirs(context=context)
+    if theirs.error is not None:
+        return ""
+    outcome = trial.bare(context=context)
+    if outcome.error is not None:
+        return f"raised {describe(outcome.error)}"
+    # torch's CPU and CUDA resize an ``out`` to different strides.
+    loose = dataclasses.replace(trial, spec=dataclasses.replace(trial.spec, strides=False))
+    if message := unlike(loose, outcome, theirs, "torch's"):
+        return message
+    if names := changed(trial, outcome.state):
+        return f"the call changed {names}"
+    unchanged = inputs_unchanged(dataclasses.replace(trial, ours=outcome))
+    return unchanged.message if unchanged.status == FAILED else _values(trial, context, theirs, outcome)
+
+
+def _values(trial: Trial, context: dict[str, Any], theirs: Outcome, outcome: Outcome) -> str:
+    """Say how strides and values differ from those of the call with operands as torch casts them."""
+    # How that is shows in torch's results: which of these calls has the same ones.
+    kinds = (None, getattr(torch, context["dtype"]), torch.float32)
+    tried = []
+    for dtype in kinds:
+        inputs = trial.inputs if dtype is None else _cast(trial, dtype)
+        made = trial.theirs(inputs=inputs)
+        if made.error is None and _of_a_kind(made, theirs):
+            tried.append((dtype, inputs, made))
+    messages = []
+    for dtype, inputs, made in [one for one in tried if not difference(theirs, one[-1])] or tried:
+        plain = trial.bare(inputs=inputs)
+        message = unlike(trial, outcome, plain, "that of the call of cast operands")
+        if not message and difference(plain, outcome):
+            found = judged(with_operands(trial, inputs, made), outcome)
+            message = found.message if found.status == FAILED else ""
+        if not message:
+            return "" if dtype is None else _mixed(trial, context, dtype, outcome)
+        messages.append(message)
+    return next(iter(messages), "")
+
+
+def _mixed(trial: Trial, context: dict[str, Any], dtype: torch.dtype, outcome: Outcome) -> str:
+    """Say how the call differs if one operand has the dtype already to which autocast casts all others."""
+    cast = _cast(trial, dtype)
+    numbers = [n for n, (one, was) in enumerate(zip(cast, trial.inputs, strict=True)) if one.dtype != was.dtype]
+    if len(numbers) < 2 or "deterministic" not in trial.implementation.claims(trial.case.op):
+        return ""
+    number = numbers[cases.seed(trial.case) // 3 % len(numbers)]
+    inputs = [*trial.inputs]
+    inputs[number] = cast[number]
+    if trial.theirs(context=context, inputs=inputs).error is not None:
+        return ""
+    message = difference(outcome, trial.bare(context=context, inputs=inputs), "operands of one dtype and of two")
+    return message and f"operand {number} being {dtype}, {message}"
+
+
+def with_operands(trial: Trial, inputs: Sequence[torch.Tensor], theirs: Outcome) -> Trial:
+    """Return the trial of the same call with other operands. ``theirs``: torch's answer to that."""
+    args, kwargs = forms.bind(trial.case, inputs)
+    results = tuple(one.detach().cpu() for one in theirs.tensors())
+    call = Call(tuple(args), kwargs, results if isinstance(theirs.value, tuple) else results[0])
+    # That of the trial may remember the answer for its operands.
+    spec = dataclasses.replace(trial.spec, expected=specs.registry()[trial.case.op].expected)
+    return dataclasses.replace(trial, spec=spec, inputs=tuple(inputs), reference=theirs, call=call)
+
+
+def _cast(trial: Trial, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return the operands as autocast casts them."""
+    writes = trial.spec.writes(trial.case)
+
+    def one(number: int, tensor: torch.Tensor) -> torch.Tensor:
+        eligible = tensor.is_floating_point() and tensor.dtype != torch.float64 and number not in writes
+        return tensor.to(dtype) if eligible else tensor
+
+    return context_calls.copied([one(*pair) for pair in enumerate(trial.inputs)])
+
+
+def _of_a_kind(first: Outcome, second: Outcome) -> bool:
+    """Tell whether results have the same dtypes."""
+
+    def dtypes(outcome: Outcome) -> Any:
+        return [one.dtype for one in outcome.tensors()]
+
+    return not malformed(first.value, second.value) and dtypes(first) == dtypes(second)

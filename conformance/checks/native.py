@@ -1,0 +1,166 @@
+"""Checks of calls that only libraries take that are registered with torch's dispatcher: ``torch.func.vmap``,
+``torch.library.opcheck`` and ``torch.export``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conformance import cases, context_calls, forms, native_calls
+from conformance.checks.call_record import PASSED, Finding, Outcome, Trial, describe, difference, malformed
+from conformance.checks.contexts import failed, fits_graph, from_threads, in_context, unclaimed
+from conformance.checks.gradients import differentiable, floating_operands
+from conformance.checks.invariance import entangled
+from conformance.checks.modes import with_operands
+from conformance.checks.result import judged
+from strategies import layouts
+
+
+def vmap(trial: Trial) -> Finding:
+    """Check that ``torch.func.vmap`` of the call gives the results of a loop of calls, whichever operands have a batch,
+    and in whichever dim. What torch's function refuses there may be refused, and anything by NotImplementedError."""
+    if "vmap" not in trial.implementation.claims(trial.case.op):
+        return unclaimed("vmap")
+    given, seed = _given(trial), cases.seed(trial.case) >> 8
+    batched = [place for place in range(len(given)) if seed >> place & 1] or [seed % len(given)]
+    dims = [seed // 7 % (one.ndim + 1) if place in batched else None for place, one in enumerate(given)]
+    other = context_calls.copied(trial.inputs, other=True)
+    numbers = [_number(trial, given[place]) for place in batched]
+    mixed = [other[number] if number in numbers else one for number, one in enumerate(trial.inputs)]
+    loop = {False: trial.bare(), True: trial.bare(inputs=mixed)}
+    # Other contents may be refused for what they are.
+    if any(one.error is not None or malformed(one.value, trial.ours.value) for one in loop.values()):
+        return Finding("vmap", PASSED)
+    context = {"kind": native_calls.VMAP, "dims": dims}
+    outcome = trial.bare(context=context)
+    where = f"in a batch of torch.func.vmap(in_dims={tuple(dims)})"
+    if outcome.error is not None:
+        refused = isinstance(outcome.error, NotImplementedError) or trial.theirs(context=context).error is not None
+        return (
+            Finding("vmap", PASSED) if refused else _wrong(trial, "vmap", f"{where}: raised {describe(outcome.error)}")
+        )
+    count = len(trial.ours.tensors())
+    if len(outcome.value) != count * len(native_calls.BATCH):
+        return _wrong(trial, "vmap", f"{where}: returned another number of results than {count}")
+    for number, contents in enumerate(native_calls.BATCH):
+        part = _some(trial, outcome, number)
+        inputs = mixed if contents else trial.inputs
+        if message := _unlike(trial, inputs, loop[contents], part, "a call of a loop and of vmap"):
+            found = _wrong(trial, "vmap", f"{where}, part {number}: {message}")
+            return trial.excused(found, trial.case, "values")
+    return Finding("vmap", PASSED)
+
+
+def is_batched(trial: Trial) -> bool:
+    """Tell whether ``vmap`` and ``export`` apply to a call: as to ``threads``, and no operand is a part of another."""
+    return from_threads(trial) and not entangled(trial.case) and bool(trial.inputs)
+
+
+def opcheck(trial: Trial) -> Finding:
+    """Check with ``torch.library.opcheck`` the operators that a call is made of: that schemas say what is written and
+    returned, that kernels of fake tensors and of gradients are registered, and that graphs compute the same."""
+    claims = trial.implementation.claims(trial.case.op)
+    if "opcheck" not in claims:
+        return unclaimed("opcheck")
+    wanted: list[int] = []
+    # torch's own copy of an expanded operand lies otherwise, and so sums may be added in another order.
+    apart = not any(layouts.overlaps(one.layout) or one.layout.expanded for one in cases.operands(trial.case))
+    if "gradients" in claims and apart and differentiable(trial) and cases.seed(trial.case) >> 11 & 1:
+        floating = [one for number, one in enumerate(trial.inputs) if number in floating_operands(trial.case)]
+        wanted = [place for place, one in enumerate(_given(trial)) if any(one is other for other in floating)]
+    outcome = trial.bare(context={"kind": native_calls.OPCHECK, "wanted": wanted})
+    if outcome.error is None:
+        return Finding("opcheck", PASSED)
+    return _wrong(trial, "opcheck", f"in torch.library.opcheck: {describe(outcome.error)}")
+
+
+def is_checked(trial: Trial) -> bool:
+    """Tell whether ``opcheck`` applies to a call: torch makes graphs of it, and its tools take its operands, which have
+    elements."""
+    return in_context(trial) and fits_graph(trial) and all(one.numel() for one in trial.inputs)
+
+
+def export(trial: Trial) -> Finding:
+    """Check that a program of ``torch.export`` of the call, with dynamic sizes, gives the result of the call, and that
+    of a call of a part of the batch. What torch's function refuses there may be refused."""
+    if "export" not in trial.implementation.claims(trial.case.op):
+        return unclaimed("export")
+    plain, strict = trial.bare(), bool(cases.seed(trial.case) >> 11 & 1)
+    parts, inputs = _part(trial)
+    context = {"kind": native_calls.EXPORT, "strict": strict, "parts": parts}
+    outcome, where = trial.bare(context=context), f"exported{', strictly' * strict}"
+    if outcome.error is not None:
+        if trial.theirs(context=context).error is not None:
+            return Finding("export", PASSED)
+        return _wrong(trial, "export", f"{where}: raised {describe(outcome.error)}")
+    count = len(trial.ours.tensors())
+    if len(outcome.value) != count * (1 + bool(parts)):
+        return _wrong(trial, "export", f"{where}: returned another number of results than {count}")
+    if message := _unlike(trial, trial.inputs, plain, _some(trial, outcome, 0), "a call and the same exported"):
+        return _wrong(trial, "export", f"{where}: {message}")
+    if parts:
+        alone, found = trial.bare(inputs=inputs), _some(trial, outcome, 1)
+        if message := _unlike(trial, inputs, alone, found, "a call of a part of the batch and the same exported"):
+            return _wrong(trial, "export", f"{where}: {message}")
+    return Finding("export", PASSED)
+
+
+def _part(trial: Trial) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return the arguments of ``narrow`` of each tensor argument for a part of the batch, and the operands of that
+    part; both empty where there is none."""
+    batch = trial.spec.batch(trial.case)
+    # Which strides a result has may follow from which of two sizes is larger, and the program is for that alone.
+    if batch is None or batch.size < 4 or not all(one.is_contiguous() for one in trial.inputs):
+        return [], []
+    # A program may be for sizes that differ: a part is none of them long.
+    taken = {size for one in trial.inputs for size in one.shape}
+    lengths = [length for length in range(2, batch.size - 1) if length not in taken]
+    if not lengths:
+        return [], []
+    length = lengths[cases.seed(trial.case) // 5 % len(lengths)]
+    narrow = [None if dim is None else (dim, 1, length) for dim in batch.operands]
+    inputs = [one if to is None else one.narrow(*to) for one, to in zip(trial.inputs, narrow, strict=True)]
+    return [narrow[_number(trial, one)] for one in _given(trial)], inputs
+
+
+def _given(trial: Trial) -> list[torch.Tensor]:
+    """Return the tensor arguments of the call, each once."""
+    return context_calls.operands(*forms.bind(trial.case, trial.inputs))
+
+
+def _number(trial: Trial, argument: torch.Tensor) -> int:
+    """Return the number of the operand that an argument is."""
+    return next(number for number, one in enumerate(trial.inputs) if one is argument)
+
+
+def _some(trial: Trial, outcome: Outcome, number: int) -> Outcome:
+    """Return the outcome of one call out of that of several, whose results follow each other."""
+    count = len(trial.ours.tensors())
+    value = tuple(outcome.value[number * count : (number + 1) * count])
+    value = value if isinstance(trial.ours.value, tuple) else value[0]
+    return dataclasses.replace(outcome, value=value, told=None, places=None)
+
+
+def _unlike(trial: Trial, inputs: Sequence[torch.Tensor], plain: Outcome, outcome: Outcome, what: str) -> str:
+    """Say how an outcome differs from the plain call of the same operands, beyond the bound; empty: not at all."""
+    message = difference(plain, outcome, what)
+    if message and _alike(plain, outcome):
+        answer = trial.theirs(inputs=inputs)
+        found = judged(with_operands(trial, inputs, answer), outcome) if answer.error is None else None
+        return found.message if found and found.status != PASSED else ""
+    return message
+
+
+def _alike(first: Outcome, second: Outcome) -> bool:
+    """Tell whether results have the same shapes and dtypes."""
+    if malformed(second.value, first.value):
+        return False
+    pairs = zip(first.tensors(), second.tensors(), strict=True)
+    return all((one.shape, one.dtype) == (other.shape, other.dtype) for one, other in pairs)
+
+
+def _wrong(trial: Trial, name: str, message: str) -> Finding:
+    return failed(trial, name, trial.case, message)
