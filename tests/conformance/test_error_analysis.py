@@ -142,6 +142,13 @@ def test_not_a_number_is_sure_where_the_operand_is():
     assert not analysed(lambda x: (x * 1e-30) * float("inf"), tiny).judged.any()
 
 
+def test_sums_of_nothing():
+    x = torch.zeros(2, 0)
+    for function, value in ((lambda x: x.logsumexp(-1), -float("inf")), (lambda x: x.sum(-1), 0.0)):
+        found = analysed(function, x)
+        assert (found.value.tolist(), found.judged.all()) == ([value, value], True)
+
+
 def test_labels_may_be_narrow():
     x, labels = torch.randn(3, 7), torch.tensor([0, 6, 2])
     for dtype in (torch.uint8, torch.int64):
