@@ -13,7 +13,8 @@ from conformance import cases
 from conformance.cases import Argument, Case, DType, Same
 from conformance.ops import _sizes
 from conformance.spec import parameters, registry
-from strategies import layouts, models, shapes, tensors
+from strategies import layouts, models, tensors
+from strategies.dtypes import is_floating
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 
@@ -23,7 +24,7 @@ _BATCH, _SEVERAL, _SHORT_ROWS = st.integers(1, 3), st.integers(2, 4), st.integer
 _FLAG = st.booleans()
 OUTER = (64, 128), (1025, 1500)
 """Rows and columns of a column beside a row: more results than 16 bits count, of more columns than a block has."""
-STATISTICS = ((4, (0, 2, 3)), (4, (0, 2, 3)), (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
+STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
 """Dims of so many that models reduce: all but the channels, pixels, tokens, or all but the features."""
 
 
@@ -92,7 +93,7 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
 
 def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:
     """Calls of an op over a dim, or, if it takes ``several``, over dims: of activations, of many short rows, of
-    statistics."""
+    statistics, of hidden states."""
     return lambda dtypes: _of_rows(cases_of(tuple(dtypes)), several)
 
 
@@ -102,21 +103,27 @@ def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> 
     layout, dim = None, -1
     float64 = _is_float64(case)
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
-    kind = draw(st.sampled_from(("activations", "short", "statistics", "statistics")))
-    if kind == "activations":
+    # A result of another shape has another ``out``.
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    input = case.args[0]
+    assert isinstance(input, TensorSpec)
+    kind = draw(st.sampled_from(("activations", "short", "statistics", "statistics", "hidden", "hidden")))
+    if kind == "activations" or (float64 and kind != "statistics"):
         ((shape, layout),) = draw(models.activations(budget))
-    elif kind == "short" and not float64:
+    elif kind == "short":
         shape = draw(_short())
+    elif kind == "hidden":
+        # The plainest of calls: of numbers that all count, in the dtype that they have.
+        columns = draw(models.widths(models.HIDDEN, budget // 4))
+        shape = (draw(st.integers(1, max(budget // columns, 1))), columns)
+        input = msgspec.structs.replace(input, specials=())
+        if is_floating(input.dtype):
+            kwargs.pop("dtype", None)
     else:
         rank, dim = draw(st.sampled_from(STATISTICS if several else ((3, 1), (4, 1))))
         few = [draw(_SEVERAL) for _ in range(rank - 2)]
         most = math.isqrt(budget // math.prod(few))
-        shape = (*few, *(draw(shapes.near(most)) for _ in range(2)))
-
-    input = case.args[0]
-    assert isinstance(input, TensorSpec)
-    # A result of another shape has another ``out``.
-    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+        shape = (*few, *(draw(st.integers(max(most // 2, 1), most)) for _ in range(2)))
     args = (_resized(draw, input, shape, layout), dim, *case.args[2:])
     return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
 
