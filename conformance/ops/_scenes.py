@@ -119,6 +119,7 @@ def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> 
         input = msgspec.structs.replace(input, specials=())
         if is_floating(input.dtype):
             kwargs.pop("dtype", None)
+            input = msgspec.structs.replace(input, values=draw(st.sampled_from((input.values, "normal"))))
     else:
         rank, dim = draw(st.sampled_from(STATISTICS if several else ((3, 1), (4, 1))))
         few = [draw(_SEVERAL) for _ in range(rank - 2)]

@@ -13,9 +13,8 @@ from conformance.selftest.defect_registry import plant_state
 from conformance.selftest.state import apart
 
 Function = Callable[..., Any]
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 KIND = "state: refusals"
-OPTIONAL = ("alpha", "beta", "eps", "weight", "bias", "keepdim", "approximate", "rounding_mode", "interleaved", "scale", "is_causal")
+OPTIONAL = ("alpha", "beta", "eps", "weight", "bias", "approximate", "rounding_mode", "interleaved", "scale")
 ALONG_DIMS = "softmax log_softmax amax argmax logsumexp sum mean"
 WITH_OPTIONS = "add sub div addmm layer_norm rms_norm gelu rotary_position_embedding scaled_dot_product_attention"
 SOME = "mul exp eq bitwise_and clamp mm bmm fused_gated_mlp dequantize_fp8"

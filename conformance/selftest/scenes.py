@@ -94,9 +94,9 @@ def summed_over_the_batch_alone(step: Step) -> Gradients:
 def mask_of_sequences(right: Right, *args: Any, **kwargs: Any) -> Any:
     """A mask of three dims is taken for one of each sequence where there are as many of them as heads."""
     query, mask = args[0] if args else None, kwargs.get("attn_mask")
-    if isinstance(query, torch.Tensor) and isinstance(mask, torch.Tensor) and mask.ndim == 3 and query.ndim == 4:
-        if query.shape[0] == query.shape[1] == mask.shape[0] > 1:
-            kwargs = {**kwargs, "attn_mask": mask[:, None]}
+    both = isinstance(query, torch.Tensor) and isinstance(mask, torch.Tensor)
+    if both and mask.ndim == 3 and query.ndim == 4 and query.shape[0] == query.shape[1] == mask.shape[0] > 1:
+        kwargs = {**kwargs, "attn_mask": mask[:, None]}
     return attention("", right, *args, **kwargs)
 
 
