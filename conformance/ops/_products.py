@@ -181,7 +181,7 @@ def token(draw: st.DrawFn, float64: bool) -> tuple[int, int, int]:
     """(M, K, N) of the commonest of calls: one token, now and then a few, times a weight of many rows and columns."""
     weights = _sizes.PRODUCT_WEIGHT_FLOAT64 if float64 else _sizes.PRODUCT_WEIGHT
     terms = draw(models.widths(models.WIDTHS, weights // 65))
-    columns = max(weights // terms - draw(st.integers(0, 40)), 65)
+    columns = min(max(weights // terms - draw(st.integers(0, 40)), 65), 4096)
     return draw(st.sampled_from((1, 1, 1, 2, 3, 4))), terms, columns
 
 
