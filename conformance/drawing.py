@@ -29,8 +29,9 @@ def settings(examples: int) -> hypothesis.settings:
         report_multiple_bugs=True,
         phases=(Phase.generate, Phase.shrink),
         verbosity=Verbosity.quiet,
-        # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature.
-        suppress_health_check=(HealthCheck.too_slow,),
+        # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature. Small calls are few among
+        # those of products and attention.
+        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
     )
 
 

@@ -32,6 +32,9 @@ of 16 buffers holds."""
 WARM = 48
 """The number of calls of one shape on the same tensors in the second of as many: a recording that is made once a call
 was frequent has to be replayed with the tensors' present contents."""
+AFTER_REFUSALS = (("dim", 0), ("word", 0), ("twin", 3), ("twin", 5), ("causal", 1))
+"""The variations of the ordinary case that follow refused calls at the end of each sequence: of another dim or with
+options, they may meet what the refused call has left. Any calls follow a few more."""
 ELEMENTS = 2048
 """The most elements of the operands of a call in half the sequences: few caches depend on them, and small calls are
 quick to judge."""
@@ -99,6 +102,22 @@ def _sequences(draw: st.DrawFn, spec: OpSpec, dtypes: tuple[str, ...]) -> CallSe
     ring = (Step(ordinary, draw(_MEMORY), "kept", times=RING), Step(ordinary, "same", "dropped", times=WARM))
     middle = len(order) // 2
     return CallSequence(steps=tuple(step for pair in (*order[:middle], ring, *order[middle:]) for step in pair))
+
+
+@cache
+def _refusals(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[tuple[Case, Case]]:
+    """Return the strategy of a refused call and a legal one."""
+    return st.tuples(_refused(op, dtypes), _small(op, dtypes, _is_any))
+
+
+def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Iterator[Step]:
+    """Yield refused calls, and after each a legal one."""
+    for place, (refused, legal) in enumerate(drawn):
+        yield Step(refused)
+        if place < len(AFTER_REFUSALS):
+            name, number = AFTER_REFUSALS[place]
+            legal = vary(VARIATIONS[name], ordinary, number)
+        yield Step(legal)
 
 
 def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
@@ -548,5 +567,8 @@ def drawn(op: str, dtypes: Sequence[str], examples: int, seed: int) -> Iterator[
         # The first is the simplest there is, and the same in each round.
         for number, sequence in enumerate(found[1 : 1 + count], start):
             times = (1, (RING, WARM, 1)[number % RINGS])
-            steps = tuple(step for step in sequence.steps if step.times in times)
-            yield CallSequence(steps=steps)
+            ordinary = next(step.case for step in sequence.steps if step.times == RING)
+            steps = (step for step in sequence.steps if step.times in times)
+            # Drawn apart, so that all else is as it would be without them.
+            refused = drawing.drawn(_refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}", session.ROUND)
+            yield CallSequence(steps=(*steps, *_after_refusals(ordinary, refused[1:])))

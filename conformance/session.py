@@ -42,6 +42,8 @@ REFUSED_SHARE = 4
 LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
 """One large call is drawn for so many others: there are fewer where kernels are interpreted, and still fewer in
 profiles that have to be quick."""
+SCENES_SHARE = 6
+"""One call of a model's scenes is drawn for so many legal ones."""
 
 FATAL = {CRASH: 12, TIMEOUT: 3}
 """Failures that cost a process, with the number of such cases after which a search is given up: a fresh process takes
@@ -389,7 +391,7 @@ class Round:
     """A few cases that Hypothesis draws in one go."""
 
     kind: str
-    """"legal", "refused" or "large"."""
+    """"legal", "refused", "large" or "scenes"."""
     start: int
     """The number of cases of the kind that were drawn before."""
     examples: int
@@ -410,6 +412,8 @@ def rounds(
 
     ``refused``: calls that torch refuses. ``dtypes``: the dtypes that may be mixed in one call. ``large``: after the
     others, calls of up to so many elements.
+
+    Where the op has scenes, they are the last rounds of legal calls.
     """
     spec, all_examples = specs.registry()[op], settings.max_examples
     if refused:
@@ -421,6 +425,9 @@ def rounds(
             share = LARGE_SHARE_OF_QUICK
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
+        # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
+        if spec.scenes is not None:
+            kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
     for kind, cases_of, examples in kinds:
         # Calls that torch refuses may mix what legal ones do not.
         others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []

@@ -142,6 +142,9 @@ class OpSpec:
     """The oracle and its bound, for each result where there are several."""
     large: Callable[[int], Callable[[Sequence[str]], SearchStrategy[Case]]] | None = None
     """``cases`` of up to so many elements; None: there are none of their own."""
+    scenes: Callable[[Sequence[str]], SearchStrategy[Case]] | None = None
+    """Calls that models make all the time, and ``cases`` hardly ever draws, since many things come together in them:
+    they are drawn beside those, and take no share of theirs; None: there are none."""
     defined: Callable[[Case], Case] = lambda case: case
     """Returns a case that was derived from a legal one; or one like it, where torch does not define the result of that
     one, or an implementation need not take it."""

@@ -136,10 +136,12 @@ def attentions(
     work: int = 1 << 20,
     float64_work: int = 1 << 14,
     large: int = 0,
+    scenes: bool = False,
 ) -> Attention:
     """A call that torch takes: at most ``work`` products of elements of queries, keys and values together, with
     float64 ``float64_work``, which an oracle evaluates in extended precision. ``large``: instead, but for float64,
-    many heads, sequences, keys or queries, of about so many elements at most."""
+    many heads, sequences, keys or queries, of about so many elements at most. ``scenes``: as many sequences as heads,
+    and a mask of three dims, which is of heads all the same."""
     dtype = draw(_dtypes.dtypes(dtypes))
     long = square = plain = False
     if large and dtype != "float64":
@@ -149,6 +151,8 @@ def attentions(
         plain = found.dim > 32 and draw(_FLAG)
         # A position in each cache is written out in the case: of few sequences only.
         form = "none" if square or long or plain else draw(st.sampled_from((*("none",) * 4, "views", "elsewhere")))
+    elif scenes:
+        form, found = "none", draw(_as_many(dtype == "float64"))
     else:
         form = draw(st.sampled_from((*("none",) * 3, "views", "elsewhere", "position", "positions")))
         found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
@@ -194,8 +198,8 @@ def attentions(
         cache = Positions(*caches, slot, draw(_FLAG))
 
     # The call with neither is the commonest.
-    masked = not plain and draw(_ONE_OF_THREE if large or form == "none" else _FLAG)
-    mask = draw(masks(found, dtype)) if masked and not square else None
+    masked = scenes or (not plain and draw(_ONE_OF_THREE if large or form == "none" else _FLAG))
+    mask = draw(masks(found, dtype, 3 if scenes else None)) if masked and not square else None
     possible = _NOT_CAUSAL if long or mask is not None else _CAUSAL
     if square or plain:
         possible = _PLAIN if plain else _SQUARE
@@ -294,6 +298,16 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
     if form != "none" and draw(_RARELY):
         new = draw(st.integers(0, keys))
     return Sizes(batch, heads, ratio, queries, keys, new, dim, value_dim)
+
+
+@st.composite
+def _as_many(draw: st.DrawFn, float64: bool) -> Sizes:
+    """As many sequences as query heads."""
+    ratio, heads = draw(st.sampled_from(((1, 2), (1, 3), (2, 1), (2, 2), (1, 4))))
+    most = 9 if float64 else 24
+    queries, keys = draw(sizes(1, most)), draw(sizes(2, most))
+    dim = draw(sizes(1, 16 if float64 else 64))
+    return Sizes(heads * ratio, heads, ratio, queries, keys, min(queries, keys), dim, dim)
 
 
 @st.composite
@@ -398,13 +412,14 @@ def _padded(draw: st.DrawFn, found: Sizes, kind: str) -> TensorSpec:
 
 
 @st.composite
-def masks(draw: st.DrawFn, found: Sizes, dtype: str) -> TensorSpec:
-    """A mask of the scores: bool, of the queries' dtype or float32 for half types; of any shape of two dims or more
-    that broadcasts; with rows that are masked as a whole."""
+def masks(draw: st.DrawFn, found: Sizes, dtype: str, rank: int | None = None) -> TensorSpec:
+    """A mask of the scores: bool, of the queries' dtype or float32 for half types; of any shape of two dims or more, or
+    of ``rank`` dims, that broadcasts; with rows that are masked as a whole."""
     kinds = ("bool", dtype, "float32") if dtype in _dtypes.HALF else ("bool", dtype)
     kind = draw(st.sampled_from(kinds))
     scores = found.scores()
-    shape = scores[draw(st.sampled_from((0, 0, 1, 2))) % (len(scores) - 1) :]
+    first = len(scores) - rank if rank else draw(st.sampled_from((0, 0, 1, 2))) % (len(scores) - 1)
+    shape = scores[first:]
     # Bit n is for the n-th dim from the last.
     ones = draw(st.integers(0, 15)) if draw(_FLAG) else 0
     shape = tuple(1 if ones >> (len(shape) - 1 - dim) & 1 else size for dim, size in enumerate(shape))

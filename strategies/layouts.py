@@ -179,6 +179,7 @@ _layouts = st.composite(draw_layout)
 # Made once: Hypothesis spends more time on validating a strategy than on drawing from it.
 _FLAG, _STEP, _PADDING = st.booleans(), st.integers(1, 3), st.sampled_from((0, 1, 3, 8, 16))
 _PARTS, _PART_OF_MIXED = st.sampled_from((2, 3)), st.integers(0, 2).map(lambda n: n == 2)
+_CUT = st.sampled_from((1, 1, 2, 5))
 # Odd offsets leave an element's own alignment only; powers of two keep 16 bytes for some types and not for others.
 _OFFSET = st.sampled_from((1, 2, 3, 4, 7, 8, 16, 33))
 
@@ -221,6 +222,26 @@ def _drawn(draw: st.DrawFn, kind: str, shape: Shape, expand: bool) -> Layout:
     if layout_class(mixed, shape) == "mixed":
         return mixed
     return Layout(steps=tuple(2 if dim == wide[0] else 1 for dim in range(rank)), offset=1)
+
+
+def cut(draw: st.DrawFn, shape: Shape) -> Layout:
+    """A token or a few less than there are: the dim before the last is cut at its front or its end, so that with the
+    dims before it it is not one dim."""
+    rows, more = shape[-2], draw(_CUT)
+    if rows < 2 or math.prod(shape[:-2]) < 2:
+        return part(draw, shape, range(len(shape)))
+    offset = draw(st.sampled_from((more, 0))) * shape[-1]
+    return Layout(padding=(*(0 for _ in shape[:-2]), more, 0), offset=offset)
+
+
+def turned(shape: Shape, place: int) -> Layout:
+    """Two neighbouring dims stored in the other order: the last two, or those ``place`` dims before them; all dims
+    reversed where that would not show."""
+    order = list(range(len(shape)))
+    first = max(len(shape) - 2 - place, 0)
+    order[first : first + 2] = order[first + 1], order[first]
+    found = Layout(order=tuple(order))
+    return found if layout_class(found, shape) != "contiguous" else Layout(order=tuple(reversed(range(len(shape)))))
 
 
 def part(draw: st.DrawFn, shape: Shape, order: Sequence[int]) -> Layout:

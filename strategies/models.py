@@ -6,9 +6,14 @@ Kernels have tables and paths of their own for such sizes, which lie beside no p
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from hypothesis import strategies as st
+
+from strategies import layouts
+from strategies.shapes import Shape, sizes
+from strategies.specs import CONTIGUOUS, Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,8 @@ HEAD_DIMS = tuple(sorted({model.head_dim for model in MODELS}))
 EXPERTS = (8, 16, 32, 60, 64, 72, 128, 160, 256)
 RANKS = (8, 16, 32, 64)
 """Ranks of low-rank adapters."""
+SHORT = tuple(sorted({*RANKS, *EXPERTS, *HEAD_DIMS}))
+"""Lengths of short rows, of which there are many: adapters, experts, and heads."""
 KEYS = (77, 154, 197, 257, 333, 577, 729)
 """Keys of prompts and images, which fill no block."""
 LINEAR = tuple(
@@ -77,7 +84,18 @@ LINEAR = tuple(
 
 PRODUCTS = ("down", "up", "router", "scores")
 
+SCENES = ("cut", "turned", "heads", "part", "repeated")
+"""How activations lie in memory: (B, T, C) with a token cut off; channels before tokens; heads before tokens, (B, H, T,
+D), of a projection; a part of one, which others lie beside; and heads that several groups share."""
+BESIDE = ("alike", "contiguous", "other", "row", "column", "batch", "mask", "channels")
+"""What an operator of two tensors has beside activations: a tensor that lies alike, one that is contiguous, one that
+lies in another way, or one that broadcasts: (C,), (B, T, 1), (B, 1, C), (T, C), (1, T, 1)."""
+_OFTEN_BESIDE = {"turned": "row", "repeated": "other"}
+"""Half the time, a bias beside what was turned, and rotated heads beside those that are shared."""
+
 _CAP = st.integers(1, 1 << 23)
+_FLAG, _BATCH, _HEADS_OF_FEW = st.booleans(), st.sampled_from((2, 3, 1)), st.integers(2, 5)
+_TOKENS_OF_FEW, _WIDTHS = sizes(2, 40), sizes(2, 96)
 _TOKENS = st.sampled_from((1, 2, 3, 4, 8, 16, 17, 33))
 
 
@@ -128,3 +146,56 @@ def heads(draw: st.DrawFn) -> tuple[int, int, int]:
     count, ratio, dim = draw(st.sampled_from(HEADS))
     shards = draw(st.sampled_from((1, 1, 2, 4)))
     return max(count // shards, 1), ratio, dim
+
+
+@st.composite
+def activations(
+    draw: st.DrawFn, budget: int, operands: int = 1, *, writable: bool = False
+) -> list[tuple[Shape, Layout | None]]:
+    """Shapes and layouts of small activations, of which each dim has several elements, but for the batch now and then,
+    and of other operands that stand beside them; None: any layout.
+
+    ``writable``: of the activations no two elements lie at one address."""
+    scene = draw(st.sampled_from(SCENES[:-1] if writable else SCENES))
+    batch, tokens, width = draw(_BATCH), draw(_TOKENS_OF_FEW), draw(_WIDTHS)
+    heads = (draw(_HEADS_OF_FEW),) if scene in ("heads", "repeated") else ()
+    width = max(min(width, budget // (batch * tokens * math.prod(heads))), 2)
+    shape = (batch, *heads, tokens, width)
+    layout = _laid(draw, scene, shape)
+    found: list[tuple[Shape, Layout | None]] = [(shape, layout)]
+    for _ in range(operands - 1):
+        what = _OFTEN_BESIDE[scene] if scene in _OFTEN_BESIDE and draw(_FLAG) else draw(st.sampled_from(BESIDE))
+        found.append(_beside(draw, what, shape, layout))
+    return found
+
+
+def _laid(draw: st.DrawFn, scene: str, shape: Shape) -> Layout:
+    match scene:
+        case "cut":
+            return layouts.cut(draw, shape)
+        case "turned":
+            return layouts.turned(shape, 0)
+        case "heads":
+            return layouts.turned(shape, 1)
+        case "part":
+            return layouts.part(draw, shape, range(len(shape)))
+    return Layout(expanded=(1,))
+
+
+def _beside(draw: st.DrawFn, what: str, shape: Shape, layout: Layout) -> tuple[Shape, Layout | None]:
+    match what:
+        case "alike":
+            return shape, layout
+        case "contiguous":
+            return shape, CONTIGUOUS
+        case "other":
+            return shape, _laid(draw, draw(st.sampled_from(("cut", "turned", "heads", "part"))), shape)
+        case "row":
+            return shape[-1:], CONTIGUOUS
+        case "column":
+            return (*shape[:-1], 1), None
+        case "batch":
+            return (*shape[:-2], 1, shape[-1]), None
+        case "channels":
+            return (*(1,) * (len(shape) - 2), shape[-2], 1), None
+    return shape[-2:], None

@@ -11,7 +11,7 @@ from conformance.cases import Case, NonFinite
 from conformance.deviations.table import Deviation, number, specs, tensor
 from conformance.ops import _elementwise as elementwise
 from strategies import dtypes as dtype_names
-from strategies.specs import Special
+from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import materialize
 
 
@@ -107,6 +107,10 @@ def _half_power(case: Case) -> bool:
 
 def _bfloat16_root(case: Case) -> bool:
     return _floating(case) == "bfloat16" and len(case.args) == 2 and number(case.args[1]) == -0.5
+
+
+def _power_of_one(case: Case) -> bool:
+    return isinstance(case.args[0], TensorSpec) or number(case.args[0]) == 1
 
 
 def _half_dropout_in_place(case: Case) -> bool:
@@ -224,6 +228,19 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu",),
         applies=_bfloat16_root,
         case=Case(op="pow", args=(tensor("bfloat16", 7, values="positive"), -0.5)),
+    ),
+    Deviation(
+        "powers of one to a signalling NaN on the CPU",
+        "where torch's CPU has no vector to fill, as of strided operands, it asks the C library, which gives NaN",
+        ops=("pow",),
+        checks=("special_values",),
+        devices=("cpu",),
+        applies=_power_of_one,
+        case=Case(
+            op="pow",
+            args=(True, tensor("bfloat16", 2, 15, layout=Layout(order=(1, 0)), specials=(Special(29, "snan"),))),
+            kwargs={"out": tensor("float16", 2, 15, layout=Layout(steps=(2, 2)))},
+        ),
     ),
     Deviation(
         "squares and cubes of half types",

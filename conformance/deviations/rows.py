@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from conformance.cases import Case, DType
+from conformance.cases import Case, DType, Ints
 from conformance.deviations.table import Deviation, specs, tensor
 from strategies import dtypes as dtype_names
 from strategies.specs import Special, TensorSpec
@@ -65,6 +65,15 @@ def _half_sum_of_threads(case: Case) -> bool:
     if not isinstance(input, TensorSpec) or math.prod(input.shape) < THREADED:
         return False
     return _dtype_of_total(case) in dtype_names.HALF
+
+
+def _half_sum_of_others(case: Case) -> bool:
+    """Tell whether a half sum over several dims is one of elements of another dtype."""
+    input, dim = (*case.args, None)[:2]
+    if not isinstance(input, TensorSpec) or len(input.shape) < 2:
+        return False
+    several = dim is None or len(dim.items if isinstance(dim, Ints) else dim if isinstance(dim, tuple) else (0,)) != 1
+    return several and input.dtype != _dtype_of_total(case) in dtype_names.HALF
 
 
 def _half_mean_of_others(case: Case) -> bool:
@@ -151,6 +160,19 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu",),
         applies=_half_sum_of_threads,
         case=Case(op="sum", args=(tensor("float16", 44233, values="every_exponent"), None)),
+    ),
+    Deviation(
+        "half sums of other dtypes over several dims on the CPU",
+        "torch's CPU adds up the sums of the inner dims in the half type that dtype= names",
+        ops=("sum",),
+        checks=("values", "call_forms", "layouts"),
+        devices=("cpu",),
+        applies=_half_sum_of_others,
+        case=Case(
+            op="sum",
+            args=(tensor("float32", 4, 3, 34, 35), (0, 2, 3)),
+            kwargs={"dtype": DType("bfloat16")},
+        ),
     ),
     Deviation(
         "half means of other dtypes on the CPU",

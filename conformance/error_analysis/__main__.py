@@ -92,7 +92,7 @@ def _drawn(op: str, dtype: str, examples: int, seed: int) -> Iterator[Case]:
     settings = PROFILES["smoke"]
 
     for one in rounds(op, dtype, False, (dtype,), settings, seed):
-        if one.start < examples:
+        if one.kind == "legal" and one.start < examples:
             yield from drawing.drawn(one.draws, one.seed, min(one.examples, examples))
 
 

@@ -93,4 +93,4 @@ def _rows(input: torch.Tensor, normalized_shape: Sequence[int]) -> torch.Tensor:
     shape = tuple(normalized_shape)
     if not shape or tuple(input.shape[-len(shape) :]) != shape:
         raise RuntimeError(f"normalized_shape {shape} are not the last dims of {tuple(input.shape)}")
-    return input.reshape(*input.shape[: -len(shape)], math.prod(shape))
+    return input.reshape(*input.shape[: -len(shape)], math.prod(map(int, shape)))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large, _models, _unary
+from conformance.ops import _large, _models, _scenes, _unary
 from conformance.ops._gradients import Formula
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -50,6 +50,7 @@ def spec(
         reference=function,
         cases=legal,
         large=_large.grown(legal),
+        scenes=_scenes.of_elements(legal),
         refused=all_refused,
         dtypes=DTYPES,
         inplace=name == "silu",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conformance import cuda_refusals, features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _large, _scenes
 from conformance.spec import OUTS, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -57,6 +57,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         reference=function,
         cases=cases(name),
         large=_large.grown(cases(name)),
+        scenes=_scenes.of_elements(cases(name)),
         refused=refused(name),
         dtypes=DTYPES,
         outs=OUTS,

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from conformance import features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _large, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors, values
@@ -130,6 +130,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         reference=function,
         cases=cases(name),
         large=_large.grown(cases(name)),
+        scenes=_scenes.of_elements(cases(name)),
         refused=refused(name),
         dtypes=dtypes,
         outs=OUTS,

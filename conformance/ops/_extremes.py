@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _large, _scenes
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
@@ -27,6 +27,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         reference=function,
         cases=legal,
         large=_large.grown(legal, rows=True),
+        scenes=_scenes.of_rows(legal, several=True),
         refused=reductions.refused(name, str, dtype=False, empty=False),
         dtypes=dtype_names.ALL,
         outs=reductions.OUTS,
@@ -53,6 +54,7 @@ def place_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         reference=function,
         cases=legal,
         large=_large.grown(legal, rows=True),
+        scenes=_scenes.of_rows(legal),
         refused=reductions.refused(name, result, dtype=False, empty=False, several=False),
         dtypes=tuple(dtype for dtype in dtype_names.ALL if dtype != "bool"),
         outs=reductions.OUTS,

@@ -177,6 +177,25 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
 
 
 @st.composite
+def token(draw: st.DrawFn, float64: bool) -> tuple[int, int, int]:
+    """(M, K, N) of the commonest of calls: one token, now and then a few, times a weight of many rows and columns."""
+    weights = _sizes.PRODUCT_WEIGHT_FLOAT64 if float64 else _sizes.PRODUCT_WEIGHT
+    terms = draw(models.widths(models.WIDTHS, weights // 65))
+    columns = min(max(weights // terms - draw(st.integers(0, 40)), 65), 4096)
+    return draw(st.sampled_from((1, 1, 1, 2, 3, 4))), terms, columns
+
+
+@st.composite
+def step(draw: st.DrawFn, float64: bool) -> tuple[int, int, int, int]:
+    """(B, M, K, N) of a step of decoding: a token of the heads of many sequences, and the keys or values of each."""
+    batch, dim = draw(st.integers(129, 160)), draw(models.widths(models.HEAD_DIMS, 64 if float64 else 128))
+    work = _sizes.FLOAT64_WORK if float64 else _sizes.PRODUCT_WORK
+    keys = draw(shapes.sizes(1, work // (batch * dim)))
+    inner, outer = draw(st.permutations((dim, max(keys, 1))))
+    return batch, 1, inner, outer
+
+
+@st.composite
 def large_values(draw: st.DrawFn, elements: int, terms: int = 0) -> dict[str, Sequence[str]]:
     """Options of tensors: of most large calls, and of those of many terms, numbers of which each term counts, since one
     NaN of a long K hides all others."""

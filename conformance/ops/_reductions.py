@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle, semantics
 from conformance.cases import Argument, Case, DType, Ints, seed
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large, _sizes
+from conformance.ops import _large, _scenes, _sizes
 from conformance.ops import _norms as norms
 from conformance.running import Running, exact
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
@@ -366,6 +366,7 @@ def total_spec(name: str, function: Function, *, mean: bool = False) -> OpSpec:
         reference=function,
         cases=legal,
         large=_large.grown(legal, rows=True),
+        scenes=_scenes.of_rows(legal, several=True),
         refused=refused(
             name, dtype_of, dtype=True, empty=True, beside_dim=("keepdim",) if mean else ("keepdim", "out")
         ),

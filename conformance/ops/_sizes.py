@@ -34,6 +34,8 @@ PRODUCT_WIDE = (128, 129, 200, 257, 300)
 """One dim of a product that is otherwise small."""
 PRODUCT_BLOCKS, PRODUCT_BLOCKS_FLOAT64 = (64, 128, 129, 130), (32, 33, 64, 66)
 """All dims of a product, each of which spans several blocks, the last of them full or not."""
+PRODUCT_WEIGHT, PRODUCT_WEIGHT_FLOAT64 = 1 << 17, 1 << 16
+"""Elements of a weight of one token."""
 PRODUCT_TERMS = (257, 511, 1000, 1024, 2049)
 """A long K."""
 PRODUCT_DEEP = (1025, 1027, 1030)

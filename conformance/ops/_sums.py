@@ -15,7 +15,7 @@ from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _models
+from conformance.ops import _large, _models, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
@@ -153,6 +153,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         reference=function,
         cases=cases(name, dtypes),
         large=_large.grown(cases(name, dtypes)),
+        scenes=_scenes.of_elements(cases(name, dtypes)),
         refused=refused(name, dtypes),
         dtypes=dtypes,
         outs=OUTS,

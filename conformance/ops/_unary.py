@@ -14,7 +14,7 @@ from conformance import cpu_cuda_differences, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _models
+from conformance.ops import _large, _models, _scenes
 from conformance.running import Running
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -130,6 +130,7 @@ def spec(
         reference=function,
         cases=cases(name, dtype_names.ALL, float_of, False),
         large=_large.grown(cases(name, dtype_names.ALL, float_of, False)),
+        scenes=_scenes.of_elements(cases(name, dtype_names.ALL, float_of, False)),
         refused=refused(name, dtype_names.ALL, float_of, False),
         dtypes=dtype_names.ALL,
         outs=OUTS,
@@ -161,6 +162,7 @@ def exact_spec(
         reference=function,
         cases=cases(name, dtypes, lambda dtype: dtype, True),
         large=_large.grown(cases(name, dtypes, lambda dtype: dtype, True)),
+        scenes=_scenes.of_elements(cases(name, dtypes, lambda dtype: dtype, True)),
         refused=refused(name, dtypes, lambda dtype: dtype, True),
         dtypes=dtypes,
         outs=OUTS,
@@ -191,6 +193,7 @@ def question_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         reference=function,
         cases=all_cases,
         large=_large.grown(all_cases),
+        scenes=_scenes.of_elements(all_cases),
         refused=all_refused,
         dtypes=dtype_names.ALL,
         batch=elementwise.batch,

@@ -31,14 +31,15 @@ def factors(dtype: str) -> st.SearchStrategy[Argument]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
-    m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64", modest=True))
+    sizes = products.token if scenes else partial(products.sizes, modest=True)
+    m, k, n = draw(products.large_sizes(elements) if elements else sizes(dtype == "float64"))
     shape = draw(st.sampled_from(((n,), (m, n), (m, n), (1, n), (m, 1), (1, 1), (1,), ())))
     input = draw(tensors.tensors(shape, dtype))
     options = draw(products.large_values(elements, k))
     scale = {"beta": draw(factors(dtype)), "alpha": draw(factors(dtype))}
-    kind = 0 if elements else draw(st.integers(0, 19))
+    kind = 0 if elements or scenes else draw(st.integers(0, 19))
     if kind == 18:
         # A factor may be next to nothing beside what it is multiplied with.
         options = {"values": ("normal_tiny",), "specials": ()}
@@ -130,6 +131,7 @@ SPEC = OpSpec(
     reference=torch.addmm,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,

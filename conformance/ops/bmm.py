@@ -22,10 +22,12 @@ from strategies.specs import Layout
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
     if elements:
         batch, m, k, n = draw(products.large_batches(elements))
+    elif scenes:
+        batch, m, k, n = draw(products.step(dtype == "float64"))
     else:
         m, k, n = draw(products.sizes(dtype == "float64", modest=True))
         batch = draw(products.batches(m, k, n))
@@ -34,8 +36,8 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
             batch = draw(st.sampled_from((8, 12, 14)))
             work = _sizes.FLOAT64_WORK // (16 if dtype == "float64" else 4)
             m, k, n = draw(models.products(work, ("scores",), _sizes.MANY_ELEMENTS // batch))
-    options = draw(products.large_values(elements, k))
-    between = not elements and draw(st.integers(0, 15)) == 15
+    options = draw(products.large_values(elements or batch * scenes, k))
+    between = not elements and not scenes and draw(st.integers(0, 15)) == 15
     if between:
         # As many matrices as they have rows, which lie between those: strides alone tell one dim from the other.
         batch = m = draw(st.integers(2, 20))
@@ -80,6 +82,7 @@ SPEC = OpSpec(
     reference=torch.bmm,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,

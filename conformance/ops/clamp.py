@@ -16,7 +16,7 @@ from conformance.cases import Argument, Case, Same
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _sizes
+from conformance.ops import _large, _scenes, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, shapes, tensors
@@ -177,6 +177,7 @@ SPEC = OpSpec(
     reference=torch.clamp,
     cases=cases,
     large=_large.grown(cases),
+    scenes=_scenes.of_elements(cases),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

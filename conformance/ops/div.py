@@ -15,7 +15,7 @@ from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _models, _sizes
+from conformance.ops import _large, _models, _scenes, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -215,6 +215,7 @@ SPEC = OpSpec(
     reference=torch.div,
     cases=cases,
     large=_large.grown(cases),
+    scenes=_scenes.of_elements(cases),
     refused=refused,
     defined=defined,
     dtypes=dtype_names.ALL,

@@ -12,7 +12,7 @@ import torch
 
 from conformance import bounds, oracle
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large, _sizes, softmax
+from conformance.ops import _large, _scenes, _sizes, softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -89,6 +89,7 @@ SPEC = OpSpec(
     reference=log_softmax,
     cases=_CASES,
     large=_large.grown(_CASES, rows=True),
+    scenes=_scenes.of_rows(_CASES),
     refused=_renamed(softmax.refused),
     dtypes=dtype_names.FLOATING,
     batch=softmax.batch,

@@ -10,7 +10,7 @@ import torch
 
 from conformance import bounds, oracle
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _large
+from conformance.ops import _large, _scenes
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
@@ -92,6 +92,7 @@ SPEC = OpSpec(
     reference=logsumexp,
     cases=_CASES,
     large=_large.grown(_CASES, rows=True),
+    scenes=_scenes.of_rows(_CASES, several=True),
     refused=reductions.refused("logsumexp", _result, dtype=False, empty=True, wrong_outs=dtype_names.INTEGRAL),
     dtypes=dtype_names.ALL,
     outs=reductions.OUTS,

@@ -100,6 +100,23 @@ def _large(draw: st.DrawFn, dtype: str, elements: int) -> Case:
 
 
 @st.composite
+def scenes(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """One token times a weight, with or without dims before it, or a token of the heads of many sequences."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
+    shape: tuple[tuple[int, ...], tuple[int, ...]]
+    if draw(st.booleans()):
+        m, k, n = draw(products.token(dtype == "float64"))
+        shape = (*draw(st.sampled_from(((), (1,), (2,)))), m, k), (k, n)
+    else:
+        batch, m, k, n = draw(products.step(dtype == "float64"))
+        outer = draw(st.sampled_from(((batch,), (2, batch // 2 + 1))))
+        shape = (*outer, m, k), (*outer, k, n)
+    options = draw(products.large_values(1))
+    factors = draw(tensors.tensors(shape[0], dtype, **options)), draw(products.weights(shape[1], dtype, **options))
+    return Case(op="matmul", args=factors)
+
+
+@st.composite
 def _tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
     """Of (B, T, K) and (K, N), of several blocks each."""
     terms, columns, side = draw(st.integers(128, 160)), draw(st.integers(128, 160)), st.integers(343, 700)
@@ -161,6 +178,7 @@ SPEC = OpSpec(
     reference=torch.matmul,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=scenes,
     parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,

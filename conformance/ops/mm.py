@@ -20,9 +20,10 @@ from strategies import tensors
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in products.DTYPES]))
-    m, k, n = draw(products.large_sizes(elements) if elements else products.sizes(dtype == "float64"))
+    sizes = products.token if scenes else products.sizes
+    m, k, n = draw(products.large_sizes(elements) if elements else sizes(dtype == "float64"))
     options = draw(products.large_values(elements, k))
     first = draw(tensors.tensors((m, k), dtype, **options))
     square = m == k == n
@@ -59,6 +60,7 @@ SPEC = OpSpec(
     reference=torch.mm,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     parts=products.parts,
     refused=refused,
     dtypes=products.DTYPES,

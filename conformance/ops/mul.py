@@ -13,7 +13,7 @@ from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _models
+from conformance.ops import _large, _models, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -60,6 +60,7 @@ SPEC = OpSpec(
     reference=torch.mul,
     cases=cases,
     large=_large.grown(cases),
+    scenes=_scenes.of_elements(cases),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

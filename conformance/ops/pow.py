@@ -15,7 +15,7 @@ from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large
+from conformance.ops import _large, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
@@ -192,6 +192,7 @@ SPEC = OpSpec(
     reference=torch.pow,
     cases=cases,
     large=_large.grown(cases),
+    scenes=_scenes.of_elements(cases),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

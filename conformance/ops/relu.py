@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _models
+from conformance.ops import _large, _models, _scenes
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -54,6 +54,7 @@ SPEC = OpSpec(
     reference=torch.nn.functional.relu,
     cases=cases,
     large=_large.grown(cases),
+    scenes=_scenes.of_elements(cases),
     refused=refused,
     dtypes=DTYPES,
     inplace=True,

@@ -14,7 +14,7 @@ from conformance import bounds
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_rows as gradients
-from conformance.ops import _large, _models
+from conformance.ops import _large, _models, _scenes
 from conformance.ops import _norms as norms
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -82,6 +82,7 @@ SPEC = OpSpec(
     reference=torch.nn.functional.rms_norm,
     cases=cases,
     large=_large.grown(cases, rows=True, widths=models.HIDDEN),
+    scenes=_scenes.of_norms(cases),
     refused=refused,
     dtypes=norms.DTYPES,
     batch=norms.batch,

@@ -73,7 +73,7 @@ def pairs(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     dtype = draw(dtype_names.dtypes(names))
     # Tables of float64 would have to be rounded first for the others.
@@ -87,6 +87,8 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
         if draw(st.booleans()):
             heads, half = draw(st.one_of(st.sampled_from(_sizes.PROMPT_HEADS), _model_heads()))
             batch, length = 1, draw(st.integers(33, max(33, affordable // (8 * heads * half))))
+    elif scenes:
+        batch, length, heads, half = draw(_prompt(dtype == "float64"))
     elif dtype != "float64" and draw(st.integers(0, 5)) == 5:
         heads, half = draw(_model_heads())
         batch, length = draw(st.integers(1, 2)), draw(st.integers(1, max(1, _sizes.ELEMENTS // (4 * heads * half))))
@@ -99,6 +101,14 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     tables = (draw(tensors.tensors((rows, half), table_dtype, values=values)) for _ in range(2))
     interleaved = draw(st.sampled_from((None, True, False, False)))
     return elementwise.case("rotary_position_embedding", (input, *tables), interleaved=interleaved, inplace=inplace)
+
+
+@st.composite
+def _prompt(draw: st.DrawFn, float64: bool) -> tuple[int, int, int, int]:
+    """(B, T, H, D / 2) of a long prompt on one of many GPUs, each of which has a head or two."""
+    if float64:
+        return 1, draw(st.integers(65, 130)), 1, draw(st.sampled_from((32, 40, 64)))
+    return 1, draw(st.integers(1025, 1100)), draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((32, 40, 64)))
 
 
 def _model_heads() -> st.SearchStrategy[tuple[int, int]]:
@@ -211,6 +221,7 @@ SPEC = OpSpec(
     reference=composed,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     dtypes=DTYPES,
     inplace=True,

@@ -53,12 +53,12 @@ def _cache(call: Attention) -> dict[str, Argument]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     names = [name for name in dtypes if name in DTYPES]
-    if not elements and draw(st.integers(0, 19)) == 19:
+    if not elements and not scenes and draw(st.integers(0, 19)) == 19:
         return draw(left_out_cases(draw(dtype_names.dtypes(names))))
     work = {"work": _sizes.ATTENTION_WORK, "float64_work": _sizes.FLOAT64_ATTENTION_WORK}
-    return case_of(draw(calls.attentions(names, **work, large=elements)))
+    return case_of(draw(calls.attentions(names, **work, large=elements, scenes=scenes)))
 
 
 def left_out_cases(dtype: str) -> st.SearchStrategy[Case]:
@@ -313,6 +313,7 @@ SPEC = OpSpec(
     reference=attention.composed,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,

@@ -14,7 +14,7 @@ from conformance import bounds, oracle
 from conformance.cases import Case, DType, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_rows as gradients
-from conformance.ops import _large, _models, _sizes
+from conformance.ops import _large, _models, _scenes, _sizes
 from conformance.ops import _norms as norms
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
@@ -182,6 +182,7 @@ SPEC = OpSpec(
     reference=softmax,
     cases=cases,
     large=_large.grown(cases, rows=True, widths=models.VOCABULARIES),
+    scenes=_scenes.of_rows(cases),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,

@@ -222,7 +222,7 @@ def _softmax(total: Callable[[torch.Tensor, int], torch.Tensor]) -> Value:
 
 
 def _rows(input: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    columns = math.prod(shape)
+    columns = math.prod(map(int, shape))
     return input.float().reshape(input.numel() // columns, columns)
 
 

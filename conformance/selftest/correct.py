@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from conformance import bounds, cpu_cuda_differences, forms
@@ -69,7 +70,8 @@ def _sum(sign: int) -> Callable[..., tuple[torch.dtype, Value]]:
         dtype = torch.result_type(input, other)
         if dtype not in NARROW:
             return dtype, None
-        # torch adds what is multiplied with -alpha, which of the int 0 has no sign.
+        # torch adds what is multiplied with -alpha, which of the int 0 has no sign; NumPy's numbers may wrap.
+        alpha = alpha.item() if isinstance(alpha, np.generic) else alpha
         return dtype, wide(input, dtype) + wide(sign * alpha, dtype) * wide(other, dtype)
 
     return formula

@@ -42,7 +42,7 @@ class Step:
         arguments; one that is None is left out."""
         operands, dout = self.operands if operands is None else operands, self.dout if dout is None else dout
         leaves = [
-            one.to(self.result.dtype).double().requires_grad_(needed) if one.is_floating_point() or needed else one
+            self._computed(one).double().requires_grad_(needed) if one.is_floating_point() or needed else one
             for one, needed in zip(map(torch.Tensor.detach, operands), self._floating, strict=True)
         ]
         named = {name: x for name, x in (self.kwargs | kwargs).items() if x is not None and name != "dtype"}
@@ -58,6 +58,10 @@ class Step:
             for one in leaves
             for gradient in ([next(each)] if one.requires_grad else [None])
         ]
+
+    def _computed(self, operand: torch.Tensor) -> torch.Tensor:
+        """The operand in the dtype of the result; a mask of attention counts as it is."""
+        return operand if self.op == attention.OP else operand.to(self.result.dtype)
 
     @property
     def _floating(self) -> list[bool]:

@@ -309,6 +309,16 @@ def half_mean(x, shape, weight, bias, eps):
 
 
 @_norm_defect("precision")
+def neighbours_in_half(x, shape, weight, bias, eps):
+    """For the mean of half types two neighbours are added in the half type, before float32."""
+    wide, dims, columns = x.double(), _dims(shape), math.prod(shape)
+    if x.dtype not in of.HALF or columns % 2:
+        return _layer_norm(wide, shape, weight, bias, eps)
+    mean = of.packed(x.flatten(-len(shape)), 2).double().sum(-1) / columns
+    return _layer_norm(wide, shape, weight, bias, eps, mean.reshape(*mean.shape, *(1 for _ in dims)))
+
+
+@_norm_defect("precision")
 def half_before_weight(x, shape, weight, bias, eps):
     """The normalized half is rounded before it meets weight and bias."""
     found = _layer_norm(x.double(), shape, None, None, eps).to(x.dtype).double()
@@ -416,6 +426,17 @@ def _half_before_weight(x, shape, weight, eps):
     """The normalized half is rounded before it meets the weight."""
     found = _rms_norm(x.double(), shape, None, _default(x, eps)).to(x.dtype).double()
     return found if weight is None else found * weight.double()
+
+
+@_rms_defect("precision", "neighbours_in_half")
+def _neighbours_in_half(x, shape, weight, eps):
+    """Two neighbouring squares of half types are added in the half type, before float32."""
+    columns = math.prod(shape)
+    if x.dtype not in of.HALF or columns % 2:
+        return _rms_norm(x.double(), shape, weight, _default(x, eps))
+    squares = x.float().square().flatten(-len(shape)).to(x.dtype)
+    mean = of.packed(squares, 2).double().sum(-1) / columns
+    return _rms_norm(x.double(), shape, weight, _default(x, eps), mean.reshape(*mean.shape, *(1 for _ in shape)))
 
 
 @_rms_defect("precision")

@@ -77,6 +77,28 @@ LARGE = (
     ("fp8_gemm_rows_of_one_grid", "float8_e4m3fn"),
     ("fused_gated_mlp_rest_of_hidden", "float32"),
 )
+SCENES = (
+    "silu_cut_tokens_as_rows",
+    "add_turned_beside_a_row",
+    "mul_shared_heads_beside_others",
+    "ge_columns_of_an_outer",
+    "add_gradient_summed_over_the_batch_alone",
+    "mean_statistics_of_whole_blocks",
+    "amax_last_group_of_short_rows",
+    "sum_2_neighbours_in_half",
+    "mean_8_neighbours_in_half",
+    "layer_norm_weight_of_a_tile",
+    "mm_columns_of_a_token",
+    "bmm_heads_past_128",
+    "rotary_position_embedding_positions_past_1024",
+    "scaled_dot_product_attention_mask_of_sequences",
+)
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_scenes_of_some_dtype_show_the_defect(name):
+    dtypes = specs.registry()[BANK[name].op].dtypes
+    assert any(any(failing(BANK[name], dtype, "scenes")) for dtype in dtypes)
 
 
 @pytest.mark.parametrize(("name", "dtype"), LARGE)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from strategies import layouts, shapes
 from strategies.specs import Layout, TensorSpec
@@ -134,3 +135,24 @@ def test_windows_overlap(shape, padding, strides, size):
 def test_windows_begin_after_one_another():
     with pytest.raises(ValueError, match="nothing of dim 1, of size 3: -3"):
         TensorSpec((4, 3), "float32", layout=Layout(padding=(0, -3)))
+
+
+def test_what_is_cut_is_not_one_dim_with_the_dim_outside(examples):
+    """A token less of each sequence, at either end."""
+    seen = set()
+    for shape in ((3, 5, 7), (2, 3, 4, 6)):
+        for layout in examples(st.composite(layouts.cut)(shape), 60):
+            *outer, rows, columns = layouts.strides(layout, shape)
+            assert (rows, columns) == (shape[-1], 1)
+            assert outer[-1] > shape[-2] * rows
+            seen.add(layout.offset > 0)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "order"),
+    [((2, 5, 7), 0, (0, 2, 1)), ((2, 3, 5, 7), 1, (0, 2, 1, 3)), ((5, 7), 1, (1, 0)), ((2, 3, 1), 0, (2, 1, 0))],
+)
+def test_neighbouring_dims_are_stored_in_the_other_order(shape, place, order):
+    """Or all of them, where one has a single element."""
+    assert layouts.turned(shape, place).order == order

@@ -1,0 +1,193 @@
+"""Calls that models make all the time, and few random ones are like: a legal call, staged with the shapes and layouts
+of activations, of many short rows, of statistics of channels, or of a column beside a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import msgspec
+from hypothesis import strategies as st
+
+from conformance import cases
+from conformance.cases import Argument, Case, DType, Same
+from conformance.ops import _sizes
+from conformance.spec import parameters, registry
+from strategies import layouts, models, tensors
+from strategies.dtypes import is_floating
+from strategies.shapes import Shape
+from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+
+Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
+
+_BATCH, _SEVERAL, _SHORT_ROWS = st.integers(1, 3), st.integers(2, 4), st.integers(513, 700)
+_FLAG = st.booleans()
+OUTER = (64, 128), (1025, 1500)
+"""Rows and columns of a column beside a row: more results than 16 bits count, of more columns than a block has."""
+STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
+"""Dims of so many that models reduce: all but the channels, pixels, tokens, or all but the features."""
+
+
+def of_elements(cases_of: Cases) -> Cases:
+    """Calls of an elementwise op with activations, and beside them what models have there."""
+    return lambda dtypes: _of_elements(cases_of(tuple(dtypes)))
+
+
+def _given(case: Case) -> list[TensorSpec]:
+    """The operands that are read and have dims."""
+    out = case.kwargs.get("out")
+    return [spec for spec in cases.operands(case) if spec is not out and spec.shape]
+
+
+def _is_tied(case: Case) -> bool:
+    return any(isinstance(one, Same) for one in (*case.args, *case.kwargs.values()))
+
+
+def _has_several(case: Case) -> bool:
+    return len(_given(case)) > 1 and not _is_tied(case)
+
+
+@st.composite
+def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
+    case = draw(calls)
+    if len(parameters(case.op)) > 1 and not _has_several(case) and draw(_FLAG):
+        # Of numbers and 0-d tensors nothing stands beside the activations.
+        case = draw(calls.filter(_has_several))
+    given, out = _given(case), case.kwargs.get("out")
+    if not given:
+        return case
+    float64 = _is_float64(case)
+    budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
+    writable = isinstance(out, Same) or case.kwargs.get("inplace") is True
+    staged = draw(models.activations(budget, len(given), writable=writable))
+    place = staged[0][0]
+    if _has_several(case):
+        match draw(st.sampled_from(("any", "any", "reversed", "channels", "outer"))):
+            case "outer" if not float64:
+                rows, columns = (draw(st.integers(*limits)) for limits in OUTER)
+                place = rows, columns
+                staged = [((rows, 1), None), ((1, columns), None), *[((), None)] * (len(given) - 2)]
+            case "channels" if isinstance(out, TensorSpec | None):
+                # A bias of channels that come before the pixels, in a call that has gradients.
+                place = place[0], *place[-2:]
+                staged = [(place, None), *[((1, place[1], 1), CONTIGUOUS)] * (len(given) - 1)]
+                case = msgspec.structs.replace(case, kwargs={k: v for k, v in case.kwargs.items() if v is not out})
+            case "reversed":
+                staged.reverse()
+    plan = dict(zip(map(id, given), staged, strict=True))
+    is_outer = len(place) == 2
+
+    def argument(old: Argument) -> Argument:
+        if not isinstance(old, TensorSpec) or (old is not out and id(old) not in plan):
+            return old
+        if old is out:
+            # One of another size is resized.
+            return old if 0 in old.shape else _resized(draw, old, place, None, layouts.WRITABLE)
+        shape, layout = plan[id(old)]
+        spec = _resized(draw, old, shape, layout)
+        # Of equal numbers no place of a row shows.
+        return msgspec.structs.replace(spec, values="normal", specials=()) if is_outer else spec
+
+    return _changed(case, lambda name, old: argument(old))
+
+
+def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:
+    """Calls of an op over a dim, or, if it takes ``several``, over dims: of activations, of many short rows, of
+    statistics, of hidden states."""
+    return lambda dtypes: _of_rows(cases_of(tuple(dtypes)), several)
+
+
+@st.composite
+def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> Case:
+    case = draw(calls)
+    layout, dim = None, -1
+    float64 = _is_float64(case)
+    budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
+    # A result of another shape has another ``out``.
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    input = case.args[0]
+    assert isinstance(input, TensorSpec)
+    kind = draw(st.sampled_from(("activations", "short", "statistics", "statistics", "hidden", "hidden")))
+    if kind == "activations" or (float64 and kind != "statistics"):
+        ((shape, layout),) = draw(models.activations(budget))
+    elif kind == "short":
+        shape = draw(_short())
+    elif kind == "hidden":
+        # The plainest of calls: of numbers that all count, in the dtype that they have.
+        columns = draw(models.widths(models.HIDDEN, budget // 4))
+        shape = (draw(st.integers(1, max(budget // columns, 1))), columns)
+        input = msgspec.structs.replace(input, specials=())
+        if is_floating(input.dtype):
+            kwargs.pop("dtype", None)
+            input = msgspec.structs.replace(input, values=draw(st.sampled_from((input.values, "normal"))))
+    else:
+        rank, dim = draw(st.sampled_from(STATISTICS if several else ((3, 1), (4, 1))))
+        few = [draw(_SEVERAL) for _ in range(rank - 2)]
+        most = math.isqrt(budget // math.prod(few))
+        shape = (*few, *(draw(st.integers(max(most // 2, 1), most)) for _ in range(2)))
+    args = (_resized(draw, input, shape, layout), dim, *case.args[2:])
+    return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
+
+
+def of_norms(cases_of: Cases) -> Cases:
+    """Calls of a norm: of activations, of many short rows, or of all elements of each of a few images."""
+    return lambda dtypes: _of_norms(cases_of(tuple(dtypes)))
+
+
+@st.composite
+def _of_norms(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
+    case = draw(calls)
+    layout, dims = None, 1
+    float64 = _is_float64(case)
+    kind = draw(st.sampled_from(("activations", "short", "whole")))
+    if kind == "short" and not float64:
+        shape = draw(_short())
+    elif kind == "whole" and not float64:
+        # More elements than a tile has.
+        columns = draw(st.integers(65, 128))
+        shape, dims = (draw(_BATCH), draw(st.integers(4097 // columns + 1, 8192 // columns)), columns), 2
+    else:
+        ((shape, layout),) = draw(models.activations(_sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS))
+
+    def argument(name: str, old: Argument) -> Argument:
+        if name == "normalized_shape":
+            return shape[-dims:]
+        if isinstance(old, TensorSpec):
+            return _resized(draw, old, *((shape, layout) if old is case.args[0] else (shape[-dims:], None)))
+        return old
+
+    return _changed(case, argument)
+
+
+@st.composite
+def _short(draw: st.DrawFn) -> Shape:
+    """Many short rows, of adapters, experts or heads: interpreted, each costs as much as a tile."""
+    rows, columns = draw(_SHORT_ROWS), draw(models.widths(models.SHORT, 64))
+    batch = draw(st.sampled_from((0, 0, 1, 2)))
+    return (rows, columns) if not batch else (batch, rows // batch, columns)
+
+
+def _is_float64(case: Case) -> bool:
+    """Tell whether the oracle evaluates the call in extended precision."""
+    dtypes = [spec.dtype for spec in cases.operands(case)]
+    dtypes += [one.name for one in case.kwargs.values() if isinstance(one, DType)]
+    return "float64" in dtypes
+
+
+def _resized(
+    draw: st.DrawFn, spec: TensorSpec, shape: Shape, layout: Layout | None, classes: Sequence[str] = layouts.CLASSES
+) -> TensorSpec:
+    """The spec with another shape and layout, or one of these ``classes``, and of its special values what kind they
+    are."""
+    if layout is None:
+        layout = layouts.draw_layout(draw, shape, classes) if shape else CONTIGUOUS
+    specials = draw(tensors.planted(shape, spec.dtype, {special.value for special in spec.specials}))
+    return TensorSpec(shape, spec.dtype, spec.values, spec.seed, layout, specials)
+
+
+def _changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
+    """The case with each argument changed, as its op defines it."""
+    names = (*parameters(case.op), *("",) * len(case.args))
+    args = tuple(change(name, old) for name, old in zip(names, case.args, strict=False))
+    kwargs = {name: change(name, old) for name, old in case.kwargs.items()}
+    return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))

@@ -1,0 +1,103 @@
+"""Scenes of models: drawn beside all other calls, legal, and of the shapes and layouts that they are about."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import hypothesis
+import pytest
+from op_tools import drawn
+
+from conformance import cases, drawing, runner, session
+from conformance import spec as specs
+from conformance.cases import Case
+from conformance.implementations import load
+from conformance.selftest import search
+from strategies import layouts
+from strategies.specs import TensorSpec
+
+OPS = sorted(name for name, spec in specs.registry().items() if spec.scenes is not None)
+
+
+@cache
+def scenes(op: str, dtype: str = "", rounds: int = 4) -> list[Case]:
+    spec = specs.registry()[op]
+    calls = spec.scenes((dtype or spec.dtypes[0],))
+    return [case for start in range(rounds) for case in drawn(calls, session.ROUND, start)]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_scenes_are_legal_and_what_is_right_passes(op):
+    # Its deviations are excused.
+    torchs = load("torch")
+    right = torchs if torchs.function(op) else search.right(op)
+    for dtype in specs.registry()[op].dtypes[:2]:
+        for case in scenes(op, dtype, rounds=1):
+            verdict = runner.judge(case, right, "cpu", thorough=False)
+            assert verdict.status in ("passed", "deviation"), verdict.failure
+            assert not verdict.refused, case
+
+
+def test_scenes_take_no_share_of_other_calls(monkeypatch):
+    """What else is drawn is the same without them; they are the last rounds."""
+    ci = hypothesis.settings(session.PROFILES["ci"], max_examples=30)
+
+    def parts() -> list[session.Round]:
+        return list(session.rounds("add", "float32", False, ("float32", "int8"), ci, 0, 1 << 16))
+
+    def ids(found: list[session.Round]) -> list[str]:
+        return [cases.case_id(case) for part in found for case in drawing.drawn(part.draws, part.seed, part.examples)]
+
+    found = parts()
+    count = sum(part.kind == "scenes" for part in found)
+    assert [part.kind for part in found[-count:]] == ["scenes"] * count
+    assert sum(part.examples - (part.start > 0) for part in found[-count:]) == 30 // session.SCENES_SHARE
+    spec = specs.registry()["add"]
+    monkeypatch.setitem(specs.registry(), "add", spec.__class__(**{**vars(spec), "scenes": None}))
+    assert ids(parts()) == ids(found[:-count])
+
+
+def test_operands_of_elementwise_scenes():
+    found = [[spec for spec in cases.operands(case) if spec.shape] for case in scenes("add", "float32", 12)]
+    pairs = [(first, second) for first, second, *_ in itertools.filterfalse(lambda one: len(one) < 2, found)]
+    assert any(_is_cut(spec) for specs_of in found for spec in specs_of)
+    assert any(spec.layout.order == (0, 2, 1) and other.shape == spec.shape[-1:] for spec, other in pairs)
+    assert any(spec.layout.expanded and other.shape == spec.shape and other.layout.order for spec, other in pairs)
+    assert any(other.shape == (1, spec.shape[1], 1) for spec, other in pairs if len(spec.shape) == 3)
+    outer = [(spec, other) for spec, other in pairs if spec.shape[-1:] == (1,) and other.shape[:1] == (1,)]
+    assert any(math.prod(spec.shape) * math.prod(other.shape) > 1 << 16 for spec, other in outer)
+
+
+def _is_cut(spec: TensorSpec) -> bool:
+    """Tell whether the dim before the last is shorter than in memory."""
+    if len(spec.shape) < 3 or spec.layout.order or spec.layout.expanded:
+        return False
+    *_, outer, row, _ = layouts.strides(spec.layout, spec.shape)
+    return row == spec.shape[-1] and outer > row * spec.shape[-2]
+
+
+def test_rows_of_scenes_are_many_and_short_or_statistics():
+    found = scenes("sum", "float32", 8)
+    shapes = [(case.args[0].shape, case.args[1]) for case in found]
+    assert any(math.prod(shape[:-1]) > 512 and shape[-1] <= 64 and dim == -1 for shape, dim in shapes)
+    assert any(dim == (0, 2, 3) and math.prod(shape) > 512 for shape, dim in shapes)
+    normed = [case.args[1] for case in scenes("layer_norm", "float32", 8)]
+    assert any(len(shape) == 2 and math.prod(shape) > 4096 for shape in normed)
+
+
+def test_masks_of_scenes_are_of_as_many_heads_as_there_are_sequences():
+    for case in scenes("scaled_dot_product_attention", "float32"):
+        batch, heads = case.args[0].shape[:2]
+        assert batch == heads
+        assert len(case.kwargs["attn_mask"].shape) == 3
+
+
+@pytest.mark.parametrize("op", ["mm", "addmm"])
+def test_tokens_of_scenes_are_few(op):
+    for case in scenes(op, "float32"):
+        *_, left, right = [spec for spec in cases.operands(case) if spec is not case.kwargs.get("out")]
+        assert left.shape[0] <= 4
+        assert right.shape[0] >= 1
+    assert any(case.args[-1].shape[0] >= 512 and case.args[-1].shape[1] > 64 for case in scenes(op, "float32"))
