@@ -44,7 +44,7 @@ def log_softmax(input: Any, dim: int, half_to_float: bool = False) -> Any:
 
 def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
     dims = dims_of(dim, input.ndim)
-    if not all(input.shape[one] for one in dims):
+    if input.ndim and not all(input.shape[one] for one in dims):
         return input.exp().sum(dims, keepdim).log()
     largest = torch.amax(input, dims, True)
     largest = torch.where(largest.isinf(), torch.zeros_like(largest), largest)

@@ -147,6 +147,7 @@ def test_sums_of_nothing():
     for function, value in ((lambda x: x.logsumexp(-1), -float("inf")), (lambda x: x.sum(-1), 0.0)):
         found = analysed(function, x)
         assert (found.value.tolist(), found.judged.all()) == ([value, value], True)
+    assert analysed(lambda x: x.logsumexp(-1), torch.tensor(2.5)).value == 2.5
 
 
 def test_labels_may_be_narrow():
