@@ -11,7 +11,7 @@ import torch
 from conformance.bounds import FORMATS, compute_dtype
 from conformance.error_analysis.functions import real
 from conformance.error_analysis.pairs import NoRule, Pair, made, settled, taken_apart
-from conformance.error_analysis.sums import dims_of
+from conformance.error_analysis.sums import dims_of, terms_of
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -44,7 +44,7 @@ def log_softmax(input: Any, dim: int, half_to_float: bool = False) -> Any:
 
 def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
     dims = dims_of(dim, input.ndim)
-    if input.ndim and not all(input.shape[one] for one in dims):
+    if not terms_of(input, dims):
         return input.exp().sum(dims, keepdim).log()
     largest = torch.amax(input, dims, True)
     largest = torch.where(largest.isinf(), torch.zeros_like(largest), largest)
@@ -55,7 +55,7 @@ def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
 def variance(input: Any, dim: Any = None, correction: float | None = None, keepdim: bool = False, **_: Any) -> Any:
     dims = dims_of(dim, input.ndim)
     apart = input - input.mean(dims, True)
-    terms = math.prod(input.shape[one] for one in dims)
+    terms = terms_of(input, dims)
     return (apart * apart).sum(dims, keepdim) / float(max(terms - (1 if correction is None else correction), 0))
 
 

@@ -43,6 +43,11 @@ def dims_of(dim: Any, rank: int) -> list[int]:
     return [one % max(rank, 1) for one in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
+def terms_of(input: Any, dims: Sequence[int]) -> int:
+    """Return how many elements dims have together; a tensor without dims has one."""
+    return math.prod(input.shape[one] for one in dims) if input.ndim else 1
+
+
 def total(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
     """Apply the rule of a sum of K terms: their errors, and ``growth`` unit roundoffs of the sum of magnitudes."""
     if not (dtype or input.dtype).is_floating_point:
@@ -54,7 +59,7 @@ def total(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dty
     if not v.ndim:
         return x
     value, size = v.sum(dims, keepdim), v.abs().sum(dims, keepdim)
-    terms = math.prod(v.shape[one] for one in dims)
+    terms = terms_of(v, dims)
     error = x.error.sum(dims, keepdim) + growth(terms) * unit(x.dtype) * size
     # Partial sums may overflow even beside an infinity, and then one infinity meets another.
     size = torch.where(v.isfinite(), v.abs(), 0.0).sum(dims, keepdim)
@@ -69,8 +74,8 @@ def any_of(mask: torch.Tensor, dims: list[int], keepdim: bool) -> torch.Tensor:
 def mean(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
     if dtype is not None and dtype != input.dtype:
         input = aten._to_copy(input, dtype=dtype)
-    terms = math.prod(input.shape[one] for one in dims_of(dim, input.ndim))
-    return torch.sum(input, dims_of(dim, input.ndim), keepdim) / float(terms)
+    dims = dims_of(dim, input.ndim)
+    return torch.sum(input, dims, keepdim) / float(terms_of(input, dims))
 
 
 def prod(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
@@ -87,7 +92,7 @@ def prod(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtyp
             factors = factors.prod(one, keepdim)
         return factors
 
-    terms = math.prod(x.shape[one] for one in dims)
+    terms = terms_of(x, dims)
     return _multiplied(of, x, torch.tensor(float(terms)), any_of(x.unsure, dims, keepdim) if x.ndim else x.unsure)
 
 
@@ -191,7 +196,9 @@ def ranked(func: Any, input: Pair, *args: Any, **kwargs: Any) -> Any:
     if not args and not kwargs:
         elements: Any = input.reshape(-1)
         value, _ = ordered(aten.sort.default, elements, -1)
-        return Pair(func(settled(input).value), value.error.amax(), value.unsure.any(), input.dtype)
+        # Each has the largest error of all; of none the median is NaN.
+        error = value.error[0] if value.numel() else torch.zeros(())
+        return made(func(settled(input).value), error, value.unsure.any(), input.dtype)
     return ordered(func, input, *args, **kwargs)
 
 

@@ -142,12 +142,47 @@ def test_not_a_number_is_sure_where_the_operand_is():
     assert not analysed(lambda x: (x * 1e-30) * float("inf"), tiny).judged.any()
 
 
-def test_sums_of_nothing():
-    x = torch.zeros(2, 0)
-    for function, value in ((lambda x: x.logsumexp(-1), -float("inf")), (lambda x: x.sum(-1), 0.0)):
-        found = analysed(function, x)
-        assert (found.value.tolist(), found.judged.all()) == ([value, value], True)
-    assert analysed(lambda x: x.logsumexp(-1), torch.tensor(2.5)).value == 2.5
+REDUCTIONS = {
+    "sum": lambda x: x.sum(-1),
+    "sum of all": lambda x: x.sum(),
+    "mean": lambda x: x.mean(-1),
+    "mean of all": lambda x: x.mean(),
+    "prod": lambda x: x.prod(-1),
+    "prod of all": lambda x: x.prod(),
+    "var": lambda x: x.var(-1, correction=0),
+    "std_mean": lambda x: torch.std_mean(x, -1, correction=0),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=-1),
+    "norm of all": lambda x: torch.linalg.vector_norm(x, 3),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "cumprod": lambda x: x.cumprod(-1),
+    "logcumsumexp": lambda x: x.logcumsumexp(-1),
+    "amax": lambda x: x.amax(-1),
+    "max": lambda x: x.max(-1),
+    "median": lambda x: x.median(-1),
+    "median of all": lambda x: x.median(),
+    "sort": lambda x: x.sort(-1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (0, 2), (1,), (2, 1)], ids=str)
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_of_no_dims_and_of_no_elements(name, shape):
+    function, x = REDUCTIONS[name], torch.full(shape, 2.5)
+    try:
+        expected = function(x)
+    except IndexError:
+        # torch has no largest of none.
+        with pytest.raises(IndexError):
+            analysed(function, x)
+        return
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    found = analysed(function, x)
+    assert (found.value.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert compare(expected, Expected(found.value, found.bound, found.judged)).passed
 
 
 def test_labels_may_be_narrow():
