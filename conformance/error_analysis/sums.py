@@ -15,6 +15,7 @@ from conformance.error_analysis.pairs import (
     exact,
     made,
     pair_of,
+    plain,
     settled,
     unit,
 )
@@ -189,6 +190,23 @@ def ordered(func: Any, input: Pair, *args: Any, **kwargs: Any) -> Any:
     largest = x.error.max() if x.error.numel() else torch.zeros(())
     unsure = x.unsure.any().broadcast_to(value.shape)
     return made(value, largest, unsure, x.dtype), Pair(places, None, unsure | (largest > 0), torch.int64)
+
+
+def running(func: Any, input: Pair, dim: int) -> Any:
+    """Apply the rule of the largest or smallest elements so far, with their places: the largest error so far."""
+    x = settled(input)
+    value, places = func(x.value, dim)
+    error = x.error.cummax(dim).values if x.error.numel() else x.error
+    unsure = x.unsure.cumsum(dim) > 0 if x.ndim else x.unsure
+    return made(value, error, unsure, x.dtype), Pair(places, None, unsure | (error > 0), torch.int64)
+
+
+def located(func: Any, first: Any, second: Any, **kwargs: Any) -> Pair:
+    """Apply the rule of places among sorted numbers, which the errors may decide."""
+    a, b = pair_of(first), pair_of(second)
+    places = func(a.value, b.value, **plain(kwargs))
+    doubt = a.unsure.any() | a.error.any() | b.unsure.any() | b.error.any()
+    return Pair(places, None, doubt.broadcast_to(places.shape).clone(), places.dtype)
 
 
 def ranked(func: Any, input: Pair, *args: Any, **kwargs: Any) -> Any:

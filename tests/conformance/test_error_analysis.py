@@ -91,8 +91,16 @@ def test_moves_and_integers_are_exact():
         lambda x, y: functional.pad(x, (1, 2), value=3.0),
         lambda x, y: x.masked_fill(y > 0, -1.0).tril(),
         lambda x, y: torch.maximum(x, y).abs().neg().relu(),
+        lambda x, y: functional.pad(x[None], (2, 2), mode="reflect"),
+        lambda x, y: torch.block_diag(x, y),
+        lambda x, y: x.masked_scatter(x > 0, y),
+        lambda x, y: x.index_fill(0, torch.tensor([1]), 2.0),
+        lambda x, y: x.cummax(-1).values,
+        lambda x, y: (x.view(torch.int32) & 0x7FFFFFFF).view(torch.float32),
     ):
-        assert not analysed(function, x, y).bound.any()
+        found = analysed(function, x, y)
+        assert not found.bound.any()
+        assert torch.equal(found.value, function(x, y).double())
     packed = torch.arange(256, dtype=torch.uint8)
     found = analysed(lambda p: torch.stack((p & 15, p >> 4), -1).float() - 8, packed)
     assert not found.bound.any()
@@ -125,6 +133,9 @@ def test_what_the_error_decides_is_not_judged():
     assert found.bound.tolist() == [7.0, 7.0, 0.0]
     assert analysed(lambda x: (1 / x) * 3 > 1, third).judged.tolist() == [False, False, True]
     assert analysed(lambda x: (x * 1.1).argmax(-1, True), third).judged.tolist() == [False]
+    assert analysed(lambda x: (x * 1.1).cummax(-1)[1], third).judged.tolist() == [False] * 3
+    assert not analysed(lambda x: torch.searchsorted(torch.arange(9.0), x * 1.1), third).judged.any()
+    assert analysed(lambda x: torch.searchsorted(torch.arange(9.0), x), third).value.tolist() == [3, 3, 4]
     # Beyond float32 on the way, though not at the end.
     large = torch.tensor([1e30, 1.0])
     assert analysed(lambda x: (x * x) / x, large).judged.tolist() == [False, True]
@@ -200,6 +211,7 @@ def test_labels_may_be_narrow():
         (lambda x: functional.dropout(x), "random"),
         (lambda x: x / (x * 1.1).max().item(), "reads a number"),
         (lambda x: torch.rand(3) * x, "random"),
+        (lambda x: (x * 1.1).view(torch.int32), "reads the bits"),
     ],
 )
 def test_what_has_no_rule_is_named(function, named):
