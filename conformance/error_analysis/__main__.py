@@ -18,6 +18,7 @@ from conformance import spec as specs
 from conformance.cases import Case
 from conformance.compare import compare
 from conformance.error_analysis import NoRule
+from conformance.error_analysis.functions import least
 from conformance.names import unknown_name
 from conformance.session import PROFILES, rounds
 from conformance.spec import Call, Expected, OpSpec
@@ -128,7 +129,9 @@ def _judged(expected: Expected) -> torch.Tensor:
 def _allowed(expected: Expected, dtype: torch.dtype) -> np.ndarray:
     assert expected.bound is not None
     value = expected.value.numpy()
-    return bounds.ulp(value, dtype) / 2 + expected.bound.broadcast_to(expected.value.shape).numpy()
+    allowed = bounds.ulp(value, dtype) / 2 + expected.bound.broadcast_to(expected.value.shape).numpy()
+    # Of two steps of the smallest numbers, one is not half as good.
+    return np.maximum(allowed, least(dtype))
 
 
 BEGIN, END = "<!-- python -m conformance.error_analysis -->", "<!-- end -->"

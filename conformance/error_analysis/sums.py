@@ -244,9 +244,9 @@ def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_
         x, y = real(a), real(b)
         value, size = of(x, y, *args), of(x.abs(), y.abs(), *args)
         count, form = terms(x, y), FORMATS[compute_dtype(dtype)]
-        # Each product is rounded, by half a step at least.
+        # Each product is rounded, by half a step at least; those of zeros are exact.
         error = unit(dtype) * (PRODUCT_WALK * math.sqrt(count) * size + PRODUCT_DRIFT * count * value.abs())
-        error = error + count * form.subnormal / 2
+        error = error + torch.where(size > 0, count * form.subnormal / 2, 0.0)
         for first, second in ((a.error, y.abs()), (x.abs(), b.error), (a.error, b.error)):
             if first.any() and second.any():
                 error = error + of(first, second, *args)
