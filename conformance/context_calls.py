@@ -41,13 +41,12 @@ def within(context, function, others=None):
         return _without_collector(others[kind](function, tools, **how))
     if kind not in _KINDS:
         return function
-    made = _KINDS[kind](function, **how)
-    return made if kind == THREADS else _without_collector(made)
+    return _without_collector(_KINDS[kind](function, **how))
 
 
 def _without_collector(function):
     """Let a call run without Python's collector of cycles: it takes a third of the time in which torch's compiler is
-    imported."""
+    imported, and what it calls, wherever a thread happens to be, are lines of that thread as any others."""
 
     def call(*args, **kwargs):
         enabled = gc.isenabled()

@@ -113,7 +113,9 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
         options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": arguments.enable_gqa}
         return attend(query, arguments.key, value, scale=arguments.scale, **options)
     kind = query.device.type
-    lower = torch.is_autocast_enabled(kind) and query.dtype != torch.float64
+    # There is no autocast of tensors that have no memory.
+    cast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    lower = cast and query.dtype != torch.float64
     dtype = torch.get_autocast_dtype(kind) if lower else query.dtype
     result = query.new_empty((*query.shape[:-1], value.shape[-1]), dtype=dtype)
     for part in parts(arguments):

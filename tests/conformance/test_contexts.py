@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 from types import SimpleNamespace
@@ -247,6 +248,26 @@ def test_what_threads_share_is_caught_however_often_they_switch(name, message, i
     assert [finding.status for finding in findings] == [FAILED] * 3
     assert len({finding.message for finding in findings}) == 1
     assert message in findings[0].message
+
+
+@pytest.mark.parametrize("threshold", [4, 13, 29])
+def test_what_the_collector_calls_are_no_lines_of_a_thread(threshold):
+    """It calls Hypothesis, say, where a thread has made so many objects."""
+    defect, before = BANK["layer_norm_arguments_shared"], gc.get_threshold()
+    called = []
+
+    def callback(phase, info):
+        called.append(phase)
+
+    gc.callbacks.append(callback)
+    gc.set_threshold(threshold)
+    try:
+        findings = [judged("threads", CASES["layer_norm"], defect.implementation) for _ in range(3)]
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(callback)
+    assert called
+    assert [finding.status for finding in findings] == [FAILED] * 3
 
 
 def test_a_mistake_between_two_lines_is_told_with_its_place():
