@@ -132,7 +132,7 @@ def layer_norm(input: Any, shape: Sequence[int], weight: Any, bias: Any, eps: fl
 
 
 def group_norm(input: Any, weight: Any, bias: Any, n: int, c: int, area: int, groups: int, eps: float) -> Any:
-    rows = input.reshape(n, groups, -1)
+    rows = input.reshape(n, groups, c // groups * area)
     mean = rows.mean(2, True)
     apart = rows - mean
     scale = ((apart * apart).mean(2, True) + eps).rsqrt()

@@ -196,6 +196,37 @@ def test_reductions_of_no_dims_and_of_no_elements(name, shape):
     assert compare(expected, Expected(found.value, found.bound, found.judged)).passed
 
 
+NORMS = {
+    "layer_norm": lambda x: functional.layer_norm(x, x.shape[-1:]),
+    "rms_norm": lambda x: functional.rms_norm(x, x.shape[-1:]),
+    "group_norm": lambda x: functional.group_norm(x, 2, torch.ones(4), torch.ones(4)),
+    "batch_norm": lambda x: functional.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    "softmax": lambda x: x.softmax(1),
+    "attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "convolution": lambda x: functional.conv1d(x, torch.ones(2, 4, 1)),
+    "average": lambda x: functional.avg_pool1d(x, 1),
+    "interpolation": lambda x: functional.interpolate(x, scale_factor=2, mode="linear"),
+    "index_add": lambda x: x.index_add(0, torch.zeros(x.shape[0], dtype=torch.long), x),
+    "cdist": lambda x: torch.cdist(x, x),
+    "mm": lambda x: x @ x.mT,
+}
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (2, 4, 0), (1, 4, 1)], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_other_operations_of_no_elements(name, shape):
+    function, x = NORMS[name], torch.full(shape, 2.5)
+    try:
+        expected = function(x)
+    except (RuntimeError, ValueError):
+        with pytest.raises((RuntimeError, ValueError)):
+            analysed(function, x)
+        return
+    found = analysed(function, x)
+    assert (found.value.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert compare(expected, Expected(found.value, found.bound, found.judged)).passed
+
+
 def test_labels_may_be_narrow():
     x, labels = torch.randn(3, 7), torch.tensor([0, 6, 2])
     for dtype in (torch.uint8, torch.int64):
