@@ -32,7 +32,7 @@ def within(context, function, others=None):
 
     :param context: ``kind``, one of those above, and what its function takes. Of another kind it is the function
         itself.
-    :param others: Further kinds, as ``native_calls.KINDS``.
+    :param others: Further kinds, as ``dispatcher_calls.KINDS``.
     """
     how = dict(context)
     kind = how.pop("kind")

@@ -37,10 +37,10 @@ def _beside(name):
     return module
 
 
-guards, call_contexts, context_calls, mode_calls, native_calls, process_state, sequence_staging = map(
+guards, call_contexts, context_calls, mode_calls, dispatcher_calls, process_state, sequence_staging = map(
     _beside,
     (
-        *("guards", "call_contexts", "context_calls", "mode_calls", "native_calls"),
+        *("guards", "call_contexts", "context_calls", "mode_calls", "dispatcher_calls"),
         *("process_state", "sequence_staging"),
     ),
 )
@@ -287,7 +287,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
-        function = context_calls.within(call["context"], function, native_calls.KINDS)
+        function = context_calls.within(call["context"], function, dispatcher_calls.KINDS)
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
     try:

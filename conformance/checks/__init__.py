@@ -21,6 +21,7 @@ from conformance.checks.call_record import (
 )
 from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
 from conformance.checks.contexts import CONTEXTS, compiled, fake, from_threads, in_context, threads
+from conformance.checks.dispatcher import export, is_batched, is_checked, opcheck, vmap
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
 from conformance.checks.gradients import differentiable, gradients
 from conformance.checks.invariance import (
@@ -34,7 +35,6 @@ from conformance.checks.invariance import (
     settings,
 )
 from conformance.checks.modes import autocast, is_cast, modes
-from conformance.checks.native import export, is_batched, is_checked, opcheck, vmap
 from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
 

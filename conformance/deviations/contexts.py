@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.cases import Case
 from conformance.deviations.table import Deviation, number, specs, tensor
+from strategies import dtypes as dtype_names
 from strategies.specs import Layout, TensorSpec
 
 _OUT = ("add", "sub", "mul", "div", "pow", "abs", "neg", "clamp", "exp", "rsqrt", "sin", "cos", "sigmoid", "tanh")
@@ -29,7 +30,7 @@ def _of_integers_and_a_float(case: Case) -> bool:
 
 
 def _of_a_half_type(case: Case) -> bool:
-    return any(one.dtype in ("float16", "bfloat16") for one in specs(case))
+    return any(one.dtype in dtype_names.HALF for one in specs(case))
 
 
 def _number_and_tensor(case: Case) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,59 @@ def promoted(*operands: Any) -> list[torch.Tensor]:
 def floating(input: torch.Tensor) -> torch.Tensor:
     """Return the input in a floating-point dtype: torch casts integers to the default one for such functions."""
     return input if input.is_floating_point() else input.to(torch.get_default_dtype())
+
+
+def as_it_is(input: torch.Tensor) -> torch.Tensor:
+    """Return the input."""
+    return input
+
+
+class Elementwise:
+    """Makes functions with torch's signatures of a library's own."""
+
+    def __init__(self, library: str, made: Callable[..., torch.Tensor]) -> None:
+        """Take the name of the library, and what makes a call of its function with tensors."""
+        self._library, self._made = library, made
+
+    def unary(
+        self, function: Callable[..., Any], prepared: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Callable[..., torch.Tensor]:
+        """Return a function of one operand, which ``prepared`` casts."""
+
+        def call(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+            plain(out)
+            return self._made(function, prepared(input))
+
+        return call
+
+    def binary(self, function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """Return a function of two operands."""
+
+        def call(input: Any, other: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+            plain(out)
+            return self._made(function, *promoted(input, other))
+
+        return call
+
+    def scaled(self, function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """Return a function of two operands that has an ``alpha``, which has to be 1."""
+
+        def call(input: Any, other: Any, *, alpha: Any = 1, out: torch.Tensor | None = None) -> torch.Tensor:
+            plain(out)
+            if alpha != 1:
+                raise NotProvided(f"{self._library} has no alpha")
+            return self._made(function, *promoted(input, other))
+
+        return call
+
+    def activation(self, function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """Return a function of one operand that torch makes in place, too."""
+
+        def call(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+            plain(inplace=inplace)
+            return self._made(function, input)
+
+        return call
 
 
 def _promoted_dtype(operands: tuple[Any, ...]) -> torch.dtype:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from conformance.implementations import NotProvided
-from conformance.implementations._arrays import floating, none_of, plain, promoted
+from conformance.implementations._arrays import Elementwise, as_it_is, floating, none_of, plain, promoted
 
 try:
     import jax
@@ -51,55 +51,18 @@ def _tensor(array: jax.Array) -> torch.Tensor:
     return torch.from_numpy(found)
 
 
-def _unary(function: Callable[..., Any], prepared: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    def call(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        plain(out)
-        return _made(function, prepared(input))
-
-    return call
-
-
-def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: Any, other: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        plain(out)
-        return _made(function, *promoted(input, other))
-
-    return call
-
-
-def _scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: Any, other: Any, *, alpha: Any = 1, out: torch.Tensor | None = None) -> torch.Tensor:
-        plain(out)
-        if alpha != 1:
-            raise NotProvided("JAX has no alpha")
-        return _made(function, *promoted(input, other))
-
-    return call
-
-
-def _activation(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-        plain(inplace=inplace)
-        return _made(function, input)
-
-    return call
-
-
-def _as_it_is(input: torch.Tensor) -> torch.Tensor:
-    return input
-
-
-exp, sin, cos, tanh = (_unary(one, floating) for one in (jnp.exp, jnp.sin, jnp.cos, jnp.tanh))
-sigmoid, rsqrt = (_unary(one, floating) for one in (jax.nn.sigmoid, jax.lax.rsqrt))
-abs, neg, bitwise_not = (_unary(one, _as_it_is) for one in (jnp.abs, jnp.negative, jnp.invert))
-isinf, isnan = (_unary(one, _as_it_is) for one in (jnp.isinf, jnp.isnan))
-mul, pow = _binary(jnp.multiply), _binary(jnp.power)
-eq, ne, lt = _binary(jnp.equal), _binary(jnp.not_equal), _binary(jnp.less)
-le, gt, ge = _binary(jnp.less_equal), _binary(jnp.greater), _binary(jnp.greater_equal)
-bitwise_and, bitwise_or = _binary(jnp.bitwise_and), _binary(jnp.bitwise_or)
-add, sub = _scaled(jnp.add), _scaled(jnp.subtract)
-mm = bmm = matmul = _binary(jnp.matmul)
-relu, silu = _activation(jax.nn.relu), _activation(jax.nn.silu)
+_of = Elementwise("JAX", _made)
+exp, sin, cos, tanh = (_of.unary(one, floating) for one in (jnp.exp, jnp.sin, jnp.cos, jnp.tanh))
+sigmoid, rsqrt = (_of.unary(one, floating) for one in (jax.nn.sigmoid, jax.lax.rsqrt))
+abs, neg, bitwise_not = (_of.unary(one, as_it_is) for one in (jnp.abs, jnp.negative, jnp.invert))
+isinf, isnan = (_of.unary(one, as_it_is) for one in (jnp.isinf, jnp.isnan))
+mul, pow = _of.binary(jnp.multiply), _of.binary(jnp.power)
+eq, ne, lt = _of.binary(jnp.equal), _of.binary(jnp.not_equal), _of.binary(jnp.less)
+le, gt, ge = _of.binary(jnp.less_equal), _of.binary(jnp.greater), _of.binary(jnp.greater_equal)
+bitwise_and, bitwise_or = _of.binary(jnp.bitwise_and), _of.binary(jnp.bitwise_or)
+add, sub = _of.scaled(jnp.add), _of.scaled(jnp.subtract)
+mm = bmm = matmul = _of.binary(jnp.matmul)
+relu, silu = _of.activation(jax.nn.relu), _of.activation(jax.nn.silu)
 
 
 def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:

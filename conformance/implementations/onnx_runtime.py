@@ -53,7 +53,7 @@ class Node:
     operands: tuple[torch.Tensor, ...]
     attributes: tuple[tuple[str, Any], ...]
     truth: bool
-    """Whether the result is of bools."""
+    """The result is of bools."""
     turned: tuple[int, ...]
     """The two dims that torch's result has in the other order; none where it has all as they are."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from conformance.implementations import NotProvided
-from conformance.implementations._arrays import floating, none_of, plain, promoted
+from conformance.implementations._arrays import Elementwise, as_it_is, floating, none_of, plain, promoted
 
 try:
     import tvm
@@ -68,55 +68,18 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return copy if copy.numel() else copy.as_strided(copy.shape, strides)
 
 
-def _unary(operator: Callable[..., Any], prepared: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    def call(input: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        plain(out)
-        return _made(operator, prepared(input))
-
-    return call
-
-
-def _binary(operator: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: Any, other: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        plain(out)
-        return _made(operator, *promoted(input, other))
-
-    return call
-
-
-def _scaled(operator: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: Any, other: Any, *, alpha: Any = 1, out: torch.Tensor | None = None) -> torch.Tensor:
-        plain(out)
-        if alpha != 1:
-            raise NotProvided("TVM has no alpha")
-        return _made(operator, *promoted(input, other))
-
-    return call
-
-
-def _activation(operator: Callable[..., Any]) -> Callable[..., Any]:
-    def call(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-        plain(inplace=inplace)
-        return _made(operator, input)
-
-    return call
-
-
-def _as_it_is(input: torch.Tensor) -> torch.Tensor:
-    return input
-
-
-exp, sin, cos, tanh = (_unary(one, floating) for one in (ops.exp, ops.sin, ops.cos, ops.tanh))
-sigmoid, rsqrt = (_unary(one, floating) for one in (ops.sigmoid, ops.rsqrt))
-abs, neg, bitwise_not = (_unary(one, _as_it_is) for one in (ops.abs, ops.negative, ops.bitwise_not))
-isinf, isnan = (_unary(one, _as_it_is) for one in (ops.isinf, ops.isnan))
-mul, pow = _binary(ops.multiply), _binary(ops.power)
-eq, ne, lt = _binary(ops.equal), _binary(ops.not_equal), _binary(ops.less)
-le, gt, ge = _binary(ops.less_equal), _binary(ops.greater), _binary(ops.greater_equal)
-bitwise_and, bitwise_or = _binary(ops.bitwise_and), _binary(ops.bitwise_or)
-add, sub = _scaled(ops.add), _scaled(ops.subtract)
-mm = bmm = matmul = _binary(ops.matmul)
-relu, silu = _activation(ops.nn.relu), _activation(ops.nn.silu)
+_of = Elementwise("TVM", _made)
+exp, sin, cos, tanh = (_of.unary(one, floating) for one in (ops.exp, ops.sin, ops.cos, ops.tanh))
+sigmoid, rsqrt = (_of.unary(one, floating) for one in (ops.sigmoid, ops.rsqrt))
+abs, neg, bitwise_not = (_of.unary(one, as_it_is) for one in (ops.abs, ops.negative, ops.bitwise_not))
+isinf, isnan = (_of.unary(one, as_it_is) for one in (ops.isinf, ops.isnan))
+mul, pow = _of.binary(ops.multiply), _of.binary(ops.power)
+eq, ne, lt = _of.binary(ops.equal), _of.binary(ops.not_equal), _of.binary(ops.less)
+le, gt, ge = _of.binary(ops.less_equal), _of.binary(ops.greater), _of.binary(ops.greater_equal)
+bitwise_and, bitwise_or = _of.binary(ops.bitwise_and), _of.binary(ops.bitwise_or)
+add, sub = _of.scaled(ops.add), _of.scaled(ops.subtract)
+mm = bmm = matmul = _of.binary(ops.matmul)
+relu, silu = _of.activation(ops.nn.relu), _of.activation(ops.nn.silu)
 
 
 def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -43,7 +43,7 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
 @cache
 def controls(op: str) -> tuple[Implementation, ...]:
     """All right implementations of an op, torch itself (its known deviations excused) first."""
-    from conformance.selftest import attention, contexts, four_kernels, modes, native
+    from conformance.selftest import attention, contexts, dispatcher, four_kernels, modes
     from conformance.selftest.kernels import RIGHT
 
     if op == attention.OP:
@@ -64,7 +64,7 @@ def controls(op: str) -> tuple[Implementation, ...]:
         found.append(Implementation("float64 autograd", provider, claims))
     found += [
         Implementation(name, SimpleNamespace(**{op: correct.with_names(op, make(op, correct.right(op)))}), {op: claims})
-        for name, ops, make, claims in (*contexts.CONTROLS, *modes.CONTROLS, *native.CONTROLS)
+        for name, ops, make, claims in (*contexts.CONTROLS, *modes.CONTROLS, *dispatcher.CONTROLS)
         if op in ops
     ]
     torchs = load(TORCH)

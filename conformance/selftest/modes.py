@@ -154,7 +154,7 @@ def bfloat16_for_tf32(right: Right, *args: Any, **kwargs: Any) -> Any:
 
 @defect("add mul exp sigmoid layer_norm softmax", "precision", "modes")
 def tf32_for_all(right: Right, *args: Any, **kwargs: Any) -> Any:
-    """Where TF32 is allowed to products, other operators round their results to its precision."""
+    """Operators other than products round their results to the precision of TF32 where products may use it."""
     result = right(*args, **kwargs)
     if not _reduced() or result.dtype != torch.float32 or any(result is x for x in args):
         return result

@@ -40,7 +40,7 @@ def test_right_calls_pass(op):
 
 @pytest.mark.parametrize("op", ["add", "exp", "softmax", "mm", "matmul"])
 def test_casts_by_another_way_to_compute_pass(op):
-    """By the bound: the bits are not those of torch's function."""
+    """The bound decides: the bits are not those of torch's function."""
     own = Implementation(
         "own", SimpleNamespace(**{op: planted.with_autocast(op, correct.right(op))}), {"*": ("autocast",)}
     )

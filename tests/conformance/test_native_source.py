@@ -74,7 +74,7 @@ def test_files_that_cannot_be_built(tmp_path, monkeypatch):
 
 
 def test_a_cuda_file_is_built_with_its_declaration(monkeypatch):
-    """What torch is asked to build, and that its function is called by position, with the defaults."""
+    """torch is asked to build the source and the declaration; its function is called by position, with the defaults."""
     asked = {}
 
     def load_inline(name, **how):

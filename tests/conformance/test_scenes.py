@@ -41,7 +41,7 @@ def test_scenes_are_legal_and_what_is_right_passes(op):
 
 
 def test_scenes_take_no_share_of_other_calls(monkeypatch):
-    """What else is drawn is the same without them; they are the last rounds."""
+    """Scenes are the last rounds, and all else is drawn as without them."""
     ci = hypothesis.settings(session.PROFILES["ci"], max_examples=30)
 
     def parts() -> list[session.Round]:

@@ -13,7 +13,7 @@ from conformance.cases import Case
 from conformance.checks import DEVIATION, FAILED, PASSED, UNCLAIMED
 from conformance.implementations import Implementation, load
 from conformance.selftest import correct, defect_registry
-from conformance.selftest import native as planted
+from conformance.selftest import dispatcher as planted
 from strategies.specs import Layout
 
 BANK = defect_registry.bank()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conformance import cases, context_calls, forms, native_calls
+from conformance import cases, context_calls, dispatcher_calls, forms
 from conformance.checks.call_record import PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, fits_graph, from_threads, in_context, unclaimed
 from conformance.checks.gradients import differentiable, floating_operands
@@ -34,7 +34,7 @@ def vmap(trial: Trial) -> Finding:
     # Other contents may be refused for what they are.
     if any(one.error is not None or malformed(one.value, trial.ours.value) for one in loop.values()):
         return Finding("vmap", PASSED)
-    context = {"kind": native_calls.VMAP, "dims": dims}
+    context = {"kind": dispatcher_calls.VMAP, "dims": dims}
     outcome = trial.bare(context=context)
     where = f"in a batch of torch.func.vmap(in_dims={tuple(dims)})"
     if outcome.error is not None:
@@ -43,9 +43,9 @@ def vmap(trial: Trial) -> Finding:
             Finding("vmap", PASSED) if refused else _wrong(trial, "vmap", f"{where}: raised {describe(outcome.error)}")
         )
     count = len(trial.ours.tensors())
-    if len(outcome.value) != count * len(native_calls.BATCH):
+    if len(outcome.value) != count * len(dispatcher_calls.BATCH):
         return _wrong(trial, "vmap", f"{where}: returned another number of results than {count}")
-    for number, contents in enumerate(native_calls.BATCH):
+    for number, contents in enumerate(dispatcher_calls.BATCH):
         part = _some(trial, outcome, number)
         inputs = mixed if contents else trial.inputs
         if message := _unlike(trial, inputs, loop[contents], part, "a call of a loop and of vmap"):
@@ -71,7 +71,7 @@ def opcheck(trial: Trial) -> Finding:
     if "gradients" in claims and apart and differentiable(trial) and cases.seed(trial.case) >> 11 & 1:
         floating = [one for number, one in enumerate(trial.inputs) if number in floating_operands(trial.case)]
         wanted = [place for place, one in enumerate(_given(trial)) if any(one is other for other in floating)]
-    outcome = trial.bare(context={"kind": native_calls.OPCHECK, "wanted": wanted})
+    outcome = trial.bare(context={"kind": dispatcher_calls.OPCHECK, "wanted": wanted})
     if outcome.error is None:
         return Finding("opcheck", PASSED)
     return _wrong(trial, "opcheck", f"in torch.library.opcheck: {describe(outcome.error)}")
@@ -90,7 +90,7 @@ def export(trial: Trial) -> Finding:
         return unclaimed("export")
     plain, strict = trial.bare(), bool(cases.seed(trial.case) >> 11 & 1)
     parts, inputs = _part(trial)
-    context = {"kind": native_calls.EXPORT, "strict": strict, "parts": parts}
+    context = {"kind": dispatcher_calls.EXPORT, "strict": strict, "parts": parts}
     outcome, where = trial.bare(context=context), f"exported{', strictly' * strict}"
     if outcome.error is not None:
         if trial.theirs(context=context).error is not None:
