@@ -15,8 +15,8 @@ from hypothesis.strategies import SearchStrategy
 T = TypeVar("T")
 
 
-def settings(examples: int) -> hypothesis.settings:
-    """Return Hypothesis's settings for one round of drawing."""
+def settings(examples: int, filtered: bool = False) -> hypothesis.settings:
+    """Return Hypothesis's settings for one round of drawing. ``filtered``: as for ``drawn``."""
     return hypothesis.settings(
         backend="hypothesis",
         max_examples=examples,
@@ -29,9 +29,8 @@ def settings(examples: int) -> hypothesis.settings:
         report_multiple_bugs=True,
         phases=(Phase.generate, Phase.shrink),
         verbosity=Verbosity.quiet,
-        # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature. Small calls are few among
-        # those of products and attention.
-        suppress_health_check=(HealthCheck.too_slow, HealthCheck.filter_too_much),
+        # Judging runs inside of the draw's test, and an interpreted kernel is slow by nature.
+        suppress_health_check=(HealthCheck.too_slow, *((HealthCheck.filter_too_much,) if filtered else ())),
     )
 
 
@@ -42,14 +41,17 @@ def run(test: Callable[[T], None], draws: SearchStrategy[T], seed: object, setti
         settings(hypothesis.seed(seed)(hypothesis.given(draws)(test)))()
 
 
-def drawn(draws: SearchStrategy[T], seed: object, examples: int) -> list[T]:
-    """Draw one round and return the drawn values."""
+def drawn(draws: SearchStrategy[T], seed: object, examples: int, filtered: bool = False) -> list[T]:
+    """Draw one round and return the drawn values.
+
+    :param filtered: A filter may refuse most of what is drawn; without this Hypothesis raises FailedHealthCheck.
+    """
     found: list[T] = []
 
     def collect(one: T) -> None:
         found.append(one)
 
-    run(collect, draws, seed, settings(examples))
+    run(collect, draws, seed, settings(examples, filtered))
     return found
 
 

@@ -563,12 +563,14 @@ def drawn(op: str, dtypes: Sequence[str], examples: int, seed: int) -> Iterator[
     # In rounds, as cases: from the eleventh on Hypothesis draws variations of those before.
     for start in range(0, examples, session.ROUND):
         count = min(session.ROUND, examples - start)
-        found = drawing.drawn(sequences(op, tuple(dtypes)), f"{seed}/{op}/sequences/{start}", 1 + count)
+        # Small calls are few among those of products and attention.
+        found = drawing.drawn(sequences(op, tuple(dtypes)), f"{seed}/{op}/sequences/{start}", 1 + count, filtered=True)
         # The first is the simplest there is, and the same in each round.
         for number, sequence in enumerate(found[1 : 1 + count], start):
             times = (1, (RING, WARM, 1)[number % RINGS])
             ordinary = next(step.case for step in sequence.steps if step.times == RING)
             steps = (step for step in sequence.steps if step.times in times)
             # Drawn apart, so that all else is as it would be without them.
-            refused = drawing.drawn(_refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}", session.ROUND)
+            draws, name = _refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}"
+            refused = drawing.drawn(draws, name, session.ROUND, filtered=True)
             yield CallSequence(steps=(*steps, *_after_refusals(ordinary, refused[1:])))
