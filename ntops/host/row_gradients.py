@@ -16,6 +16,10 @@ from ntops.launch.recorder import repeatable
 
 # The longest float32 rows of which a tile stays in registers together with the sums for the parameters.
 _LONGEST = 8192
+# The longest of which the next row is in registers, too.
+_AHEAD = 8192
+# The warps of a multiprocessor that are busy with rows: each thread holds 16 elements of a tile of either operand.
+_WARPS = 16
 # The most rows that a program adds up one after the other, so that few roundings accumulate.
 _MOST_ROWS = 256
 
@@ -68,10 +72,15 @@ def norm(gradient, input, weight, eps, centered, bias_dtype, to_input, to_weight
     fits = registers <= _LONGEST
     block_r = max(2048 // registers, 1) if fits else 16
     tiles = -(-count // block_r)
+    num_warps = min(max(block_r * registers // 512, 1), 16)
     # As many programs as run at a time, each with a few tiles.
-    parts = min(tiles, max(2 * multiprocessors(device.index or 0), -(-tiles // _MOST_ROWS)))
+    together = max(_WARPS // num_warps, 1) if fits else 2
+    parts = min(tiles, max(together * multiprocessors(device.index or 0), -(-tiles // _MOST_ROWS)))
     part = -(-tiles // parts)
-    parts = -(-tiles // part)
+
+    if not fits:
+        parts = -(-tiles // part)
+
     weights, biases = (empty(parts, columns) if wanted else None for wanted in (to_weight, to_bias))
     dtype = TRITON_DTYPES[compute_dtype]
     weight, weight_dtype = (None, None) if weight is None else (weight.contiguous(), weight.dtype)
@@ -85,11 +94,11 @@ def norm(gradient, input, weight, eps, centered, bias_dtype, to_input, to_weight
             recorder.launch(
                 norm_backward.whole_rows,
                 (parts,),
-                {"num_warps": min(max(block_r * registers // 512, 1), 16)},
+                {"num_warps": num_warps},
                 *(output_, weights_, biases_, gradient, input, input if weight is None else weight),
-                *(*strides, count, columns, part * block_r, eps),
+                *(*strides, count, columns, eps),
                 *(centered, weight is not None, to_input, to_weight, to_bias),
-                *(dtype, columns == block_c, block_r, block_c),
+                *(dtype, columns == block_c, registers <= _AHEAD, block_r, block_c),
             )
         else:
             means, scales = empty(count), empty(count)

@@ -14,7 +14,19 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["rows", "part"])
+@triton.jit
+def _rows(gradient, input, stride_g, stride_i, row, column, rows, columns, FULL: tl.constexpr):
+    """Load rows of both operands, zeros beyond the end."""
+    taken = row < rows
+
+    if not FULL:
+        taken = taken & (column < columns)
+
+    values = tl.load(input + row * stride_i + column, mask=taken, other=0)
+    return values, tl.load(gradient + row * stride_g + column, mask=taken, other=0)
+
+
+@triton.jit(do_not_specialize=["rows"])
 def whole_rows(
     output,
     weights,
@@ -26,7 +38,6 @@ def whole_rows(
     stride_i: tl.int64,
     rows,
     columns,
-    part,
     eps: tl.float64,
     CENTERED: tl.constexpr,
     WEIGHTED: tl.constexpr,
@@ -35,42 +46,52 @@ def whole_rows(
     TO_BIAS: tl.constexpr,
     DTYPE: tl.constexpr,
     FULL: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Compute the gradients of rows that a tile holds, ``BLOCK_R`` at a time.
+    """Compute the gradients of rows that a tile holds, ``BLOCK_R`` at a time; programs take tiles in turn.
 
     :param output: (rows, columns), contiguous; written with TO_INPUT.
     :param weights: (programs, columns), contiguous, in the compute dtype, with TO_WEIGHT; ``biases`` with TO_BIAS.
     :param gradient: (rows, columns), with unit stride along a row, like ``input``.
     :param weight: (columns,), contiguous, with WEIGHTED.
-    :param part: The rows of a program, a multiple of ``BLOCK_R``.
     :param FULL: Whether ``columns`` is ``BLOCK_C``, so that no column is masked.
+    :param AHEAD: Whether a program loads its next tile before it reduces this one. Else it waits for memory at each.
     """
     column = tl.arange(0, BLOCK_C)[None, :]
     lanes = tl.arange(0, BLOCK_R)[:, None]
     inside = column < columns
     # ``columns`` is a plain number if it is 1, which Triton compiles in.
     count = tl.full((), 0, DTYPE) + columns
-    first = tl.program_id(0).to(tl.int64) * part
-    stop = tl.minimum(first + part, rows)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_R
+    step = tl.num_programs(0) * BLOCK_R
 
     if WEIGHTED:
-        factors = tl.load(weight + column, mask=inside, other=0).to(DTYPE)
+        factors = tl.load(weight + column, mask=inside, other=0)
 
     weight_sums = tl.zeros((BLOCK_R, BLOCK_C), DTYPE)
     bias_sums = tl.zeros((BLOCK_R, BLOCK_C), DTYPE)
 
-    for start in range(first, stop, BLOCK_R):
+    if AHEAD:
+        values_ahead, slopes_ahead = _rows(
+            gradient, input, stride_g, stride_i, first + lanes, column, rows, columns, FULL
+        )
+
+    for start in range(first, rows, step):
         row = start + lanes
 
-        if FULL:
-            taken = row < stop
+        if AHEAD:
+            values = values_ahead
+            slopes = slopes_ahead
+            values_ahead, slopes_ahead = _rows(
+                gradient, input, stride_g, stride_i, row + step, column, rows, columns, FULL
+            )
         else:
-            taken = (row < stop) & inside
+            values, slopes = _rows(gradient, input, stride_g, stride_i, row, column, rows, columns, FULL)
 
-        values = tl.load(input + row * stride_i + column, mask=taken, other=0).to(DTYPE)
-        slopes = tl.load(gradient + row * stride_g + column, mask=taken, other=0).to(DTYPE)
+        values = values.to(DTYPE)
+        slopes = slopes.to(DTYPE)
 
         if CENTERED:
             values = values - (tl.sum(values, 1) / count)[:, None]
@@ -83,14 +104,14 @@ def whole_rows(
 
         if TO_WEIGHT:
             # Rows beyond the end have gradients of zero, though their normalized values may be infinite.
-            weight_sums += tl.where(row < stop, slopes * normal, 0)
+            weight_sums += tl.where(row < rows, slopes * normal, 0)
 
         if TO_BIAS:
             bias_sums += slopes
 
         if TO_INPUT:
             if WEIGHTED:
-                slopes = slopes * factors
+                slopes = slopes * factors.to(DTYPE)
 
             along = tl.sum(slopes * normal, 1) / count
             result = slopes - normal * along[:, None]
@@ -99,6 +120,11 @@ def whole_rows(
                 result = result - (tl.sum(slopes, 1) / count)[:, None]
 
             result = result * scale
+            taken = row < rows
+
+            if not FULL:
+                taken = taken & inside
+
             tl.store(output + row * columns + column, result.to(output.dtype.element_ty), mask=taken)
 
     place = tl.program_id(0).to(tl.int64) * columns + tl.arange(0, BLOCK_C)

@@ -15,13 +15,14 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.mark.parametrize(("name", "limit"), [("ntops", 0.3), ("ntops.torch", 0.6)])
-def test_import_is_quick_and_touches_no_gpu(name, limit, tmp_path):
+@pytest.mark.parametrize(("name", "share"), [("ntops", 0.5), ("ntops.torch", 0.9)])
+def test_import_is_quick_beside_torch_and_touches_no_gpu(name, share, tmp_path):
+    """In processor time, as a share of what torch and Triton take in the same process: so it holds on any machine."""
     code = (
-        f"import time, torch, triton; start = time.process_time(); import {name}; "
-        "print(time.process_time() - start, torch.cuda.is_initialized())"
+        "import time; before = time.process_time(); import torch, triton; start = time.process_time(); "
+        f"import {name}; print((time.process_time() - start) / (start - before), torch.cuda.is_initialized())"
     )
-    seconds = []
+    shares = []
 
     environment = {"TRITON_INTERPRET": "0" if torch.cuda.is_available() else "1"}
     if sys.dont_write_bytecode:
@@ -32,14 +33,14 @@ def test_import_is_quick_and_touches_no_gpu(name, limit, tmp_path):
         output = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment
         ).stdout.split()
-        seconds.append(float(output[0]))
+        shares.append(float(output[0]))
         assert output[1] == "False"
 
-        if seconds[-1] < limit:
+        if shares[-1] < share:
             break
 
-    # Of the processor, whatever else runs on it; the best of three, since the first may compile or read from disk.
-    assert min(seconds) < limit
+    # The best of three, since the first may compile or read from disk.
+    assert min(shares) < share
 
 
 def test_what_is_imported_first_does_not_matter():

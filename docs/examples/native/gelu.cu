@@ -15,7 +15,8 @@ __global__ void gelu_kernel(const float* input, float* output, int64_t n) {
 at::Tensor gelu(const at::Tensor& input, const std::string& approximate) {
   TORCH_CHECK(approximate == "tanh" || approximate == "none", "approximate argument must be either none or tanh.");
   TORCH_CHECK_NOT_IMPLEMENTED(approximate == "tanh" && input.scalar_type() == at::kFloat, "tanh form of float32 only");
-  const auto dense = input.contiguous();
+  // A tensor may be a lazy negation of its memory (t.imag of a conjugate), which a kernel would not see.
+  const auto dense = input.resolve_neg().contiguous();
   auto output = at::empty_like(dense);
   const int64_t n = dense.numel();
   if (n > 0) {
