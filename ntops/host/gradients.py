@@ -17,6 +17,9 @@ from ntops.launch.recorder import repeatable
 # The elements of a tile, the widest tile, and the largest number of programs. Sums are split up by sizes alone, so that
 # every device computes the same bits.
 _TILE, _WIDEST, _PROGRAMS = 4096, 128, 1024
+# As many rows are added up by one program, in narrower tiles: a second launch would take longer.
+_FEW = 1024
+_NARROW = 32
 
 
 @repeatable
@@ -111,10 +114,11 @@ def add_up(matrix, dtype, scale=1.0):
     if not rows:
         return output.zero_()
 
-    block_c = min(next_power_of_2(columns), _WIDEST)
+    is_few = rows <= _FEW
+    block_c = min(next_power_of_2(columns), _NARROW if is_few else _WIDEST)
     block_r = _TILE // block_c
     tiles = -(-rows // block_r)
-    parts = min(tiles, max(_PROGRAMS // -(-columns // block_c), 1))
+    parts = 1 if is_few else min(tiles, max(_PROGRAMS // -(-columns // block_c), 1))
     part = -(-tiles // parts)
     parts = -(-tiles // part)
     compute_dtype = accumulate_dtype(matrix.dtype)

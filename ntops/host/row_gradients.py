@@ -14,12 +14,14 @@ from ntops.launch import recorder
 from ntops.launch.devices import multiprocessors, next_power_of_2, on_device
 from ntops.launch.recorder import repeatable
 
-# The longest float32 rows of which a tile stays in registers together with the sums for the parameters.
-_LONGEST = 8192
-# The longest of which the next row is in registers, too.
-_AHEAD = 8192
-# The warps of a multiprocessor that are busy with rows: each thread holds 16 elements of a tile of either operand.
+# The longest float32 rows that stay in registers together with the sums for the weight; and the longest of which the
+# sums for the bias and the next row do, too.
+_LONGEST, _SHORT = 16384, 8192
+# The warps of a multiprocessor that hold rows. A thread has 16 elements of either operand, 32 of the longest rows.
 _WARPS = 16
+# Of longer rows, the elements at a time; and for the sums for parameters, the tile and the programs of a multiprocessor.
+_WALKED = 8192
+_BLOCK_R, _BLOCK_C, _SUMMING = 16, 128, 8
 # The most rows that a program adds up one after the other, so that few roundings accumulate.
 _MOST_ROWS = 256
 
@@ -69,62 +71,69 @@ def norm(gradient, input, weight, eps, centered, bias_dtype, to_input, to_weight
     output = empty(count, columns, dtype=input.dtype) if to_input else None
     block_c = max(next_power_of_2(columns), 16)
     registers = block_c * (compute_dtype.itemsize // 4)
-    fits = registers <= _LONGEST
-    block_r = max(2048 // registers, 1) if fits else 16
+    is_whole = registers <= _LONGEST
+    # The bias of rows that fill the registers: its gradient is a sum of columns, which reads the gradient once more.
+    is_apart = to_bias and _SHORT < registers <= _LONGEST
+    to_partial_bias = to_bias and not is_apart
+    dtype, processors = TRITON_DTYPES[compute_dtype], multiprocessors(device.index or 0)
+
+    if is_whole:
+        block_r = max(2048 // registers, 1)
+        num_warps = min(max(block_r * registers // 512, 1), _WARPS)
+        # As many programs as run at a time, each with a few tiles.
+        programs = processors * (_WARPS // num_warps)
+    else:
+        block_r = _BLOCK_R
+        programs = -(-processors * _SUMMING * _BLOCK_C // columns)
+
     tiles = -(-count // block_r)
-    num_warps = min(max(block_r * registers // 512, 1), 16)
-    # As many programs as run at a time, each with a few tiles.
-    together = max(_WARPS // num_warps, 1) if fits else 2
-    parts = min(tiles, max(together * multiprocessors(device.index or 0), -(-tiles // _MOST_ROWS)))
+    parts = min(tiles, max(programs, -(-tiles // _MOST_ROWS)))
     part = -(-tiles // parts)
-
-    if not fits:
-        parts = -(-tiles // part)
-
-    weights, biases = (empty(parts, columns) if wanted else None for wanted in (to_weight, to_bias))
-    dtype = TRITON_DTYPES[compute_dtype]
+    # Programs that take tiles in turn all have some; of adjacent parts the last may be empty.
+    parts = parts if is_whole else -(-tiles // part)
+    weights, biases = (empty(parts, columns) if wanted else None for wanted in (to_weight, to_partial_bias))
     weight, weight_dtype = (None, None) if weight is None else (weight.contiguous(), weight.dtype)
     # An output that is not needed is not written, so any tensor serves as its argument.
-    pointers = [output, weights, biases]
-    output_, weights_, biases_ = (input if pointer is None else pointer for pointer in pointers)
+    output_, weights_, biases_ = (input if pointer is None else pointer for pointer in (output, weights, biases))
     strides = gradient.stride(0), input.stride(0)
 
     with on_device(device):
-        if fits:
-            recorder.launch(
-                norm_backward.whole_rows,
-                (parts,),
-                {"num_warps": num_warps},
-                *(output_, weights_, biases_, gradient, input, input if weight is None else weight),
-                *(*strides, count, columns, eps),
-                *(centered, weight is not None, to_input, to_weight, to_bias),
-                *(dtype, columns == block_c, registers <= _AHEAD, block_r, block_c),
-            )
+        if is_whole:
+            if to_input or to_weight or to_partial_bias:
+                recorder.launch(
+                    norm_backward.whole_rows,
+                    (parts,),
+                    {"num_warps": num_warps},
+                    *(output_, weights_, biases_, gradient, input, input if weight is None else weight),
+                    *(*strides, count, columns, eps),
+                    *(centered, weight is not None, to_input, to_weight, to_partial_bias),
+                    *(dtype, columns == block_c, registers <= _SHORT, block_r, block_c),
+                )
         else:
             means, scales = empty(count), empty(count)
             recorder.launch(
                 norm_backward.walked_rows,
                 (count,),
-                {"num_warps": 16},
+                {"num_warps": _WARPS},
                 *(output_, means, scales, gradient, input, input if weight is None else weight),
                 *(*strides, columns, eps, centered, weight is not None, to_input),
-                *(dtype, 4096),
+                *(dtype, _WALKED),
             )
 
-            if to_weight or to_bias:
+            if to_weight or to_partial_bias:
                 recorder.launch(
                     norm_backward.parameters,
-                    (-(-columns // 128), parts),
+                    (-(-columns // _BLOCK_C), parts),
                     {"num_warps": 4},
                     *(weights_, biases_, means, scales, gradient, input),
                     *(*strides, count, columns, part * block_r),
-                    *(centered, to_weight, to_bias, dtype, block_r, 128),
+                    *(centered, to_weight, to_partial_bias, dtype, block_r, _BLOCK_C),
                 )
 
     return (
         output,
         gradients.add_up(weights, weight_dtype) if to_weight else None,
-        gradients.add_up(biases, bias_dtype) if to_bias else None,
+        gradients.add_up(gradient if is_apart else biases, bias_dtype) if to_bias else None,
     )
 
 

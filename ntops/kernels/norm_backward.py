@@ -113,13 +113,12 @@ def whole_rows(
             if WEIGHTED:
                 slopes = slopes * factors.to(DTYPE)
 
-            along = tl.sum(slopes * normal, 1) / count
-            result = slopes - normal * along[:, None]
+            along = (tl.sum(slopes * normal, 1) / count)[:, None]
 
             if CENTERED:
-                result = result - (tl.sum(slopes, 1) / count)[:, None]
+                slopes = slopes - (tl.sum(slopes, 1) / count)[:, None]
 
-            result = result * scale
+            result = (slopes - normal * along) * scale
             taken = row < rows
 
             if not FULL:

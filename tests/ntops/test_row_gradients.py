@@ -44,7 +44,9 @@ NORMS = {
     "rows": ((37, 33), 1),
     "full": ((300, 64), 1),
     "batch": ((2, 3, 5, 4), 2),
+    "rows of the next power": ((300, 600), 1),
     "long rows": ((3, 8200), 1),
+    "walked rows": ((19, 16400), 1),
     "many rows": ((2000, 3), 1),
 }
 
@@ -90,7 +92,7 @@ def test_gradients_of_norms(name, norm, dtype):
 
 
 @pytest.mark.parametrize("needed", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)])
-@pytest.mark.parametrize("columns", [5, 8200])
+@pytest.mark.parametrize("columns", [5, 8200, 16400])
 def test_each_gradient_alone(needed, columns):
     args = list(_norm_args("layer_norm", (6, columns), 1, torch.float32, True, True))
     for place, wanted in zip((0, 2, 3), needed, strict=True):
