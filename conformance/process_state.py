@@ -100,8 +100,17 @@ _FUNCTIONS = (
 """The functions by which others seed, compare and measure."""
 
 
+_LAST_FUNCTIONS = [], {}
+"""The functions when they were last looked at, and what was said of them: each call is surrounded by two looks."""
+
+
 def _functions(device):
-    return {f"{owner.__name__}.{name}": _unwrapped(getattr(owner, name)) for owner, name in _FUNCTIONS}
+    global _LAST_FUNCTIONS
+    present = [getattr(owner, name) for owner, name in _FUNCTIONS]
+    if present != _LAST_FUNCTIONS[0]:
+        names = (f"{owner.__name__}.{name}" for owner, name in _FUNCTIONS)
+        _LAST_FUNCTIONS = present, dict(zip(names, map(_unwrapped, present), strict=True))
+    return _LAST_FUNCTIONS[1]
 
 
 def _unwrapped(function):
@@ -331,7 +340,8 @@ _AT_FIRST = {FUNCTIONS: _functions(None)}
 
 def note(device):
     """Return all of the state as it is now or was at first, and how many modules there are."""
-    return {name: get(device) for name, (get, _) in _watched(device).items()} | _AT_FIRST, len(sys.modules)
+    now = {name: get(device) for name, (get, _) in _watched(device).items() if name not in _AT_FIRST}
+    return now | _AT_FIRST, len(sys.modules)
 
 
 def restore(noted, device, names=None):
