@@ -13,13 +13,15 @@ _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
 _OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
 _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
-# softmax and cross_entropy run along any dim of any strides without a copy; compiled, their order of summation depends
+# softmax and the losses run along any dim of any strides without a copy; compiled, their order of summation depends
 # on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
 _CLAIMS = {
     "*": _ALL,
-    **dict.fromkeys(("cross_entropy", "softmax", "log_softmax"), ("deterministic", "gradients")),
+    **dict.fromkeys(
+        ("cross_entropy", "linear_cross_entropy", "softmax", "log_softmax"), ("deterministic", "gradients")
+    ),
     # Dims are ordered by strides, and rows are split up if there are few.
     **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),

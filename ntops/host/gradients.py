@@ -97,13 +97,15 @@ def summed(gradient, shape, dtype, scale=1.0):
     return add_up(moved, dtype, scale).view(shape)
 
 
-def add_up(matrix, dtype, scale=1.0):
+def add_up(matrix, dtype, scale=1.0, output=None):
     """Return ``scale`` times the sum of a matrix's rows, (columns,), summed in the matrix's compute dtype.
 
     The sums of parts of the rows are added up in the same order each time.
+
+    :param output: The contiguous tensor to write, of this dtype; ``None``: a new one.
     """
     rows, columns = matrix.shape
-    output = recorder.empty((columns,), (1,), dtype, matrix.device)
+    output = recorder.empty((columns,), (1,), dtype, matrix.device) if output is None else output
 
     if not columns:
         return output
