@@ -1,4 +1,4 @@
-"""Linear cross entropy: products make the logits of a chunk of rows or classes, which the kernels of cross entropy read.
+"""Linear cross entropy: a product makes the logits of a chunk, which the kernels of cross entropy read.
 
 The loss walks over rows, and gradients over classes: all rows of a chunk of classes make the whole gradient of these
 classes' weights. The gradient of the input is added up over chunks in the compute dtype, always in the same order.

@@ -244,10 +244,9 @@ def _linear_cross_entropy(bind, parameters, implementation, forms, ops):
     arguments = [(name, kind, place) for place, (name, kind, _) in enumerate(arguments[:-1])]
 
     def call(*args, **kwargs):
-        *values, reduction, ignore_index, label_smoothing, options = bind(*args, **kwargs)
+        *values, reduction, ignore_index, label_smoothing, _options = bind(*args, **kwargs)
         reduction = reduction_of(None, None, reduction)
         inputs = _fitting((*values, reduction, ignore_index, label_smoothing), arguments)
-        # torch's own are of a class that compiled code does not look at.
         return implementation(*args, **kwargs) if inputs is None else op(*inputs)[0]
 
     return call
