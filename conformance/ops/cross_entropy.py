@@ -83,8 +83,10 @@ def _rows(shape: Shape) -> Shape:
 
 
 @st.composite
-def indices(draw: st.DrawFn, shape: Shape, classes: int) -> tuple[TensorSpec, int | None]:
-    """Class indices, the last classes of a row among them, and the index that is ignored, if it is not the default."""
+def indices(draw: st.DrawFn, shape: Shape, classes: int, least: int = 1) -> tuple[TensorSpec, int | None]:
+    """Class indices, the last classes of a row among them, and the index that is ignored, if it is not the default.
+
+    ``least``: the least number of those that are repeated."""
     ignored = draw(st.sampled_from((None, None, None, -1, 0, classes - 1, classes, 255)))
     left_out = -100 if ignored is None else ignored
     is_short = left_out >= 0 and max(left_out, classes) < 256 and len(shape) < 2
@@ -92,7 +94,7 @@ def indices(draw: st.DrawFn, shape: Shape, classes: int) -> tuple[TensorSpec, in
     one = st.integers(0, classes - 1)
     number = st.one_of(one, one, st.sampled_from((0, classes - 1, classes // 2)), st.just(left_out))
     kind = draw(st.sampled_from(("some", "some", "some", "some", "all")))
-    numbers = [left_out] if kind == "all" else draw(st.lists(number, min_size=1, max_size=_LONGEST))
+    numbers = [left_out] if kind == "all" else draw(st.lists(number, min_size=least, max_size=_LONGEST))
     layout = layouts.draw_layout(draw, shape, layouts.CLASSES)
     return TensorSpec(shape, dtype, listed(numbers), draw(tensors.SEEDS), layout), ignored
 

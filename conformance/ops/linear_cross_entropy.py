@@ -90,6 +90,10 @@ def linear_cross_entropy(
     )
 
 
+_CHUNKS = (257, 300, 513, 530)
+"""Rows or classes of which a chunk does not hold all."""
+
+
 # --- legal calls -------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +120,9 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         target = draw(tensors.tensors(shape, dtype, values=("unit", "positive", "one_hot")))
         is_index = False
     else:
-        target, kwargs["ignore_index"] = draw(cross_entropy.indices((*batch, *others), classes))
+        # Of several chunks of rows, those of each are others.
+        least = 5 if math.prod(batch) >= min(_CHUNKS) else 1
+        target, kwargs["ignore_index"] = draw(cross_entropy.indices((*batch, *others), classes, least))
         is_index = True
     if draw(st.booleans()):
         kwargs["linear_bias"] = draw(tensors.tensors((classes, *others), dtype))
@@ -131,10 +137,6 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     return elementwise.case("linear_cross_entropy", (input, linear_weight, target), **kwargs)
 
 
-_CHUNKS = (257, 300, 513, 530)
-"""Rows or classes of which a chunk does not hold all."""
-
-
 @st.composite
 def _sizes_of(draw: st.DrawFn, small: bool) -> tuple[int, int, int]:
     """Rows, terms and classes: those of a product; several chunks of rows, of classes or of both; rows of which a tile
@@ -143,7 +145,7 @@ def _sizes_of(draw: st.DrawFn, small: bool) -> tuple[int, int, int]:
     kinds = ("product", "product", "product", "rows", "classes", "both", "long", "empty")
     match draw(st.sampled_from(kinds)):
         case "rows":
-            return draw(st.sampled_from(_CHUNKS)), draw(few), draw(few)
+            return draw(st.sampled_from(_CHUNKS)), draw(few), draw(shapes.sizes(2, 12))
         case "classes":
             return draw(few), draw(few), draw(st.sampled_from(_CHUNKS))
         case "both" if not small:
