@@ -1,4 +1,4 @@
-"""The gradients of ``cross_entropy``: of the input, and of probabilities; and of ``linear_cross_entropy``.
+"""The gradients of ``cross_entropy``: of the input, and of probabilities.
 
 The forward pass saves its arguments, and two or three numbers for each row. torch computes the gradient of the weights
 of probabilities, and any gradient that is to be differentiated once more, from the formula.
@@ -8,7 +8,6 @@ import torch
 
 from ntops.autograd.formula import Formula, composed_gradients, is_composed, needs, save, saved
 from ntops.host.cross_entropy import class_gradients
-from ntops.host.linear_cross_entropy import index_of, linear_class_gradients, logits_shape
 from ntops.host.promotion import accumulate_dtype
 
 
@@ -17,17 +16,21 @@ def _setup(ctx, inputs, output):
     loss, statistics, divisor = output
     ctx.mark_non_differentiable(statistics, divisor)
 
-    _check_weight(ctx, 2, input.shape != target.shape)
+    check_weight(ctx, 2, input.shape != target.shape)
     ctx.dtype = loss.dtype
     save(ctx, input=input, target=target, weight=weight, statistics=statistics, divisor=divisor)
 
 
-def _check_weight(ctx, place, is_index):
+def check_weight(ctx, place, is_index):
+    """Refuse the weight of class indices, the argument at a place, if it requires a gradient.
+
+    :raises RuntimeError: It does.
+    """
     if is_index and any(needs(ctx, place)):
         raise RuntimeError("argument 'weight' requires grad, which weights of class indices do not have: detach it")
 
 
-def _cross_entropy(input, target, weight, ctx):
+def composed(input, target, weight, ctx):
     """Compute the loss with torch's functions."""
     wide = accumulate_dtype(ctx.dtype)
     # torch takes indices of uint8, but its decomposition for graphs does not.
@@ -44,7 +47,7 @@ def _backward(ctx, gradient, *_):
     inputs = values["input"], values["target"], values["weight"]
 
     if needed[2] or is_composed(gradient, *(one for one in inputs if one is not None)):
-        found = composed_gradients(lambda *args: _cross_entropy(*args, ctx), inputs, needed, gradient)
+        found = composed_gradients(lambda *args: composed(*args, ctx), inputs, needed, gradient)
         return (*found, None, None, None)
 
     found = class_gradients(
@@ -53,37 +56,4 @@ def _backward(ctx, gradient, *_):
     return (*found, None, None, None, None)
 
 
-def _setup_linear(ctx, inputs, output):
-    input, linear_weight, target, linear_bias, weight, ctx.reduction, ignore_index, ctx.label_smoothing, _ = inputs
-    loss, statistics, divisor = output
-    ctx.mark_non_differentiable(statistics, divisor)
-    _check_weight(ctx, 4, target.shape != logits_shape(input, linear_weight))
-    ctx.ignore_index, ctx.dtype = index_of(ignore_index), loss.dtype
-    tensors = {"input": input, "linear_weight": linear_weight, "target": target, "linear_bias": linear_bias}
-    save(ctx, **tensors, weight=weight, statistics=statistics, divisor=divisor)
-
-
-def _linear_cross_entropy(input, linear_weight, target, linear_bias, weight, ctx):
-    """Compute the loss with torch's functions."""
-    bias = None if linear_bias is None else linear_bias.reshape(-1)
-    logits = torch.nn.functional.linear(input, linear_weight.flatten(0, -2), bias)
-    return _cross_entropy(logits.view(logits_shape(input, linear_weight)), target, weight, ctx)
-
-
-def _backward_linear(ctx, gradient, *_):
-    values, needed = saved(ctx), needs(ctx, 0, 1, 2, 3, 4)
-    inputs = [values[name] for name in ("input", "linear_weight", "target", "linear_bias", "weight")]
-
-    if needed[4] or is_composed(gradient, *(one for one in inputs if one is not None)):
-        found = composed_gradients(lambda *args: _linear_cross_entropy(*args, ctx), inputs, needed, gradient)
-        return (*found, None, None, None, None)
-
-    numbers = ctx.ignore_index, ctx.label_smoothing
-    found = linear_class_gradients(gradient, *inputs, values["statistics"], values["divisor"], *numbers, *needed[:4])
-    return (*found, None, None, None, None, None)
-
-
-FORMULAS = {
-    "cross_entropy": Formula(_setup, _backward),
-    "linear_cross_entropy": Formula(_setup_linear, _backward_linear),
-}
+FORMULAS = {"cross_entropy": Formula(_setup, _backward)}

@@ -32,8 +32,12 @@ def chunk(count, each):
     :param count: The number of all.
     :param each: The logits of one.
     """
-    size = min(_LOGITS // max(each, 1), -(-count // _PARTS))
-    return max(-(-size // _MULTIPLE) * _MULTIPLE, _LEAST)
+    return part(min(_LOGITS // max(each, 1) * _PARTS, count))
+
+
+def part(count):
+    """Return the number of rows or classes of one of the parts of so many."""
+    return max(-(-count // (_PARTS * _MULTIPLE)) * _MULTIPLE, _LEAST)
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
