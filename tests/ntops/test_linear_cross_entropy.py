@@ -13,7 +13,10 @@ import ntops
 from ntops.host import linear_cross_entropy as host
 from ntops.host import mm_hopper
 from ntops.host.products import Options, multiply
+from ntops.host.promotion import TRITON_DTYPES
 from ntops.kernels import addmm, mm
+from ntops.kernels.linear_cross_entropy import premake
+from ntops.launch.kernel_sources import Config, Specialization, make
 
 linear_cross_entropy = ntops.torch.linear_cross_entropy
 
@@ -295,3 +298,20 @@ def test_probabilities_have_no_ignored_index():
 
     with pytest.raises(RuntimeError, match="'ignore_index' is -100, but 'target' has probabilities"):
         linear_cross_entropy(x, weight, _random(3, 5).softmax(1), ignore_index=-100)
+
+
+@pytest.mark.parametrize(("rows", "classes", "terms"), [(37, 100, 50), (16, 32, 16), (1, 5, 3), (40, 70, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_for_builds_ahead_of_time(rows, classes, terms, dtype):
+    x, weight = _random(rows, terms, dtype=dtype), _random(classes, terms, seed=1, dtype=dtype)
+    target = _labels(rows, classes=classes)
+    target[rows // 2] = -100
+    losses, maximum, logarithm, counted = found = [torch.empty(rows, device=DEVICE) for _ in range(4)]
+    config = Config((("block_size_m", 16), ("block_size_n", 32), ("block_size_k", 16)))
+    kernel = make(premake, {}, config, Specialization((), False, False))
+    kernel(*found, x, weight, target, classes, -100, TRITON_DTYPES[torch.float32], "ieee")
+    logits = x.double() @ weight.double().mT
+    expected = F.cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(losses, expected.float(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(maximum + logarithm, logits.logsumexp(1).float(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(counted, (target != -100).float())
