@@ -76,10 +76,10 @@ class _Call:
             bound = bound + bounds.rounding(np.abs(added), compute) + bounds.rounding(np.abs(value) + bound, compute)
         known = Running(value, np.where(np.isfinite(value), bound, np.inf), self.dtype).stored()
         bound = np.where(np.isfinite(value), known.error, np.where(found.judged, 0.0, np.inf))
-        return tuple(self._rows(one.reshape(self.shape)) for one in (value, bound))
+        return self._rows(value), self._rows(bound)
 
     def _rows(self, array: np.ndarray) -> np.ndarray:
-        return np.moveaxis(array, self.loss.dim, -1)
+        return np.moveaxis(array.reshape(self.shape), self.loss.dim, -1)
 
     def log_shares(self) -> tuple[np.ndarray, np.ndarray]:
         """Return ``log_softmax`` of the rows, and its bound."""

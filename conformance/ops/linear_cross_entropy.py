@@ -53,9 +53,14 @@ def composed(
     flat = linear_weight.reshape(math.prod(layer), linear_weight.shape[-1])
     bias = None if linear_bias is None else linear_bias.reshape(math.prod(layer))
     logits = functional.linear(input, flat, bias).reshape(*rows, *layer)
-    index = -100 if ignore_index is None else ignore_index
-    numbers = {"reduction": reduction, "ignore_index": index, "label_smoothing": label_smoothing}
-    return functional.cross_entropy(logits, target, weight, **numbers)
+    return functional.cross_entropy(
+        logits,
+        target,
+        weight,
+        reduction=reduction,
+        ignore_index=-100 if ignore_index is None else ignore_index,
+        label_smoothing=label_smoothing,
+    )
 
 
 def linear_cross_entropy(

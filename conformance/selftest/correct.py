@@ -176,7 +176,7 @@ def _linear_cross_entropy(
     if dtype not in NARROW:
         return dtype, None
     operands = {"input": input, "linear_weight": linear_weight, "target": target} | kwargs
-    wide = {
+    wide: dict[str, Any] = {
         name: one.double() if isinstance(one, torch.Tensor) and one.is_floating_point() else one
         for name, one in operands.items()
     }

@@ -56,7 +56,7 @@ def _traced(ctx, gradient, layer, values, needed):
     statistics, wide = values["statistics"], values["statistics"].dtype
     slope, is_ignored, parts = _slopes(ctx, gradient, layer, values)
     maximum, logarithm = (one.view(layer.rows, 1, *layer.others) for one in statistics[:2])
-    of_rows, of_columns, of_bias, of_target = 0.0, [], [], []
+    of_rows, of_columns, of_bias, of_target = [], [], [], []
     step = part(layer.classes)
 
     for first in range(0, layer.classes, step):
@@ -70,7 +70,8 @@ def _traced(ctx, gradient, layer, values, needed):
         flow = (flow if is_ignored is None else flow.masked_fill(is_ignored, 0)).flatten(1).to(input.dtype)
 
         if needed[0]:
-            of_rows = of_rows + (flow @ layer.weight[columns]).to(wide)
+            rows = (flow @ layer.weight[columns]).to(wide)
+            of_rows[:] = [rows + of_rows[0] if of_rows else rows]
 
         if needed[1]:
             of_columns.append(flow.mT @ layer.input)
@@ -82,7 +83,7 @@ def _traced(ctx, gradient, layer, values, needed):
             of_bias.append(flow.sum(0, dtype=wide).to(input.dtype))
 
     return (
-        of_rows.to(input.dtype).view(input.shape) if needed[0] else None,
+        of_rows[0].to(input.dtype).view(input.shape) if needed[0] else None,
         torch.cat(of_columns).view(linear_weight.shape) if needed[1] else None,
         torch.cat(of_target, 1).view(target.shape) if needed[2] else None,
         torch.cat(of_bias).view(linear_bias.shape) if needed[3] else None,

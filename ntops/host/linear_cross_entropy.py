@@ -117,7 +117,7 @@ def linear_class_gradients(
     targets = layer.batched(target, is_index)
     numbers = index_of(ignore_index), label_smoothing, is_index
 
-    if to_target:
+    if of_target is not None:
         step = chunk(layer.rows, layer.classes * layer.inner)
         memory, written = layer.memory(min(step, layer.rows) * layer.classes), layer.batched(of_target, False)
 
@@ -135,7 +135,7 @@ def linear_class_gradients(
     memory = layer.memory(layer.rows * min(step, layer.classes))
     summed = None
 
-    if to_input:
+    if of_input is not None:
         # Of several chunks, the sum is rounded once.
         dtype = input.dtype if step >= layer.classes else accumulate_dtype(input.dtype)
         summed = of_input.view(layer.input.shape)
@@ -155,10 +155,10 @@ def linear_class_gradients(
         elif summed is not None:
             multiply(mm.premake, summed, matrix, layer.weight[columns])
 
-        if to_linear_weight:
+        if of_linear_weight is not None:
             multiply(mm.premake, of_linear_weight.view(layer.weight.shape)[columns], matrix.mT, layer.input)
 
-        if to_linear_bias:
+        if of_linear_bias is not None:
             gradients.add_up(matrix, of_linear_bias.dtype, output=of_linear_bias.view(-1)[columns])
 
     if summed is not None and summed.dtype is not input.dtype:

@@ -23,9 +23,12 @@ def linear_cross_entropy(
     :func:`torch.nn.functional.linear_cross_entropy` of torch 2.13 does, without all logits in memory at once.
 
     The loss is computed for chunks of rows, and its gradients, which compute the logits again, for chunks of classes. A
-    chunk has a sixteenth of the rows or classes, and at most 2**26 logits, but at least 256 rows or classes: memory for
-    ``max(N, C) * 256`` logits is the most beyond that. Logits are rounded to their dtype, as those of ``linear`` are.
-    Float32 products follow :func:`torch.get_float32_matmul_precision` at the time of the call.
+    chunk has about a sixteenth of the rows or classes, and no more than about 2**26 logits, but at least 256 rows or
+    classes; beside it there are two or three numbers for each row, and for the gradient of half types a sum of the
+    input's size in float32. Logits are rounded to their dtype, as those of ``linear`` are. Float32 products follow
+    :func:`torch.get_float32_matmul_precision` at the time of the call.
+
+    A second derivative, and the gradient of the weights of probabilities, are torch's, with all logits.
 
     A class that there is not is treated as by :func:`ntops.torch.cross_entropy`.
 
