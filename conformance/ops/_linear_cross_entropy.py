@@ -106,8 +106,14 @@ def moved(value: np.ndarray, off: np.ndarray) -> np.ndarray:
     largest = _largest(off)
     shares = np.where(np.isfinite(value), np.exp(value), 0.0)
     weighted = np.where(shares > 0, shares * off, 0.0)
-    others = weighted.sum(-1, keepdims=True) - weighted + off * -np.expm1(np.minimum(value, 0.0))
-    close = np.exp(2 * np.minimum(largest, 350.0)) * np.abs(others)
+    is_first = np.arange(value.shape[-1]) == shares.argmax(-1)[..., None]
+
+    def others(terms: np.ndarray) -> np.ndarray:
+        """Return the sum of the other classes' terms, with nothing lost beside the largest share."""
+        rest = np.where(is_first, 0.0, terms).sum(-1, keepdims=True)
+        return np.where(is_first, rest, np.abs(terms.sum(-1, keepdims=True) - terms))
+
+    close = np.exp(2 * np.minimum(largest, 350.0)) * (others(weighted) + off * others(shares))
     return np.where(np.isfinite(value), np.minimum(off + largest, close), 0.0)
 
 
