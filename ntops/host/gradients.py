@@ -62,6 +62,12 @@ def _run(function, shape, operands, compute_dtype, output):
     return output
 
 
+def cast(source, output):
+    """Write ``source`` to ``output``, a tensor of the same shape, rounded to its dtype."""
+    operands = {"gradient": source} | dict.fromkeys(APPLICATIONS["scaled"][1], 1.0)
+    _run("scaled", source.shape, operands, accumulate_dtype(source.dtype), output)
+
+
 def _dims(shape, whole):
     """Return the dims along which a tensor of ``shape`` was broadcast to ``whole``, and the other dims."""
     missing = len(whole) - len(shape)

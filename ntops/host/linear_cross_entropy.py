@@ -4,6 +4,7 @@ The loss walks over rows, and gradients over classes: all rows of a chunk of cla
 classes' weights. The gradient of the input is added up over chunks in the compute dtype, always in the same order.
 """
 
+import contextlib
 import math
 
 import torch
@@ -40,6 +41,20 @@ def part(count):
     return max(-(-count // (_PARTS * _MULTIPLE)) * _MULTIPLE, _LEAST)
 
 
+@contextlib.contextmanager
+def _walking(count, step):
+    """Return a context for the work on chunks. If there are several, it is not recorded: a recording, and each of its
+    repetitions, would hold the working memory of all of them, copies for products among it."""
+    if step >= count:
+        yield
+        return
+
+    recorder.prevent()
+
+    with recorder.unrecorded():
+        yield
+
+
 @repeatable(state=torch.get_float32_matmul_precision)
 def linear_class_loss(
     input, linear_weight, target, linear_bias, weight, reduction, ignore_index, label_smoothing, dtype=None
@@ -67,11 +82,13 @@ def linear_class_loss(
         layer = Layer(input, linear_weight, linear_bias)
         target = layer.batched(target, is_index)
         step = chunk(layer.rows, layer.classes * layer.inner)
-        memory = layer.memory(min(step, layer.rows) * layer.classes)
 
-        for first in range(0, layer.rows, step):
-            logits = layer.logits(memory, slice(first, first + step), slice(None))
-            loss.add(logits, target[first : first + step], first * layer.inner)
+        with _walking(layer.rows, step):
+            memory = layer.memory(min(step, layer.rows) * layer.classes)
+
+            for first in range(0, layer.rows, step):
+                logits = layer.logits(memory, slice(first, first + step), slice(None))
+                loss.add(logits, target[first : first + step], first * layer.inner)
 
         loss.reduce()
 
@@ -113,58 +130,67 @@ def linear_class_gradients(
         return tuple(one if one is None else one.zero_() for one in found)
 
     of_input, of_linear_weight, of_target, of_linear_bias = found
-    slopes = gradient.expand(layer.rows, *layer.others)
-    targets = layer.batched(target, is_index)
+    tensors = gradient.expand(layer.rows, *layer.others), layer.batched(target, is_index), weight, statistics, divisor
     numbers = index_of(ignore_index), label_smoothing, is_index
 
     if of_target is not None:
-        step = chunk(layer.rows, layer.classes * layer.inner)
-        memory, written = layer.memory(min(step, layer.rows) * layer.classes), layer.batched(of_target, False)
+        with _walking(layer.rows, chunk(layer.rows, layer.classes * layer.inner)):
+            _write_probabilities(layer, layer.batched(of_target, False), *tensors, *numbers)
 
-        for first in range(0, layer.rows, step):
-            rows = slice(first, first + step)
-            logits = layer.logits(memory, rows, slice(None))
-            own = statistics[:, first * layer.inner : (first + step) * layer.inner]
-            tensors = slopes[rows], logits, targets[rows], weight, own, divisor
-            write_gradients(None, written[rows], *tensors, *numbers)
+    if to_input or to_linear_weight or to_linear_bias:
+        with _walking(layer.classes, chunk(layer.classes, layer.rows * layer.inner)):
+            _write_factors(layer, of_input, of_linear_weight, of_linear_bias, *tensors, *numbers)
 
-    if not (to_input or to_linear_weight or to_linear_bias):
-        return tuple(found)
+    return of_input, of_linear_weight, of_target, of_linear_bias
 
+
+def _write_probabilities(layer, output, slopes, target, weight, statistics, divisor, *numbers):
+    """Write the gradient of probabilities, which takes all classes of a row."""
+    step = chunk(layer.rows, layer.classes * layer.inner)
+    memory = layer.memory(min(step, layer.rows) * layer.classes)
+
+    for first in range(0, layer.rows, step):
+        rows = slice(first, first + step)
+        logits = layer.logits(memory, rows, slice(None))
+        own = statistics[:, first * layer.inner : (first + step) * layer.inner]
+        write_gradients(None, output[rows], slopes[rows], logits, target[rows], weight, own, divisor, *numbers)
+
+
+def _write_factors(
+    layer, of_input, of_weight, of_bias, slopes, target, weight, statistics, divisor, ignored, smoothing, is_index
+):
+    """Write the gradients of the input, the linear weight and the bias that are not ``None``: the gradients of a chunk
+    of logits are written in their place."""
     step = chunk(layer.classes, layer.rows * layer.inner)
     memory = layer.memory(layer.rows * min(step, layer.classes))
-    summed = None
+    dtype = layer.input.dtype
+    # Of several chunks, the sum is rounded once.
+    wide = dtype if step >= layer.classes else accumulate_dtype(dtype)
+    summed = of_input
 
-    if of_input is not None:
-        # Of several chunks, the sum is rounded once.
-        dtype = input.dtype if step >= layer.classes else accumulate_dtype(input.dtype)
-        summed = of_input.view(layer.input.shape)
-
-        if dtype is not input.dtype:
-            summed = recorder.empty(summed.shape, contiguous_strides(summed.shape), dtype, input.device)
+    if of_input is not None and wide is not dtype:
+        summed = recorder.empty(of_input.shape, contiguous_strides(of_input.shape), wide, of_input.device)
 
     for first in range(0, layer.classes, step):
         classes = slice(first, first + step)
-        logits = layer.logits(memory, slice(None), classes)
-        own = targets if is_index else targets[:, classes]
-        write_gradients(logits, None, slopes, logits, own, weight, statistics, divisor, *numbers, first, layer.classes)
-        matrix, columns = logits.view(layer.rows, -1), layer.columns(classes)
+        logits, own = layer.logits(memory, slice(None), classes), target if is_index else target[:, classes]
+        numbers = ignored, smoothing, is_index, first, layer.classes
+        write_gradients(logits, None, slopes, logits, own, weight, statistics, divisor, *numbers)
+        flow, columns = logits.view(layer.rows, -1), layer.columns(classes)
 
-        if summed is not None and first:
-            multiply(addmm.premake, summed, matrix, layer.weight[columns], summed, (1.0, 1.0))
-        elif summed is not None:
-            multiply(mm.premake, summed, matrix, layer.weight[columns])
+        if summed is not None:
+            output = summed.view(layer.input.shape)
+            premake, *added = (addmm.premake, output, (1.0, 1.0)) if first else (mm.premake,)
+            multiply(premake, output, flow, layer.weight[columns], *added)
 
-        if of_linear_weight is not None:
-            multiply(mm.premake, of_linear_weight.view(layer.weight.shape)[columns], matrix.mT, layer.input)
+        if of_weight is not None:
+            multiply(mm.premake, of_weight.view(layer.weight.shape)[columns], flow.mT, layer.input)
 
-        if of_linear_bias is not None:
-            gradients.add_up(matrix, of_linear_bias.dtype, output=of_linear_bias.view(-1)[columns])
+        if of_bias is not None:
+            gradients.add_up(flow, dtype, output=of_bias.view(-1)[columns])
 
-    if summed is not None and summed.dtype is not input.dtype:
-        of_input = gradients.summed(summed, (*summed.shape,), input.dtype).view(input.shape)
-
-    return of_input, of_linear_weight, of_target, of_linear_bias
+    if summed is not of_input:
+        gradients.cast(summed, of_input)
 
 
 class Layer:

@@ -10,12 +10,13 @@ from operator_calls import DEVICE
 from torch._dynamo.backends.common import aot_autograd
 
 import ntops
+from ntops.host import cross_entropy, mm_hopper
 from ntops.host import linear_cross_entropy as host
-from ntops.host import mm_hopper
 from ntops.host.products import Options, multiply
 from ntops.host.promotion import TRITON_DTYPES
 from ntops.kernels import addmm, mm
 from ntops.kernels.linear_cross_entropy import premake
+from ntops.launch import recorder
 from ntops.launch.kernel_sources import Config, Specialization, make
 
 linear_cross_entropy = ntops.torch.linear_cross_entropy
@@ -82,6 +83,27 @@ def test_no_tensor_has_all_logits(probabilities, monkeypatch):
 
     for one, other in zip(found, _with_gradients(_composed, x, weight, target, linear_bias=bias), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "classes", "is_recorded"), [(600, 530, False), (200, 200, True)])
+def test_a_recording_holds_no_chunks(rows, classes, is_recorded, monkeypatch):
+    x, weight, target = _random(rows, 4), _random(classes, 4, seed=1), _labels(rows, classes=classes)
+    given = None, None, -100, 0.0
+    # Looking at the classes, on the CPU, is no part of a recording either.
+    monkeypatch.setattr(cross_entropy, "check_classes", lambda *args: None)
+    saved = []
+
+    for function in (host.linear_class_loss, host.linear_class_gradients):
+        monkeypatch.setattr(recorder._local, "recording", recording := recorder._Recording())
+
+        if saved:
+            function(saved[0], x, weight, target, *given[:2], *saved[1:], *given[2:], True, True, False, False)
+        else:
+            saved = function(x, weight, target, *given[:2], "mean", *given[2:])
+
+        held = sum(one.numel() for one in recording.allocations)
+        assert held > rows * classes if is_recorded else held < 20 * (rows + classes)
+        assert ((None, (1, 1, 1), ()) not in recording.launches) is is_recorded
 
 
 @pytest.mark.parametrize("shape", [(40, 50), (40, 50, 3), (40, 25, 2, 2)])
