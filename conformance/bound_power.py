@@ -97,6 +97,11 @@ def normal(op: str, dtype: str) -> Case | None:
         case "cross_entropy":
             targets = TensorSpec((ROWS,), "int64", LISTED + "3,0,1,2")
             return Case(op=op, args=(tensor(ROWS, terms), targets), kwargs={"reduction": "none"})
+        case "linear_cross_entropy":
+            # Logits of about 1.
+            targets = TensorSpec((ROWS,), "int64", LISTED + "3,0,1,2")
+            args = (tensor(ROWS, 64), tensor(terms, 64, values="normal_small"), targets)
+            return Case(op=op, args=args, kwargs={"reduction": "none"})
         case "layer_norm" | "rms_norm":
             args = (tensor(2, terms), (terms,))
         case "rotary_position_embedding":

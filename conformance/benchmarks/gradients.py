@@ -58,6 +58,8 @@ def calls() -> dict[str, Call]:
     found["fused_rmsnorm_rope"] = ((tensor(2, 2048, 4096), row, cos, sin), {"head_dim": 128})
     weights = (tensor(14336, 4096, seed=seed, scale=1 / 64) for seed in (6, 7))
     found["fused_gated_mlp"] = ((tensor(2, 1024, 4096), *weights), {})
+    labels = torch.arange(4096, device="cuda") * 7919 % 32000
+    found["linear_cross_entropy"] = ((x, tensor(32000, 4096, seed=11, scale=1 / 64), labels), {})
     heads = tuple(tensor(1, count, 2048, 128, seed=seed) for count, seed in ((8, 8), (2, 9), (2, 10)))
     found["scaled_dot_product_attention"] = (heads, {"is_causal": True, "enable_gqa": True})
     return found
@@ -77,7 +79,7 @@ def doubled(call: Call) -> Call:
     """Return the same call in float64."""
 
     def wide(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
             return value
         return value.detach().double().requires_grad_(value.requires_grad)
 

@@ -78,6 +78,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="pow", args=(1.0, tensor("int64", 3, 2, 4, layout=Layout(order=(0, 2, 1))))),
     ),
     Deviation(
+        "fakes of losses of small class indices",
+        "of fake tensors torch refuses class indices of uint8",
+        ops=("cross_entropy", "linear_cross_entropy"),
+        checks=("fake", "compiled", "export"),
+        devices=("cpu", "cuda"),
+        applies=lambda case: any(one.dtype == "uint8" for one in specs(case)),
+        case=Case(op="cross_entropy", args=(tensor("float32", 3, 5), tensor("uint8", 3, values="listed:4,0,2"))),
+    ),
+    Deviation(
         "batches of vmap of several functions",
         "in a batch torch computes these in several steps, each of which rounds",
         ops=("addmm", "layer_norm"),

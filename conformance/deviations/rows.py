@@ -110,7 +110,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "cross_entropy of half types",
         "torch composes it of log_softmax, which it rounds to the half type, products and sums that it rounds, too",
-        ops=("cross_entropy",),
+        ops=("cross_entropy", "linear_cross_entropy"),
         checks=("values", "call_forms", "layouts", "special_values", "aliasing", "gradients"),
         devices=("cpu", "cuda"),
         applies=lambda case: any(spec.dtype in dtype_names.HALF for spec in specs(case)),

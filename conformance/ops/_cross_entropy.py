@@ -51,7 +51,7 @@ def operands(case: Case) -> tuple[Any, ...]:
     return cases.operands(case)
 
 
-class _Loss:
+class Loss:
     """A call's numbers: rows of classes, in the last dim."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]):
@@ -126,7 +126,7 @@ def _added(one: Number) -> Number:
 
 
 def _reduced(
-    loss: _Loss, log_shares: Number, probabilities: Number, weights: Number, kept: Number, share: Number
+    loss: Loss, log_shares: Number, probabilities: Number, weights: Number, kept: Number, share: Number
 ) -> Number:
     """Compute the loss from ``log_softmax``, in torch's steps."""
     if not loss.is_index:
@@ -148,14 +148,14 @@ def _reduced(
     return terms[1] * share + terms[0] * kept if loss.smoothed else terms[0]
 
 
-def _weights(loss: _Loss) -> tuple[np.ndarray, Running]:
+def _weights(loss: Loss) -> tuple[np.ndarray, Running]:
     """Return the weight of each class, plainly and as an operand; 1 where there is none."""
     ones = np.ones(loss.classes)
     w = ones if loss.weight is None else oracles.operand(loss.weight, loss.weight.dtype).reshape(-1)
     return w, Running(w, np.where(np.isfinite(w), 0.0, np.inf), loss.dtype)
 
 
-def _in_range(loss: _Loss, terms: np.ndarray) -> np.ndarray:
+def _in_range(loss: Loss, terms: np.ndarray) -> np.ndarray:
     """Tell of each loss whether the finite ones of its terms stay within the range of the compute dtype."""
     finite = np.where(np.isfinite(terms), terms, 0.0)
     total = loss.picked(finite) if loss.is_index and not loss.smoothed else finite.sum(-1)
@@ -164,13 +164,19 @@ def _in_range(loss: _Loss, terms: np.ndarray) -> np.ndarray:
 
 
 def expected(call: Call) -> Expected:
-    loss = _Loss(call.args, call.kwargs)
+    loss = Loss(call.args, call.kwargs)
+    with np.errstate(all="ignore"):
+        return expected_of(call, loss, loss.log_shares)
+
+
+def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarray, np.ndarray]]) -> Expected:
+    """The answer for logits whose ``log_softmax`` is given, with its bound."""
     shape = loss.shape if loss.reduction == "none" else ()
     if not loss.input.numel():
         empty = torch.nan if loss.reduction == "mean" else 0.0
         return elementwise.exactly(call, torch.full(shape, empty, dtype=loss.dtype))
     with np.errstate(all="ignore"):
-        value, bound = loss.log_shares()
+        value, bound = log_shares()
         y, running_y = (None, None) if loss.is_index else loss.probabilities()
         w, running_w = _weights(loss)
         plain = np.asarray(_reduced(loss, value, y, w, loss.kept, loss.share))
@@ -193,7 +199,7 @@ def expected(call: Call) -> Expected:
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
     """Of ``log_softmax`` l with the gradient G: G - exp(l) sum(G); of probabilities, weight times -l. torch may store
     each of these."""
-    loss = _Loss(call.args, call.kwargs)
+    loss = Loss(call.args, call.kwargs)
     places = {name: place for place, name in enumerate(NAMES[: len(call.args)])}
     if not loss.input.numel():
         tensors = {"input": loss.input, "target": loss.target, "weight": loss.weight}
@@ -203,15 +209,18 @@ def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
             if isinstance(one, torch.Tensor)
         }
     with np.errstate(all="ignore"):
-        found = _gradients(loss, dout)
+        value, bound = loss.log_shares()
+        # What was cast spoils its row, as what is not finite does.
+        x = exact(loss.input, loss.dtype).laid(lambda array: np.moveaxis(array, loss.dim, -1))
+        found = gradients_of(loss, value, np.where(x.error.any(-1, keepdims=True), np.inf, bound), dout)
     return {places.get(name, name): one for name, one in found.items()}
 
 
-def _gradients(loss: _Loss, dout: torch.Tensor) -> dict[str, Running]:
-    value, bound = loss.log_shares()
-    # What is not finite, or was cast, spoils its row.
-    x = exact(loss.input, loss.dtype).laid(lambda array: np.moveaxis(array, loss.dim, -1))
-    shares = Running(value, np.where(x.error.any(-1, keepdims=True), np.inf, bound), loss.dtype).stored()
+def gradients_of(loss: Loss, value: np.ndarray, bound: np.ndarray, dout: torch.Tensor) -> dict[str, Running]:
+    """The gradients by name, of the logits as that of ``input``, from ``log_softmax`` of the rows and its bound; what
+    is not finite spoils its row."""
+    known = np.isfinite(value).all(-1, keepdims=True)
+    shares = Running(value, np.where(known, bound, np.inf), loss.dtype).stored()
     powers = shares.applied(np.exp, lambda value: bounds.ulps("exp", value, loss.dtype))
     _, weights = _weights(loss)
     slope = exact(dout, loss.dtype).laid(lambda array: np.broadcast_to(array, loss.shape)[..., None])

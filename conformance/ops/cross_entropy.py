@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         target, is_index = draw(tensors.tensors(shape, dtype, values=("unit", "positive", "one_hot"))), False
         kwargs["ignore_index"] = draw(st.sampled_from((None, None, None, -1)))
     else:
-        target, kwargs["ignore_index"] = draw(_indices(_rows(shape), classes))
+        target, kwargs["ignore_index"] = draw(indices(_rows(shape), classes))
         is_index = True
     if draw(st.integers(0, 2)):
         kwargs["weight"] = draw(tensors.tensors((classes,), dtype, values=WEIGHTS, specials=()))
@@ -82,8 +83,10 @@ def _rows(shape: Shape) -> Shape:
 
 
 @st.composite
-def _indices(draw: st.DrawFn, shape: Shape, classes: int) -> tuple[TensorSpec, int | None]:
-    """Class indices, the last classes of a row among them, and the index that is ignored, if it is not the default."""
+def indices(draw: st.DrawFn, shape: Shape, classes: int, least: int = 1) -> tuple[TensorSpec, int | None]:
+    """Class indices, the last classes of a row among them, and the index that is ignored, if it is not the default.
+
+    ``least``: the least number of those that are repeated."""
     ignored = draw(st.sampled_from((None, None, None, -1, 0, classes - 1, classes, 255)))
     left_out = -100 if ignored is None else ignored
     is_short = left_out >= 0 and max(left_out, classes) < 256 and len(shape) < 2
@@ -91,12 +94,12 @@ def _indices(draw: st.DrawFn, shape: Shape, classes: int) -> tuple[TensorSpec, i
     one = st.integers(0, classes - 1)
     number = st.one_of(one, one, st.sampled_from((0, classes - 1, classes // 2)), st.just(left_out))
     kind = draw(st.sampled_from(("some", "some", "some", "some", "all")))
-    numbers = [left_out] if kind == "all" else draw(st.lists(number, min_size=1, max_size=_LONGEST))
+    numbers = [left_out] if kind == "all" else draw(st.lists(number, min_size=least, max_size=_LONGEST))
     layout = layouts.draw_layout(draw, shape, layouts.CLASSES)
-    return TensorSpec(shape, dtype, _listed(numbers), draw(tensors.SEEDS), layout), ignored
+    return TensorSpec(shape, dtype, listed(numbers), draw(tensors.SEEDS), layout), ignored
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
     return LISTED + ",".join(map(str, numbers))
 
 
@@ -108,7 +111,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     floats = [name for name in dtypes if name in dtype_names.FLOATING]
     dtype = draw(dtype_names.dtypes(floats))
     input = draw(tensors.tensors((3, 5), dtype))
-    target = TensorSpec((3,), "int64", _listed((4, 0, 2)))
+    target = TensorSpec((3,), "int64", listed((4, 0, 2)))
     args: tuple[Argument, ...] = (input, target)
     kwargs: dict[str, Argument] = {}
     kinds = ("weight", "weight dtype", "target", "target dtype", "pixels", "probabilities", "ignored", "whole", "none")
@@ -122,12 +125,12 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             kwargs["weight"] = TensorSpec((5,), draw(st.sampled_from((other, "int64"))))
         case "target":
             wrong = draw(st.sampled_from(((2,), (4,), (), (3, 1), (1, 3), (3, 5, 1))))
-            args = (input, TensorSpec(wrong, "int64", _listed((1,))))
+            args = (input, TensorSpec(wrong, "int64", listed((1,))))
         case "target dtype":
             args = (input, TensorSpec((3,), draw(st.sampled_from(("int32", "int8", "bool", dtype))), "zeros"))
         case "pixels":
             wrong = draw(st.sampled_from(((2,), (2, 3), (3, 4), (2, 4, 1), (2, 1))))
-            args = (TensorSpec((2, 5, 4), dtype), TensorSpec(wrong, "int64", _listed((1,))))
+            args = (TensorSpec((2, 5, 4), dtype), TensorSpec(wrong, "int64", listed((1,))))
         case "probabilities":
             args = (input, TensorSpec((3, 5), draw(st.sampled_from(("int64", "bool"))), "zeros"))
         case "ignored":
@@ -146,7 +149,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             args = (*args[:place], wrong_type, *args[place + 1 :])
         case "numbers":
             name = draw(st.sampled_from(("ignore_index", "label_smoothing")))
-            wrongs = (1.0, True, "x", (1,)) if name == "ignore_index" else ("x", (0.5,))
+            wrongs = (1.0, True, "x", (1,)) if name == "ignore_index" else ("x", (1, 2))
             kwargs[name] = draw(st.sampled_from(wrongs))
     return Case(op="cross_entropy", args=args, kwargs=kwargs)
 
@@ -159,7 +162,11 @@ def takes(case: Case) -> bool:
     deprecated arguments, so that warnings are no errors then."""
     if case.form == call_contexts.STRICT and {"size_average", "reduce"} & {*case.kwargs}:
         return False
-    target = case.args[1]
+    return are_drawn(case.args[1])
+
+
+def are_drawn(target: Argument) -> bool:
+    """Tell whether targets are probabilities, or those class indices that were drawn."""
     if not isinstance(target, TensorSpec) or dtype_names.is_floating(target.dtype):
         return True
     return target.values.startswith(LISTED) and not target.specials
@@ -187,16 +194,21 @@ def batch(case: Case) -> Batch | None:
 
 
 def features_of(case: Case) -> Features:
-    """The arguments, by name, the kind of targets, the share of those that are ignored, and the smoothing."""
+    """The arguments, by name, and the features of the targets."""
     given = oracle.named(case.args, case.kwargs)
-    input, target, weight = given["input"], given["target"], given["weight"]
-    found: Features = {"reduction": (oracle.reduction(given),), "weight": (features.kind(weight),)}
+    found = features_of_targets(given) | {"reduction": (oracle.reduction(given),)}
     legacy = given["size_average"] is not None or given["reduce"] is not None
     found["legacy arguments"] = ("given" if legacy else "none",)
-    smoothing = given["label_smoothing"]
+    if isinstance(given["input"], TensorSpec):
+        found |= features.tensor("input", given["input"])
+    return found
+
+
+def features_of_targets(given: Mapping[str, Any]) -> Features:
+    """The kind of targets, the share of those that are ignored, the weight and the smoothing, of arguments by name."""
+    target, weight, smoothing = given["target"], given["weight"], given["label_smoothing"]
+    found: Features = {"weight": (features.kind(weight),)}
     found["smoothing"] = ("none" if not smoothing > 0 else "all" if smoothing == 1 else "some",)
-    if isinstance(input, TensorSpec):
-        found |= features.tensor("input", input)
     if isinstance(weight, TensorSpec):
         found["weight strides"] = _strides(weight)
     if isinstance(target, TensorSpec):
@@ -205,7 +217,8 @@ def features_of(case: Case) -> Features:
         found["target strides"] = _strides(target)
         if is_index and target.values.startswith(LISTED):
             numbers = [int(number) for number in target.values.removeprefix(LISTED).split(",")]
-            left_out = [number == given["ignore_index"] for number in numbers]
+            ignored = -100 if given["ignore_index"] is None else given["ignore_index"]
+            left_out = [number == ignored for number in numbers]
             found["ignored"] = ("all" if all(left_out) else "some" if any(left_out) else "none",)
     return found
 
@@ -215,10 +228,15 @@ def _strides(spec: TensorSpec) -> tuple[str]:
     return ("contiguous" if features.layout(spec) == "contiguous" else "others",)
 
 
-def _benchmark(rows: int, classes: int) -> Benchmark:
+def benchmark_targets(rows: int, classes: int) -> TensorSpec:
+    """Class indices all over the classes."""
     numbers = [(7919 * place) % classes for place in range(64)]
-    target = TensorSpec((rows,), "int64", _listed(numbers))
-    case = Case(op="cross_entropy", args=(TensorSpec((rows, classes), "bfloat16"), target))
+    return TensorSpec((rows,), "int64", listed(numbers))
+
+
+def _benchmark(rows: int, classes: int) -> Benchmark:
+    args = (TensorSpec((rows, classes), "bfloat16"), benchmark_targets(rows, classes))
+    case = Case(op="cross_entropy", args=args)
     # Of each logit a comparison, a subtraction, an exponential and an addition.
     return Benchmark(case, bytes=2 * rows * classes + 8 * rows, flops=4 * rows * classes)
 

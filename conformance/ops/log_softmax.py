@@ -42,14 +42,20 @@ def _exact(row: list[mpmath.mpf]) -> list[mpmath.mpf]:
 
 def values(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
     """The results, their low parts in float64, and the bounds."""
+    value, bound = plainly(rows, dtype)
+    if dtype == torch.float64:
+        return *oracle.by_mpmath(_exact, np.ascontiguousarray(rows)), bound
+    return value, None, bound
+
+
+def plainly(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The results, of float64 computed in float64, too, and the bounds."""
     below = rows.max(axis=-1, keepdims=True) - rows
     terms = np.exp(-below)
     total = terms.sum(axis=-1, keepdims=True)
-    value, low = -below - np.log(total), None
-    if dtype == torch.float64:
-        value, low = oracle.by_mpmath(_exact, np.ascontiguousarray(rows))
+    value = -below - np.log(total)
     weighted = np.where(terms > 0, terms * below, 0.0).sum(axis=-1, keepdims=True) / total
-    return value, low, bounds.log_softmax(value, below, weighted, np.log(total), rows.shape[-1], dtype)
+    return value, bounds.log_softmax(value, below, weighted, np.log(total), rows.shape[-1], dtype)
 
 
 def expected(call: Call) -> Expected:

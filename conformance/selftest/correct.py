@@ -17,6 +17,7 @@ import torch
 
 from conformance import bounds, cpu_cuda_differences, forms
 from conformance import spec as specs
+from conformance.ops import linear_cross_entropy
 from conformance.ops.rotary_position_embedding import pairs
 from conformance.spec import Call, parameters
 
@@ -168,6 +169,20 @@ def _cross_entropy(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwar
     return dtype, torch.nn.functional.cross_entropy(doubled(input), doubled(target), *map(doubled, args), **named)
 
 
+def _linear_cross_entropy(
+    input: torch.Tensor, linear_weight: torch.Tensor, target: torch.Tensor, **kwargs: Any
+) -> tuple[torch.dtype, Value]:
+    dtype = torch.promote_types(input.dtype, target.dtype)
+    if dtype not in NARROW:
+        return dtype, None
+    operands = {"input": input, "linear_weight": linear_weight, "target": target} | kwargs
+    wide: dict[str, Any] = {
+        name: one.double() if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+        for name, one in operands.items()
+    }
+    return dtype, linear_cross_entropy.composed(**wide)
+
+
 def _total(
     input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> tuple[torch.dtype, Value]:
@@ -308,6 +323,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "cross_entropy": _cross_entropy,
+    "linear_cross_entropy": _linear_cross_entropy,
     "sum": _total,
     "mean": _mean,
     "logsumexp": _logsumexp,

@@ -22,6 +22,8 @@ from conformance.selftest.defect_registry import plant
 Gradients = list[torch.Tensor | None]
 Operands = Sequence[torch.Tensor]
 Wrong = Callable[["Step"], Gradients]
+LOSSES = ("cross_entropy", "linear_cross_entropy")
+"""Ops whose targets are class indices or probabilities."""
 
 
 @dataclasses.dataclass
@@ -66,12 +68,13 @@ class Step:
     @property
     def _floating(self) -> list[bool]:
         # torch has no gradient of weights of class indices.
-        constant = self.op == "cross_entropy" and not all(one.is_floating_point() for one in self.operands)
-        return [one.is_floating_point() and not (constant and n) for n, one in enumerate(self.operands)]
+        constant = self.op in LOSSES and not all(one.is_floating_point() for one in self.operands)
+        pairs = zip(self.places, self.operands, strict=True)
+        return [one.is_floating_point() and not (constant and place in (2, "weight")) for place, one in pairs]
 
     def _wide(self, operand: torch.Tensor) -> torch.Tensor:
         elementwise = operand.dtype != torch.bool or self.op != attention.OP
-        elementwise = elementwise and self.op != "cross_entropy"
+        elementwise = elementwise and self.op not in LOSSES
         return operand.double() if elementwise and not operand.is_floating_point() else operand
 
     def _number(self, value: Any) -> Any:
@@ -184,7 +187,7 @@ def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) ->
         follows = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
         if not follows or kwargs.get("out") is not None or specs.registry()[op].gradients is None or writes(kwargs):
             return right(*args, **kwargs)
-        if op == "cross_entropy":
+        if op in LOSSES:
             # torch refuses to differentiate weights of class indices.
             specs.registry()[op].reference(*args, **kwargs)
         result = right(*args, **kwargs)

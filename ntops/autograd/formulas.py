@@ -4,6 +4,7 @@ from ntops.autograd.attention import FORMULAS as _ATTENTION
 from ntops.autograd.elementwise import FORMULAS as _ELEMENTWISE
 from ntops.autograd.formula import Formula
 from ntops.autograd.fused import FORMULAS as _FUSED
+from ntops.autograd.linear_losses import FORMULAS as _LINEAR_LOSSES
 from ntops.autograd.losses import FORMULAS as _LOSSES
 from ntops.autograd.positions import FORMULAS as _POSITIONS
 from ntops.autograd.products import FORMULAS as _PRODUCTS
@@ -11,5 +12,5 @@ from ntops.autograd.reductions import FORMULAS as _REDUCTIONS
 from ntops.autograd.rows import FORMULAS as _ROWS
 
 FORMULAS: dict[str, Formula] = _ELEMENTWISE | _PRODUCTS | _ROWS | _REDUCTIONS | _ATTENTION | _POSITIONS | _FUSED
-FORMULAS |= _LOSSES
+FORMULAS |= _LOSSES | _LINEAR_LOSSES
 """An operator that is not here raises :class:`NotImplementedError` for an input that requires grad."""

@@ -16,14 +16,21 @@ def _setup(ctx, inputs, output):
     loss, statistics, divisor = output
     ctx.mark_non_differentiable(statistics, divisor)
 
-    if any(needs(ctx, 2)) and input.shape != target.shape:
-        raise RuntimeError("argument 'weight' requires grad, which weights of class indices do not have: detach it")
-
+    check_weight(ctx, 2, input.shape != target.shape)
     ctx.dtype = loss.dtype
     save(ctx, input=input, target=target, weight=weight, statistics=statistics, divisor=divisor)
 
 
-def _cross_entropy(input, target, weight, ctx):
+def check_weight(ctx, place, is_index):
+    """Refuse the weight of class indices, the argument at a place, if it requires a gradient.
+
+    :raises RuntimeError: It does.
+    """
+    if is_index and any(needs(ctx, place)):
+        raise RuntimeError("argument 'weight' requires grad, which weights of class indices do not have: detach it")
+
+
+def composed(input, target, weight, ctx):
     """Compute the loss with torch's functions."""
     wide = accumulate_dtype(ctx.dtype)
     # torch takes indices of uint8, but its decomposition for graphs does not.
@@ -40,7 +47,7 @@ def _backward(ctx, gradient, *_):
     inputs = values["input"], values["target"], values["weight"]
 
     if needed[2] or is_composed(gradient, *(one for one in inputs if one is not None)):
-        found = composed_gradients(lambda *args: _cross_entropy(*args, ctx), inputs, needed, gradient)
+        found = composed_gradients(lambda *args: composed(*args, ctx), inputs, needed, gradient)
         return (*found, None, None, None)
 
     found = class_gradients(

@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import operator
 
 import torch
 
@@ -159,6 +160,29 @@ def check_real(value, name):
         raise TypeError(f"argument '{name}' must be a float, not {type(value).__name__}")
 
     return float(value)
+
+
+def check_index(value, name):
+    """Refuse a value that is not an integer of 64 bits, and return it as an int.
+
+    :raises TypeError: It is not an integer.
+    :raises ValueError: It does not fit 64 bits.
+    """
+    if isinstance(value, torch.Tensor):
+        check_memory(value, name)
+
+    try:
+        index = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        index = None
+
+    if index is None:
+        raise TypeError(f"argument '{name}' must be an int, not {type(value).__name__}")
+
+    if not -(2**63) <= index < 2**63:
+        raise ValueError(f"argument '{name}' is {index}, which does not fit into 64 bits")
+
+    return index
 
 
 def check_fits(value, dtype, name, accumulated=True):

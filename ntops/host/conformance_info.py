@@ -11,15 +11,20 @@ from ntops.launch import autotuning, configuration, settings
 
 _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
 _OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
+_NOT_JUDGED = {"linear_cross_entropy": ("autocast",)}
+"""What the harness cannot judge: autocast casts operands of a product and of a loss to different dtypes, and the result
+is that of no call of operands that are cast."""
 _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
-# softmax and cross_entropy run along any dim of any strides without a copy; compiled, their order of summation depends
+# softmax and the losses run along any dim of any strides without a copy; compiled, their order of summation depends
 # on the strides.
 # Products use other blocks for few rows. Attention splits keys if the batch is small, and uses other blocks if rows are
 # not aligned.
 _CLAIMS = {
     "*": _ALL,
-    **dict.fromkeys(("cross_entropy", "softmax", "log_softmax"), ("deterministic", "gradients")),
+    **dict.fromkeys(
+        ("cross_entropy", "linear_cross_entropy", "softmax", "log_softmax"), ("deterministic", "gradients")
+    ),
     # Dims are ordered by strides, and rows are split up if there are few.
     **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
@@ -30,7 +35,10 @@ _CLAIMS = {
 def claims(registered):
     """Return the claims of all operators; those that are ``registered`` with torch also take fake tensors,
     ``torch.compile`` and autocast."""
-    of_torch = {op: (*_CLAIMS.get(op, _ALL), *_OF_TORCH) for op in registered}
+    of_torch = {
+        op: (*_CLAIMS.get(op, _ALL), *(one for one in _OF_TORCH if one not in _NOT_JUDGED.get(op, ())))
+        for op in registered
+    }
     return {**_CLAIMS, **of_torch}
 
 

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ntops.host.arguments import common_device
+from ntops.host.arguments import check_tensor, common_device
 from ntops.host.cross_entropy_arguments import (
     check,
     check_classes,
@@ -42,53 +42,95 @@ def class_loss(input, target, weight, reduction, ignore_index, label_smoothing):
     :return: The loss; the statistics of rows, (2, rows) or (3, rows), as :func:`class_losses.losses` keeps them, in the
         compute dtype; and the number by which a mean divides, (1,), or of other reductions (0,).
     """
-    is_index = check(input, target, weight, ignore_index, label_smoothing)
-    dtype = result_dtype(input, target, weight, is_index)
-    smoothing = smoothing_of(label_smoothing)
+    check_tensor(input, "input")
+    is_index = check(input.shape, input.dtype, target, weight, ignore_index, label_smoothing)
     device = common_device({"input": input, "target": target} | ({} if weight is None else {"weight": weight}))
-    shape = row_shape(input)
-    rows, classes = math.prod(shape), input.shape[class_dim(input)]
-    compute_dtype = accumulate_dtype(dtype)
-    spread = not is_index or smoothing > 0
+    loss = Loss(input.shape, input.dtype, device, target, weight, is_index, reduction, ignore_index, label_smoothing)
 
-    def empty(*sizes, dtype=compute_dtype):
-        return recorder.empty(sizes, contiguous_strides(sizes), dtype, device)
+    if loss.has_logits():
+        loss.add(input, target)
+        loss.reduce()
 
-    is_reduced, is_mean = reduction != "none", reduction == "mean"
-    output = empty(*(() if is_reduced else shape), dtype=dtype)
-    statistics, divisor = empty(3 if spread else 2, rows), empty(1 if is_mean else 0)
+    return loss.results
 
-    if boundary.is_abstract():
-        return output, statistics, divisor
 
-    if is_index and (device.type == "cpu" or is_checked()):
-        check_classes(target, ignore_index, classes)
+class Loss:
+    """The loss of a call in the making, which the logits of all rows are added to, at once or part by part."""
 
-    if not input.numel():
+    def __init__(self, shape, dtype, device, target, weight, is_index, reduction, ignore_index, label_smoothing):
+        """Allocate the memory of the results.
+
+        :param shape: The shape of all logits.
+        :param dtype: The dtype that the logits count as for the dtype of the loss.
+        :param is_index: What :func:`check` returned for the other arguments.
+        """
+        dtype = result_dtype(dtype, target, weight, is_index)
+        self._compute_dtype, self._device = accumulate_dtype(dtype), device
+        self._rows, self._classes = math.prod(row_shape(shape)), shape[class_dim(shape)]
+        self._target, self._weight = target, None if weight is None else weight.reshape(-1)
+        self._is_index, self._ignore_index, self._smoothing = is_index, ignore_index, smoothing_of(label_smoothing)
+        self._spread = not is_index or self._smoothing > 0
+        self._is_reduced, self._is_mean = reduction != "none", reduction == "mean"
+        output = self._empty(*(() if self._is_reduced else row_shape(shape)), dtype=dtype)
+        self.results = output, self._empty(3 if self._spread else 2, self._rows), self._empty(1 if self._is_mean else 0)
+
+    def _empty(self, *sizes, dtype=None):
+        return recorder.empty(sizes, contiguous_strides(sizes), dtype or self._compute_dtype, self._device)
+
+    def has_logits(self):
+        """Tell whether there is anything to add; if there are no logits, the results are written.
+
+        :raises IndexError: On the CPU, or as ``NTOPS_CHECK`` says: a target is no class.
+        """
+        if boundary.is_abstract():
+            return False
+
+        output, statistics, divisor = self.results
+
+        if self._is_index and (self._device.type == "cpu" or is_checked()):
+            check_classes(self._target, self._ignore_index, self._classes)
+
+        if self._rows and self._classes:
+            self._of_rows = self._empty(self._rows) if self._is_reduced else output.view(-1)
+            self._weights = self._empty(self._rows) if self._is_index and self._is_mean else None
+            return True
+
         # Nothing over nothing, or sums of no terms.
         statistics.zero_()
         divisor.fill_(math.nan)
-        smoothed = is_index and spread and not classes
-        output.fill_(math.nan if is_mean or (smoothed and rows) else 0)
-        return output, statistics, divisor
+        smoothed = self._is_index and self._spread and not self._classes
+        output.fill_(math.nan if self._is_mean or (smoothed and self._rows) else 0)
+        return False
 
-    of_rows = empty(rows) if is_reduced else output
-    weight = None if weight is None else weight.reshape(-1)
-    weights = empty(rows) if is_index and is_mean else None
-    views = Rows.of(input, target, is_index)
+    def add(self, input, target, first=0):
+        """Compute the losses of rows and their statistics.
 
-    with on_device(device):
-        if views.is_whole(weight, spread):
-            counted = empty(rows) if weights is None else weights
-            _launch_whole(of_rows, statistics, counted, views, ignore_index, compute_dtype)
-        else:
-            numbers = _numbers(views, ignore_index, smoothing)
-            _launch_losses(of_rows, statistics, weights, views, weight, numbers, spread, compute_dtype)
+        :param input: The logits of the rows, and ``target`` their targets.
+        :param first: The number of the first of the rows.
+        """
+        views = Rows.of(input, target, self._is_index)
+        own = slice(first, first + views.outer * views.inner)
+        of_rows, statistics = self._of_rows[own], self.results[1][:, own]
+        weights = None if self._weights is None else self._weights[own]
 
-        if is_reduced:
-            _add_up(output, divisor, of_rows, weights, is_index and spread, compute_dtype)
+        with on_device(self._device):
+            if views.is_whole(self._weight, self._spread):
+                counted = self._empty(len(of_rows)) if weights is None else weights
+                _launch_whole(of_rows, statistics, counted, views, self._ignore_index, self._compute_dtype)
+            else:
+                numbers = _numbers(self._classes, self._ignore_index, self._smoothing)
+                _launch_losses(
+                    of_rows, statistics, weights, views, self._weight, numbers, self._spread, self._compute_dtype
+                )
 
-    return output, statistics, divisor
+    def reduce(self):
+        """Reduce the losses of rows, after all are there."""
+        output, _, divisor = self.results
+
+        if self._is_reduced:
+            with on_device(self._device):
+                is_smoothed = self._is_index and self._spread
+                _add_up(output, divisor, self._of_rows, self._weights, is_smoothed, self._compute_dtype)
 
 
 @repeatable
@@ -100,20 +142,54 @@ def class_gradients(
     :param gradient: The gradient of the loss.
     :param statistics: What :func:`class_loss` returned, like ``divisor``.
     """
-    views = Rows.of(input, target, input.shape != target.shape, gradient.expand(row_shape(input)))
     strides = contiguous_strides(input.shape)
     output, of_target = (
         recorder.empty(input.shape, strides, one.dtype, input.device) if wanted else None
         for one, wanted in ((input, to_input), (target, to_target))
     )
+    numbers = ignore_index, label_smoothing
+    gradient = gradient.expand(row_shape(input.shape))
+    write_gradients(output, of_target, gradient, input, target, weight, statistics, divisor, *numbers)
+    return output, of_target
 
+
+def write_gradients(
+    output,
+    of_target,
+    gradient,
+    input,
+    target,
+    weight,
+    statistics,
+    divisor,
+    ignore_index,
+    label_smoothing,
+    is_index=None,
+    first=0,
+    every=None,
+):
+    """Write the gradients of logits, to ``output``, and of probabilities, to ``of_target``, where these are not
+    ``None``; both are contiguous.
+
+    :param gradient: The gradient of each row's loss.
+    :param input: The logits, perhaps of a part of the classes. ``output`` may be the same memory.
+    :param target: The targets of the rows; probabilities are those of the same classes.
+    :param weight: The weights of all classes, or ``None``.
+    :param statistics: Those of the rows; they may be some columns of what :func:`class_loss` returned.
+    :param is_index: Whether targets are indices; ``None``: the shapes say it.
+    :param first: The number of the first of the classes.
+    :param every: The number of all classes; ``None``: ``input`` has all.
+    """
     if not input.numel():
-        return output, of_target
+        return
 
+    is_index = input.shape != target.shape if is_index is None else is_index
+    views = Rows.of(input, target, is_index, gradient)
     adjacent, block_r, block_c = views.tile(2)
     inner_tiles, class_tiles = -(-views.inner // block_r), -(-views.classes // block_c)
     compute_dtype = statistics.dtype
-    numbers = _numbers(views, ignore_index, smoothing_of(label_smoothing))
+    every = views.classes if every is None else every
+    numbers = _numbers(every, ignore_index, smoothing_of(label_smoothing))
     rows, target, slopes = views.tensors
     weight = None if weight is None else weight.reshape(-1)
 
@@ -126,14 +202,12 @@ def class_gradients(
             *(input if output is None else output, input if of_target is None else of_target),
             *(slopes, statistics if not divisor.numel() else divisor, statistics),
             *(rows, target, input if weight is None else weight),
-            *(views.classes, views.outer * views.inner, views.inner, inner_tiles, class_tiles),
+            *(views.classes, first, every, statistics.stride(0), views.inner, inner_tiles, class_tiles),
             *(*views.output, *views.gradient, *views.input, *views.target, 1 if weight is None else _step(weight)),
             *(*numbers, views.is_index, weight is not None, statistics.shape[0] == 3, divisor.numel() > 0),
-            *(to_input, to_target, TRITON_DTYPES[compute_dtype]),
+            *(output is not None, of_target is not None, TRITON_DTYPES[compute_dtype]),
             *(views.input[2] == 1 == views.output[2], adjacent and views.output[1] == 1, block_r, block_c),
         )
-
-    return output, of_target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +231,7 @@ class Rows:
     @classmethod
     def of(cls, input, target, is_index, gradient=None):
         """Merge the dims of the rows; tensors whose dims cannot be merged to two are copied."""
-        shape, dim = row_shape(input), class_dim(input)
+        shape, dim = row_shape(input.shape), class_dim(input.shape)
 
         while True:
             whole = contiguous_strides(input.shape)
@@ -237,7 +311,7 @@ def _launch_losses(output, statistics, weights, views, weight, numbers, spread, 
         {"num_warps": get_default_num_warps() or _warps(block_r * block_c, compute_dtype)},
         *(output, statistics, output if weights is None else weights),
         *(input, target, input if weight is None else weight),
-        *(views.classes, views.outer * views.inner, views.inner, inner_tiles),
+        *(views.classes, statistics.stride(0), views.inner, inner_tiles),
         *(*views.input, *views.target, 1 if weight is None else _step(weight), *numbers),
         *(views.is_index, weight is not None, spread, weights is not None),
         *(TRITON_DTYPES[compute_dtype], torch.finfo(compute_dtype).min, unit, adjacent, block_r, block_c, together),
@@ -274,9 +348,9 @@ def _add_up(output, divisor, losses, weights, is_smoothed, compute_dtype):
         losses, weights, count = sums, weight_sums if weights is not None else None, parts
 
 
-def _numbers(views, ignore_index, smoothing):
+def _numbers(classes, ignore_index, smoothing):
     """Return the numbers of the kernels: the ignored class, 1 less the smoothing, and what each class has of it."""
-    return ignore_index, 1 - smoothing, smoothing / views.classes
+    return ignore_index, 1 - smoothing, smoothing / classes
 
 
 def _warps(elements, compute_dtype):

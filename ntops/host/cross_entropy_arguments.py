@@ -41,14 +41,14 @@ def smoothing_of(label_smoothing):
     return label_smoothing if label_smoothing > 0 else 0.0
 
 
-def class_dim(input):
-    """Return the dim of the classes."""
-    return min(input.ndim - 1, 1)
+def class_dim(shape):
+    """Return the dim of the classes in logits of a shape."""
+    return min(len(shape) - 1, 1)
 
 
-def row_shape(input):
-    """Return the shape of the losses of rows: that of the input without its classes."""
-    return without(input.shape, class_dim(input))
+def row_shape(shape):
+    """Return the shape of the losses of rows: that of the logits without their classes."""
+    return without(shape, class_dim(shape))
 
 
 def without(sizes, dim):
@@ -56,32 +56,32 @@ def without(sizes, dim):
     return (*sizes[:dim], *sizes[dim + 1 :])
 
 
-def result_dtype(input, target, weight, is_index):
-    """Return the dtype of the loss: that of the input; with probabilities, the one to which all tensors promote."""
+def result_dtype(dtype, target, weight, is_index):
+    """Return the dtype of the loss: that of the logits; with probabilities, the one to which all tensors promote."""
     if is_index:
-        return input.dtype
+        return dtype
 
-    dtype = torch.promote_types(input.dtype, target.dtype)
+    dtype = torch.promote_types(dtype, target.dtype)
     return dtype if weight is None else torch.promote_types(dtype, weight.dtype)
 
 
-def check(input, target, weight, ignore_index, label_smoothing):
-    """Refuse the tensors that torch refuses, and return whether targets are class indices.
+def check(shape, dtype, target, weight, ignore_index, label_smoothing):
+    """Refuse the arguments that torch refuses beside logits of a shape and dtype, and return whether targets are class
+    indices.
 
     :raises TypeError: One is not a tensor.
-    :raises IndexError: ``input`` has no dims.
+    :raises IndexError: The logits have no dims.
     :raises ValueError: Batch sizes differ.
     :raises RuntimeError: Shapes, dtypes or devices do not fit; probabilities with an ``ignore_index``; a smoothing
         above 1.
-    :raises NotImplementedError: An ``input`` that is not floating-point; complex, sparse, quantized or nested tensors.
+    :raises NotImplementedError: Logits that are not floating-point; complex, sparse, quantized or nested tensors.
     """
-    check_tensor(input, "input")
     check_tensor(target, "target")
-    is_index = input.shape != target.shape
+    is_index = shape != target.shape
 
     if not is_index and not target.dtype.is_floating_point:
         raise RuntimeError(
-            f"argument 'target' has dtype {target.dtype}; of the shape of 'input' it is probabilities, which are "
+            f"argument 'target' has dtype {target.dtype}; of the shape of the logits it is probabilities, which are "
             "floating-point"
         )
 
@@ -91,58 +91,58 @@ def check(input, target, weight, ignore_index, label_smoothing):
     if label_smoothing > 1:
         raise RuntimeError(f"argument 'label_smoothing' is {label_smoothing}; it must be from 0 to 1")
 
-    if not input.ndim:
+    if not shape:
         raise IndexError("argument 'input' must have a dim of classes, not be 0-d")
 
-    if input.dtype not in FLOATING:
-        raise NotImplementedError(f"cross_entropy of {input.dtype} is not defined; 'input' must be floating-point")
+    if dtype not in FLOATING:
+        raise NotImplementedError(f"cross_entropy of {dtype} is not defined; logits must be floating-point")
 
     if is_index:
-        _check_indices(input, target, label_smoothing)
+        _check_indices(shape, target, label_smoothing)
 
     if weight is not None:
-        _check_weight(input, weight, is_index, label_smoothing)
+        _check_weight(shape, dtype, weight, is_index, label_smoothing)
 
     return is_index
 
 
-def _check_indices(input, target, label_smoothing):
-    shape = row_shape(input)
+def _check_indices(logits, target, label_smoothing):
+    shape = row_shape(logits)
 
-    if input.ndim > 1 and (not target.ndim or target.shape[0] != shape[0]):
+    if len(logits) > 1 and (not target.ndim or target.shape[0] != shape[0]):
         raise ValueError(
-            f"argument 'target' has shape {tuple(target.shape)}, but 'input' has a batch of {shape[0]} rows"
+            f"argument 'target' has shape {tuple(target.shape)}, but the logits are a batch of {shape[0]} rows"
         )
 
-    if input.ndim == 1 and target.ndim == 1 and target.shape[0] != 1:
-        raise ValueError(f"argument 'target' has {target.shape[0]} classes, but 'input' is a single row")
+    if len(logits) == 1 and target.ndim == 1 and target.shape[0] != 1:
+        raise ValueError(f"argument 'target' has {target.shape[0]} classes, but the logits are a single row")
 
     # A single row takes a target of one element.
-    fits = target.shape == shape or (input.ndim == target.ndim == 1 and not label_smoothing > 0)
+    fits = target.shape == shape or (len(logits) == target.ndim == 1 and not label_smoothing > 0)
 
     if not fits:
         raise RuntimeError(
-            f"argument 'target' has shape {tuple(target.shape)}; of 'input' {tuple(input.shape)} it must have the "
-            f"classes, {tuple(shape)}, or probabilities, {tuple(input.shape)}"
+            f"argument 'target' has shape {tuple(target.shape)}; of logits {tuple(logits)} it must have the classes, "
+            f"{tuple(shape)}, or probabilities, {tuple(logits)}"
         )
 
-    if target.dtype is not torch.int64 and (target.dtype is not torch.uint8 or input.ndim > 2):
+    if target.dtype is not torch.int64 and (target.dtype is not torch.uint8 or len(logits) > 2):
         raise RuntimeError(
             f"argument 'target' has dtype {target.dtype}; class indices are int64, or of up to 2 dims uint8"
         )
 
 
-def _check_weight(input, weight, is_index, label_smoothing):
+def _check_weight(logits, dtype, weight, is_index, label_smoothing):
     check_tensor(weight, "weight")
-    classes = input.shape[class_dim(input)]
-    # torch takes other shapes with as many elements where the input has more than two dims.
-    fits = weight.ndim == 1 or (is_index and input.ndim > 2 and not label_smoothing > 0)
+    classes = logits[class_dim(logits)]
+    # torch takes other shapes with as many elements where the logits have more than two dims.
+    fits = weight.ndim == 1 or (is_index and len(logits) > 2 and not label_smoothing > 0)
 
     if not fits or weight.numel() != classes:
         raise RuntimeError(f"argument 'weight' has shape {tuple(weight.shape)}; it must have the {classes} classes")
 
-    if is_index and weight.dtype is not input.dtype:
-        raise RuntimeError(f"argument 'weight' has dtype {weight.dtype}, but 'input' has {input.dtype}")
+    if is_index and weight.dtype is not dtype:
+        raise RuntimeError(f"argument 'weight' has dtype {weight.dtype}, but the logits have {dtype}")
 
 
 def check_classes(target, ignore_index, classes):

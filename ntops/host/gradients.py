@@ -65,6 +65,12 @@ def _run(function, shape, operands, compute_dtype, output):
     return output
 
 
+def cast(source, output):
+    """Write ``source`` to ``output``, a tensor of the same shape, rounded to its dtype."""
+    operands = {"gradient": source} | dict.fromkeys(APPLICATIONS["scaled"][1], 1.0)
+    _run("scaled", source.shape, operands, accumulate_dtype(source.dtype), output)
+
+
 def _dims(shape, whole):
     """Return the dims along which a tensor of ``shape`` was broadcast to ``whole``, and the other dims."""
     missing = len(whole) - len(shape)
@@ -100,13 +106,15 @@ def summed(gradient, shape, dtype, scale=1.0):
     return add_up(moved, dtype, scale).view(shape)
 
 
-def add_up(matrix, dtype, scale=1.0):
+def add_up(matrix, dtype, scale=1.0, output=None):
     """Return ``scale`` times the sum of a matrix's rows, (columns,), summed in the matrix's compute dtype.
 
     The sums of parts of the rows are added up in the same order each time.
+
+    :param output: The contiguous tensor to write, of this dtype; ``None``: a new one.
     """
     rows, columns = matrix.shape
-    output = recorder.empty((columns,), (1,), dtype, matrix.device)
+    output = recorder.empty((columns,), (1,), dtype, matrix.device) if output is None else output
 
     if not columns:
         return output

@@ -161,10 +161,13 @@ def fastest(m, n, k, dtype, multiprocessors):
     return *tile, splits
 
 
-def parts(options, dtype):
+def parts(options, dtype, is_wide=False):
     """Return the number of parts in which a tile of a result of this dtype is stored: storing a large tile at once
-    would leave no room for stages."""
-    is_partial = options.splits > 1 and options.block_m >= 64
+    would leave no room for stages.
+
+    :param is_wide: Whether the dtype is wider than that of the factors.
+    """
+    is_partial = (options.splits > 1 or is_wide) and options.block_m >= 64
     return 4 if is_partial or options.block_m * options.block_n * dtype.itemsize > 65536 else 1
 
 
@@ -208,7 +211,7 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
 
     a, a_turned = _read(_batch(left))
     b, b_turned = _read(_batch(right.mT))
-    block = rows // groups, columns // parts(chosen, output.dtype)
+    block = rows // groups, columns // parts(chosen, output.dtype, output.dtype is not input.dtype)
     kind, others, strides = kernels.NOTHING, result, (0, 0)
 
     if added is not None:

@@ -138,6 +138,17 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
     return output.given(out, result)
 
 
+def multiply(premake, result, input, mat2, added=None, scales=None):
+    """Write the product of two matrices to ``result``, which may have the compute dtype of half types instead of their
+    own.
+
+    :param premake: The kernel's ``premake``, of ``mm``, or of ``addmm`` with ``scales``.
+    :param added: What ``addmm`` adds, of the shape of the result: it may be the result, or be expanded.
+    """
+    if boundary.has_work(result):
+        _launch(premake, result, input, mat2, added, scales)
+
+
 def _check_one_view(out, shape):
     """Refuse an ``out`` that cannot be viewed as one matrix of all rows, or as one vector of all elements."""
     try:

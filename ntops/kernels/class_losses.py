@@ -87,7 +87,7 @@ def losses(
 
     :param output: (rows,), contiguous, like ``divisors``, the weights of the targets, which DIVISORS asks for.
     :param statistics: (2, rows), contiguous: largest elements and logarithms of sums; with SPREAD (3, rows), the third
-        being the sums of the factors of the classes' losses.
+        being the sums of the factors of the classes' losses. It may be some columns of such a matrix with ``rows``.
     :param input: (outer, inner) rows of ``classes`` elements, of any strides. ``target`` has one element for each row
         with INDEX, else one for each class of it.
     :param kept: 1 less the smoothing; ``smooth`` is the smoothing divided by the number of classes.
@@ -260,7 +260,7 @@ def add_up(
     tl.store(output + tl.program_id(0), result.to(output.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["classes", "rows", "inner", "inner_tiles", "class_tiles"])
+@triton.jit(do_not_specialize=["classes", "first", "every", "rows", "inner", "inner_tiles", "class_tiles"])
 def gradients(
     output,
     target_output,
@@ -271,6 +271,8 @@ def gradients(
     target,
     weight,
     classes,
+    first,
+    every,
     rows,
     inner,
     inner_tiles,
@@ -309,6 +311,8 @@ def gradients(
         Both have the strides of ``output``.
     :param gradient: The gradient of each row's loss; strides of 0 for that of a reduced loss. It is divided by
         ``divisor`` with MEAN. The other arguments are those of ``losses``.
+    :param first: The class that the first of the ``classes`` is, of ``every`` class of the loss: the tensors of classes
+        may be a part of them, but ``weight`` has all.
     """
     tile = tl.program_id(0) // class_tiles
     place = (tile % inner_tiles) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -343,7 +347,7 @@ def gradients(
     if SPREAD:
         factors = _factors(
             target[:, None],
-            weight,
+            weight + first * weight_stride,
             columns,
             inside,
             target_class,
@@ -358,7 +362,7 @@ def gradients(
 
     if INDEX:
         label = tl.load(target, there, other=0).to(tl.int64)
-        is_class = there & (label >= 0) & (label < classes) & (label != ignored)
+        is_class = there & (label >= 0) & (label < every) & (label != ignored)
         own = tl.full([BLOCK_R], 1, DTYPE)
 
         if WEIGHTED:
@@ -366,7 +370,7 @@ def gradients(
 
         own = own * kept
         sums = own
-        factors_here = tl.where(columns == label[:, None], own[:, None], 0)
+        factors_here = tl.where(columns + first == label[:, None], own[:, None], 0)
 
         if SPREAD:
             sums += smooth * share
@@ -385,6 +389,6 @@ def gradients(
         of_target = -(slope[:, None] * kept) * below
 
         if WEIGHTED:
-            of_target = of_target * tl.load(weight + columns * weight_stride, inside, other=0).to(DTYPE)
+            of_target = of_target * tl.load(weight + (columns + first) * weight_stride, inside, other=0).to(DTYPE)
 
         tl.store(target_output + written, of_target.to(target_output.dtype.element_ty), inside)

@@ -11,9 +11,10 @@ _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.Dis
     torch._C.DispatchKey.AutocastCUDA
 )
 
-LOWER, FLOAT32, RESULT_FLOAT32 = "lower", "float32", "result float32"
+LOWER, FLOAT32, RESULT_FLOAT32, LOSS = "lower", "float32", "result float32", "loss"
 """The policies: cast operands to the device's autocast dtype; cast them to float32; or return float32 unless the call
-names a dtype."""
+names a dtype; or cast those of a product to the autocast dtype, and the others to float32, for a loss of float32."""
+_OF_PRODUCT = ("input", "linear_weight", "linear_bias")
 
 POLICIES = {
     "addmm": (LOWER, "addmm"),
@@ -24,6 +25,8 @@ POLICIES = {
     # torch has this product in linear layers.
     "fused_gated_mlp": (LOWER, "linear"),
     "layer_norm": (FLOAT32, "layer_norm"),
+    # torch composes it of a linear layer and a loss.
+    "linear_cross_entropy": (LOSS, "linear"),
     "log_softmax": (RESULT_FLOAT32, "log_softmax.int"),
     "logsumexp": (FLOAT32, "logsumexp"),
     "matmul": (LOWER, "matmul"),
@@ -62,6 +65,13 @@ def _kernel(op, policy, device, written, arguments):
                 return op(*args, dtype or (torch.float32 if _is_eligible(args[0], device) else None))
 
             dtype = torch.float32 if policy == FLOAT32 else torch.get_autocast_dtype(device)
+
+            if policy == LOSS:
+                *args, _ = (*args, *(one.default_value for one in arguments[len(args) :]))
+                named = zip((argument.name for argument in arguments), args, strict=False)
+                args = [_cast(one, device, dtype if name in _OF_PRODUCT else torch.float32) for name, one in named]
+                return op(*args, torch.float32 if args[0].dtype is dtype else None)
+
             # A cache is written in place, so it is never cast.
             return op(*(one if place in written else _cast(one, device, dtype) for place, one in enumerate(args)))
 

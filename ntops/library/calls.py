@@ -237,6 +237,21 @@ def _cross_entropy(bind, parameters, implementation, forms, ops):
     return call
 
 
+def _linear_cross_entropy(bind, parameters, implementation, forms, ops):
+    op = ops["linear_cross_entropy"]
+    ((_, _, arguments),) = forms
+    # Nobody but autocast gives a dtype.
+    arguments = [(name, kind, place) for place, (name, kind, _) in enumerate(arguments[:-1])]
+
+    def call(*args, **kwargs):
+        *values, reduction, ignore_index, label_smoothing, _options = bind(*args, **kwargs)
+        reduction = reduction_of(None, None, reduction)
+        inputs = _fitting((*values, reduction, ignore_index, label_smoothing), arguments)
+        return implementation(*args, **kwargs) if inputs is None else op(*inputs)[0]
+
+    return call
+
+
 def _dropout(bind, parameters, implementation, forms, ops):
     op = ops["dropout"]
 
@@ -351,6 +366,7 @@ _MAKERS = {
     "clamp": _clamp,
     "cross_entropy": _cross_entropy,
     "dropout": _dropout,
+    "linear_cross_entropy": _linear_cross_entropy,
     "quantize_fp8": _quantize_fp8,
     "scaled_dot_product_attention": _attention,
 }

@@ -7,12 +7,13 @@ import torch
 import ntops.torch
 from ntops.host.cross_entropy import class_loss
 from ntops.host.dropout import masked
+from ntops.host.linear_cross_entropy import linear_class_loss
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 from ntops.launch import boundary
 
 _SYMBOLS = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 """Values that stand for symbolic numbers of which only the kind matters for the result."""
-_FUNCTIONS = {"cross_entropy": class_loss, "dropout": masked}
+_FUNCTIONS = {"cross_entropy": class_loss, "dropout": masked, "linear_cross_entropy": linear_class_loss}
 """The functions of operators whose schemas differ from their signatures."""
 
 

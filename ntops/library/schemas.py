@@ -21,6 +21,7 @@ Where the signature of ``ntops.torch`` says more than a schema can, :mod:`ntops.
   ``dropout(gradient, seed, p)``.
 - ``cross_entropy`` returns the loss and what its gradient needs, which are not differentiable: the statistics of rows,
   and the number by which a mean divides. ``reduction`` says what ``size_average`` and ``reduce`` say, too.
+- ``linear_cross_entropy`` returns the same. Autocast gives it a ``dtype``, for a loss of another dtype than the logits.
 - ``quantize_fp8`` with a scale is ``quantize_fp8.scale``, which returns the 8-bit tensor alone.
 - A KV cache of views is written by ``copy_`` before; one of positions is an overload of attention that writes
   ``present_key`` and ``present_value``.
@@ -86,6 +87,10 @@ OPERATORS = {
         "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
     ),
     "le": _COMPARISON,
+    "linear_cross_entropy": Declaration(
+        "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, str reduction, "
+        "SymInt? ignore_index, float label_smoothing, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor)"
+    ),
     "log_softmax": _SOFTMAX,
     "logsumexp": Declaration("(Tensor input, int[] dim, bool keepdim=False) -> Tensor", out=True),
     "lt": _COMPARISON,

@@ -1,8 +1,4 @@
-import operator
-
-import torch
-
-from ntops.host.arguments import check_memory, check_real
+from ntops.host.arguments import check_index, check_real
 from ntops.host.cross_entropy import class_loss
 from ntops.host.cross_entropy_arguments import reduction_of
 from ntops.launch.recorder import repeatable
@@ -43,25 +39,6 @@ def cross_entropy(
     :raises NotImplementedError: An ``input`` that is not floating-point; complex, sparse, quantized or nested tensors.
     """
     reduction = reduction_of(size_average, reduce, reduction)
-    numbers = _index(ignore_index), check_real(label_smoothing, "label_smoothing")
+    numbers = check_index(ignore_index, "ignore_index"), check_real(label_smoothing, "label_smoothing")
 
     return class_loss(input, target, weight, reduction, *numbers)[0]
-
-
-def _index(ignore_index):
-    """Return ``ignore_index`` as an int."""
-    if isinstance(ignore_index, torch.Tensor):
-        check_memory(ignore_index, "ignore_index")
-
-    try:
-        index = None if isinstance(ignore_index, bool) else operator.index(ignore_index)
-    except TypeError:
-        index = None
-
-    if index is None:
-        raise TypeError(f"argument 'ignore_index' must be an int, not {type(ignore_index).__name__}")
-
-    if not -(2**63) <= index < 2**63:
-        raise ValueError(f"argument 'ignore_index' is {index}, which does not fit into 64 bits")
-
-    return index

@@ -50,6 +50,11 @@ def calls():
         ((x, m / 4), {"reduction": "none"}),
     ]
 
+    ops["linear_cross_entropy"] = [
+        ((x, m, labels), {"linear_bias": tensor(4), "weight": weights.clone(), "label_smoothing": 0.125}),
+        ((x, m, tensor(4, 4) / 4), {"reduction": "none"}),
+    ]
+
     for name in ("amax", "amin", "mean", "sum"):
         ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]
 

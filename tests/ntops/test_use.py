@@ -81,6 +81,10 @@ FORMS = {
         lambda: F.linear(ROWS[:0], W, B),
         lambda: F.linear(ROWS[:, :, :0], W[:, :0], B),
     ],
+    "linear_cross_entropy": [
+        lambda: F.linear_cross_entropy(X, W, J[:4].long(), linear_bias=B, label_smoothing=0.1),
+        lambda: F.linear_cross_entropy(Y, W, J[0].long()),
+    ],
     "log_softmax": [
         lambda: F.log_softmax(X, dim=-1, dtype=torch.float64),
         lambda: torch.log_softmax(X, 0),
@@ -112,6 +116,10 @@ FORMS = {
     "tanh": [lambda: torch.tanh(X), lambda: F.tanh(X), lambda: X.clone().tanh_()],
 }
 
+if not hasattr(F, "linear_cross_entropy"):
+    # torch has it from 2.13 on.
+    del FORMS["linear_cross_entropy"]
+
 
 @pytest.mark.parametrize("name", FORMS)
 def test_functions_methods_and_operators_are_ours(name):
@@ -129,7 +137,7 @@ def test_functions_methods_and_operators_are_ours(name):
 
 def test_every_operator_that_torch_has_is_there():
     lacking = {"dequantize_fp8", "fp8_gemm", "fused_gated_mlp", "fused_rmsnorm_rope", "quantize_fp8"}
-    lacking |= {"rotary_position_embedding"}
+    lacking |= {"rotary_position_embedding"} | ({"linear_cross_entropy"} - {*dir(F)})
     assert {*calls.table()} == {*ntops.torch.OPERATORS} - lacking | {"linear", "embedding"}
     assert {*FORMS} == {*calls.table()} - {"embedding"}
 
