@@ -19,7 +19,7 @@ from ntops.launch.recorder import repeatable
 _LONGEST, _SHORT = 16384, 8192
 # The warps of a multiprocessor that hold rows. A thread has 16 elements of either operand, 32 of the longest rows.
 _WARPS = 16
-# Of longer rows, the elements at a time; and for the sums for parameters, the tile and the programs of a multiprocessor.
+# Of longer rows, the elements at a time; for the sums for parameters, the tile, and the programs of a multiprocessor.
 _WALKED = 8192
 _BLOCK_R, _BLOCK_C, _SUMMING = 16, 128, 8
 # The most rows that a program adds up one after the other, so that few roundings accumulate.

@@ -27,8 +27,8 @@ OTHER_OPERANDS = {"layout_invariant", "batch_invariant"}
 
 
 OTHERS = [check for check in CHECKS if check not in ("memory", "gradients", *RARE)]
-"""All but ``memory``, which is the interpreter's and would be the first to tell of the same, ``gradients``, and those of
-contexts, which only who claims them can fail, or which see what others see in each run."""
+"""All but ``memory``, which is the interpreter's and would be the first to tell of the same, ``gradients``, and those
+of contexts, which only who claims them can fail, or which see what others see in each run."""
 
 
 def search(name: str, folder: Path, examples: int, checks: Sequence[str]) -> dict[str, str]:

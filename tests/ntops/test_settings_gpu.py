@@ -35,7 +35,7 @@ INTEGERS = tensor(37, 515, dtype="int32", values="uniform"), tensor(515, dtype="
 POSITIVE = {"values": "positive"}
 LONG = tensor(3, 20000, dtype=HALF), (20000,)
 LONG_PARAMETERS = tensor(20000, dtype=HALF, seed=1), tensor(20000, dtype=HALF, seed=2)
-LABELS = "listed:0,514,3,-100,127,128,256"
+LABELS, FEW_LABELS = "listed:0,514,3,-100,127,128,256", "listed:0,42,3,-100,17"
 TABLES = tuple(tensor(37, 24, values="uniform", seed=seed) for seed in (1, 2))
 ANGLES = tuple(tensor(37, 32, dtype=HALF, values="uniform", seed=seed) for seed in (1, 2))
 
@@ -70,6 +70,10 @@ CALLS = {
     "clamp": [(one, -0.5, 0.75) for one in ROWS],
     "dropout": [(one, 0.5) for one in ROWS],
     **dict.fromkeys(("softmax", "log_softmax"), (*((one, dim) for one in ROWS for dim in (0, 1)), (LONG[0], 1))),
+    "linear_cross_entropy": [
+        (tensor(m, k, dtype=dtype), tensor(n, k, dtype=dtype, seed=1), tensor(m, dtype="int64", values=FEW_LABELS))
+        for m, k, n, dtype in ((37, 515, 43, "float32"), (700, 512, 264, HALF), (37, 515, 43, "float16"))
+    ],
     "cross_entropy": [(one, tensor(one.shape[0], dtype="int64", values=LABELS)) for one in (*ROWS, LONG[0])],
     "rms_norm": [(ROWS[0], (515,), tensor(515, seed=1)), (ROWS[1], (515,)), (*LONG, LONG_PARAMETERS[0])],
     "layer_norm": [
