@@ -206,7 +206,7 @@ def write_gradients(
             *(*views.output, *views.gradient, *views.input, *views.target, 1 if weight is None else _step(weight)),
             *(*numbers, views.is_index, weight is not None, statistics.shape[0] == 3, divisor.numel() > 0),
             *(output is not None, of_target is not None, TRITON_DTYPES[compute_dtype]),
-            *(views.input[2] == 1 == views.output[2], adjacent and views.output[1] == 1, block_r, block_c),
+            *(views.is_unit() and views.output[2] == 1, adjacent and views.output[1] == 1, block_r, block_c),
         )
 
 
@@ -279,6 +279,10 @@ class Rows:
         columns = min(classes, _TILE // tensors * 2)
         return False, max(_TILE // (2 * columns), 1), columns
 
+    def is_unit(self):
+        """Tell whether classes are adjacent in memory, those of probabilities, too."""
+        return self.input[2] == 1 and (self.is_index or self.target[2] == 1)
+
     def _is_beside(self):
         return self.inner > 1 and self.input[1] == 1 and self.input[2] != 1
 
@@ -302,7 +306,7 @@ def _launch_losses(output, statistics, weights, views, weight, numbers, spread, 
     input, target = views.tensors
     adjacent, block_r, block_c = views.tile(1)
     inner_tiles = -(-views.inner // block_r)
-    unit = views.input[2] == 1
+    unit = views.is_unit()
     # A thread loads 16 bytes at once.
     together = min(16 // input.element_size(), block_c) if unit else 1
     recorder.launch(

@@ -292,6 +292,8 @@ class Rows:
         )
         sizes, strides = [input.shape[dim] for dim in dims], [input.stride(dim) for dim in dims]
         reduced, (steps,) = collapse(sizes, [strides], in_order)
+        # A single row has no next one: a stride of 1 to it would keep its elements from being loaded together.
+        input_strides = [stride if size > 1 else 0 for size, stride in zip(shape, input_strides, strict=True)]
         # An expanded dim has no neighbours.
         across = (input_strides[-1] or math.inf) < (steps[-1] or math.inf)
         problem = Problem(math.prod(shape[:-1]), shape[-1], math.prod(reduced), across, input.dtype, compute_dtype)

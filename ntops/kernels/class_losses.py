@@ -49,7 +49,7 @@ def _factors(
     return tl.where(inside, factors, 0)
 
 
-@triton.jit(do_not_specialize=["classes", "rows", "inner", "inner_tiles"])
+@triton.jit(do_not_specialize=["rows", "inner", "inner_tiles"])
 def losses(
     output,
     statistics,
@@ -92,7 +92,8 @@ def losses(
         with INDEX, else one for each class of it.
     :param kept: 1 less the smoothing; ``smooth`` is the smoothing divided by the number of classes.
     :param SPREAD: Whether the losses of all classes count: of probabilities, and with smoothing.
-    :param UNIT: Whether the classes of a row are adjacent in memory; ADJACENT: whether the rows are.
+    :param UNIT: Whether the classes of a row are adjacent in memory, also as probabilities; ADJACENT: whether the rows
+        are.
     :param TOGETHER: The number of adjacent classes for which a lane moves its sums once.
     """
     tile = tl.program_id(0)
@@ -103,6 +104,7 @@ def losses(
 
     if UNIT:
         input_class = 1
+        target_class = 1
 
     if ADJACENT:
         input_inner = 1
@@ -260,7 +262,7 @@ def add_up(
     tl.store(output + tl.program_id(0), result.to(output.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=["classes", "first", "every", "rows", "inner", "inner_tiles", "class_tiles"])
+@triton.jit(do_not_specialize=["first", "every", "rows", "inner", "inner_tiles", "class_tiles"])
 def gradients(
     output,
     target_output,
@@ -323,6 +325,7 @@ def gradients(
     if UNIT:
         input_class = 1
         output_class = 1
+        target_class = 1
 
     if ADJACENT:
         input_inner = 1

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["stride_r", "stride_c", "rows", "columns", "part"])
+@triton.jit(do_not_specialize=["stride_c", "rows", "part"])
 def add_rows(
     output,
     input,

@@ -1,0 +1,24 @@
+"""Rows whose sizes are multiples of 16 are loaded and stored 16 bytes at a time: element by element a kernel that waits
+for memory takes up to three times as long."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+FEW = 8
+"""Loads and stores of single elements: a row's sum, a class index, a divisor."""
+SUMS = {"add_up", "parameters"}
+"""Kernels that read one number for each row."""
+
+
+def test_tiles_are_loaded_by_vectors():
+    script = Path(__file__).with_name("vector_loads.py")
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=environment)
+    assert result.returncode == 0, result.stderr[-2000:]
+    launches = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(launches) > 25
+    slow = [one for one in launches if one["kernel"] not in SUMS and (one["single"] > FEW or not one["vector"])]
+    assert slow == []
