@@ -312,7 +312,7 @@ def larger(case: Case, number: int) -> Case:
 def fresh(case: Case, number: int) -> Case:
     """Draw ordinary numbers, of float32 where floats are drawn, in a batch of a size that no other variation has."""
     batch, known = registry()[case.op].batch(case), registry()[case.op].dtypes
-    case = plain(case if batch is None else _in_batch(case, 2 * batch.size + 3), number)
+    case = plain(case if batch is None else _in_batch(case, (2 + number % 2) * batch.size + 3), number)
     if is_floating(cases.dtype_of(case)) and cases.dtype_of(case) != "float32" and "float32" in known:
         others = [name for name in known if name != cases.dtype_of(case)]
         case = dtype(case, others.index("float32"))
@@ -417,6 +417,7 @@ class Known(NamedTuple):
 
 
 _PARAMETERS, _HIGH, _THREAD = Settings(mode="parameters"), Settings(precision="high"), Settings(thread=True)
+_INFERENCE, _HALF = Settings(mode="inference"), Settings(default_dtype="float16")
 KNOWN: tuple[tuple[Known, ...], ...] = (
     # Results kept by the address, by that and the version counter, and by object and counter, which often recur.
     (Known("same", 0, "address", "dropped"), Known("contents", 0, "address", "kept")),
@@ -442,6 +443,13 @@ KNOWN: tuple[tuple[Known, ...], ...] = (
     (Known("contents", 1, "new", "view"), Known("contents", 2, "new", "dropped")),
 )
 """The steps that every sequence has, of its ordinary case."""
+LAST: tuple[tuple[Known, ...], ...] = (
+    # In memory that was allocated in inference mode, and may not be written outside of it.
+    (Known("fresh", 1, "new", "kept", _INFERENCE), Known("fresh", 1, "new", "kept")),
+    # With a number that is a tensor of the default dtype.
+    (Known("fresh", 1, "new", "kept", _HALF),),
+)
+"""Those that stand in this order before the refused calls, so that the order of all others does not depend on them."""
 
 
 # --- what is drawn ------------------------------------------------------------------------------------------------
@@ -573,4 +581,5 @@ def drawn(op: str, dtypes: Sequence[str], examples: int, seed: int) -> Iterator[
             # Drawn apart, so that all else is as it would be without them.
             draws, name = _refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}"
             refused = drawing.drawn(draws, name, session.ROUND, filtered=True)
-            yield CallSequence(steps=(*steps, *_after_refusals(ordinary, refused[1:])))
+            last = (step for known in LAST for step in _known(ordinary, known))
+            yield CallSequence(steps=(*steps, *last, *_after_refusals(ordinary, refused[1:])))

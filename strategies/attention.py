@@ -95,9 +95,10 @@ REGIMES = (
     ("integers", "integers"),
     ("ascending", "uniform"),
     ("positive", "positive"),
+    ("normal_large", "normal_large"),
 )
 """Recipes of query and key: weights of a few keys, of all alike, of all equal, of one key alone; scores beyond
-those that half types hold exactly, and of one sign."""
+those that half types hold exactly, of one sign, and beyond the largest number of float16 before they are scaled."""
 VALUES = ("normal", "integers", "ascending", "uniform", "one_hot", "positive", "near_overflow", "normal_large")
 _FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MASKS)
 _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
@@ -105,7 +106,7 @@ _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 _HEADS = st.sampled_from((1, 2, 3, 1, 2, 3, 8))
 _RATIOS = st.sampled_from((1, 1, 2, 3, 4, 8, 16, 5, 6, 7))
 _LENGTHS = st.sampled_from(
-    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty", "cross")
+    ("any", "any", "any", "equal", "decode", "long keys", "long queries", "blocks", "chunk", "empty", "cross", "tall")
 )
 _CAPPED = ("long keys", "long queries", "blocks", "chunk", "cross")
 _SMALL = sizes(1, 40)
@@ -201,6 +202,8 @@ def attentions(
     masked = scenes or (not plain and draw(_ONE_OF_THREE if large or form == "none" else _FLAG))
     mask = draw(masks(found, dtype, 3 if scenes else None)) if masked and not square else None
     possible = _NOT_CAUSAL if long or mask is not None else _CAUSAL
+    if possible is _CAUSAL and found.queries > found.keys > 1:
+        possible = _TALL
     if square or plain:
         possible = _PLAIN if plain else _SQUARE
     causal, variant = draw(st.sampled_from(possible))
@@ -231,6 +234,9 @@ def _projections(draw: st.DrawFn, shape: Shape) -> Layout:
 _PLAIN = ((False, None),)
 _NOT_CAUSAL = ((False, None), (False, None), (False, None), (False, "LOWER_RIGHT"))
 _CAUSAL = ((False, None), (False, "LOWER_RIGHT"), (True, None), (True, "UPPER_LEFT"), (True, "LOWER_RIGHT"))
+
+_TALL = (*_CAUSAL, (True, "LOWER_RIGHT"), (True, "LOWER_RIGHT"))
+"""With more queries than keys, of which the first see none."""
 
 
 _SQUARE = ((True, None), (True, None), (True, "UPPER_LEFT"), (True, "LOWER_RIGHT"))
@@ -270,6 +276,9 @@ def _sizes(draw: st.DrawFn, form: str, work: int, float64: bool) -> Sizes:
             keys = queries + draw(_HISTORY)
         case "empty":
             queries, keys = draw(st.sampled_from(((1, 0), (0, 1), (0, 0), (3, 0), (0, 5))))
+        case "tall":
+            keys = draw(sizes(2, 24))
+            queries = keys + draw(_SMALL)
         case "cross":
             # Whole blocks of queries, of an image, and the keys of a text.
             queries, keys = draw(st.sampled_from((64, 128, 256))), draw(_models.widths(_models.KEYS))

@@ -90,8 +90,9 @@ D), of a projection; a part of one, which others lie beside; and heads that seve
 BESIDE = ("alike", "contiguous", "other", "row", "column", "batch", "mask", "channels")
 """What an operator of two tensors has beside activations: a tensor that lies alike, one that is contiguous, one that
 lies in another way, or one that broadcasts: (C,), (B, T, 1), (B, 1, C), (T, C), (1, T, 1)."""
-_OFTEN_BESIDE = {"turned": "row", "repeated": "other"}
-"""Half the time, a bias beside what was turned, and rotated heads beside those that are shared."""
+_OFTEN_BESIDE = {"turned": "row", "repeated": "other", "heads": "contiguous"}
+"""Half the time, a bias beside what was turned, rotated heads beside those that are shared, and heads that were copied
+beside those of a projection."""
 
 _CAP = st.integers(1, 1 << 23)
 _FLAG, _BATCH, _HEADS_OF_FEW = st.booleans(), st.sampled_from((2, 3, 1)), st.integers(2, 5)

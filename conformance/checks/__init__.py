@@ -91,6 +91,10 @@ RARE = {
 """One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
 saved since one of them failed makes that, as its note says."""
 
+TURNS = {name: share for name, share in RARE.items() if share <= 128}
+"""Those of which each search of drawn cases makes one at least, if it has a few calls to which they apply; the others
+take seconds."""
+
 _APPLY = {
     **dict.fromkeys(RARE, in_context),
     "autocast": is_cast,
@@ -136,10 +140,15 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
     seed, note = cases.seed(trial.case), trial.case.note
     left = {name for name, share in SELDOM.items() if drawn and seed % share}
     left |= {name for name, share in RARE.items() if checks is None and seed % share}
+    left -= {name for name in TURNS if drawn}
     left -= {name for name in RARE if note.startswith(f"{name} failed")}
     left |= set() if has_names(trial) else {"keywords"}
     claims = trial.implementation.claims(trial.case.op)
-    left |= {name for name, applies in _APPLY.items() if name not in left and not applies(trial)}
     left |= {name for name in CONTEXTS if checks is None and name not in claims}
+    left |= {name for name, applies in _APPLY.items() if name not in left and not applies(trial)}
+    if drawn:
+        # Of the calls to which they apply, since a search may have few.
+        asked = (name for name in TURNS if name not in left and not note.startswith(f"{name} failed"))
+        left |= {name for name in asked if not least_tried.turn(trial.case, name, TURNS[name])}
     made = (*(check for check in (*ALWAYS, *trial.spec.checks) if check not in (*SAMPLED, *left)), *sampled)
     return [check for check in CHECKS if check in named and check in made]

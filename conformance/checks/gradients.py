@@ -25,6 +25,7 @@ CLAIM = "gradients"
 KINDS = ("contiguous", "transposed", "expanded", "sliced", "zeros", "one for all", "twice", "overwritten")
 """The kinds of gradient of the result: laid out in several ways, of zeros, one number with strides of 0. Or all
 gradients are asked for twice, from one graph; or a tensor that may have been saved is changed before they are."""
+LAYOUTS = ("contiguous", "transposed", "expanded", "sliced")
 MOST = 1 << 17
 """The most elements of operands and results together in calls that are differentiated."""
 
@@ -103,8 +104,8 @@ def _tamed(case: Case) -> Case:
     def plain(argument: Any) -> Any:
         if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):
             return argument
-        # A run of -inf is a mask.
-        specials = tuple(one for one in argument.specials if one.run > 1 and one.value == "-inf")
+        # A run of -inf is a mask, and zeros are finite.
+        specials = tuple(one for one in argument.specials if (one.run > 1 and one.value == "-inf") or one.value == "-0")
         return msgspec.structs.replace(argument, specials=specials)
 
     named = {name: plain(argument) for name, argument in case.kwargs.items()}
@@ -115,7 +116,8 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
     """Return the gradient of a result; sums of numbers of one sign show how they are accumulated."""
     values, layout = ("normal", "positive", "normal", "integers")[seed // 11 % 4], CONTIGUOUS
     rank = len(shape)
-    match kind:
+    # What is asked for twice, or after a change, is laid out in any way, too.
+    match LAYOUTS[seed // 29 % len(LAYOUTS)] if kind in ("twice", "overwritten") else kind:
         case "transposed" if rank > 1:
             layout = Layout(order=tuple(reversed(range(rank))))
         case "expanded" if rank:

@@ -1,5 +1,5 @@
 """Choose what a drawn case tries: half the time the option that its search tried least, so that options of few cases
-are not left out."""
+are not left out; and one case in so many of those to which it applies."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ _tried: dict[tuple[str, str, str], Counter[str]] = {}
 _chosen: dict[tuple[str, ...], str] = {}
 
 
+_turns: dict[tuple[str, str], bool] = {}
+"""Whether it was the turn of a case, by its id and what was asked."""
+
 _search: list[str] = [""]
 
 
@@ -31,6 +34,7 @@ def anew() -> None:
     """Forget what was tried."""
     _tried.clear()
     _chosen.clear()
+    _turns.clear()
 
 
 def choose(case: Case, what: str, names: Sequence[str]) -> str:
@@ -49,3 +53,20 @@ def choose(case: Case, what: str, names: Sequence[str]) -> str:
         _chosen.clear()
     _chosen[identity] = names[found]
     return names[found]
+
+
+FIRST = 5
+"""The place of the first call whose turn it is: those before are the simplest of all."""
+
+
+def turn(case: Case, what: str, share: int) -> bool:
+    """Tell whether it is the turn of this case, of those that are asked about: one in ``share``, and the first of them
+    early, so that a search of few such cases has one."""
+    key = cases.case_id(case), what
+    if key not in _turns:
+        counted = _tried.setdefault((case.op, cases.dtype_of(case), "turns"), Counter())
+        if len(_turns) >= MOST:
+            _turns.clear()
+        _turns[key] = counted[what] % share == FIRST
+        counted[what] += 1
+    return _turns[key]

@@ -33,6 +33,10 @@ def _of_a_half_type(case: Case) -> bool:
     return any(one.dtype in dtype_names.HALF for one in specs(case))
 
 
+def _of_bytes(case: Case) -> bool:
+    return any(one.dtype == "uint8" for one in specs(case))
+
+
 def _number_and_tensor(case: Case) -> bool:
     limits = [*case.args[1:], *(case.kwargs.get(name) for name in ("min", "max"))]
     return any(isinstance(one, TensorSpec) for one in limits) and any(number(one) is not None for one in limits)
@@ -67,6 +71,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_overflows,
         case=Case(op="add", args=(tensor("int64", 3), 255), kwargs={"alpha": 9223372036854775806}),
+    ),
+    Deviation(
+        "fakes of losses of uint8 classes",
+        "of fake tensors torch refuses class indices of uint8, and else it takes them",
+        ops=("cross_entropy",),
+        checks=("fake",),
+        devices=("cpu", "cuda"),
+        applies=_of_bytes,
+        case=Case(op="cross_entropy", args=(tensor("float32", 3, 5), TensorSpec((3,), "uint8", "listed:4,0,2"))),
     ),
     Deviation(
         "fakes of powers of a number",

@@ -21,7 +21,7 @@ from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import TensorSpec
-from strategies.values import encode
+from strategies.values import SPECIALS, encode
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 WIDE = (torch.float16, torch.bfloat16, torch.float32)
@@ -307,12 +307,15 @@ def shapes_of_tensors(draw: st.DrawFn, budget: int = _sizes.ELEMENTS, large: int
 
 
 @st.composite
-def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False) -> TensorSpec:
-    """Scales of one of the three forms: powers of two, by which ties stay ties, or any positive ones; of any layout,
-    most with a zero, an infinity or a NaN among them."""
-    form = scale_shape(shape, draw(st.sampled_from(("tensor", *GRANULARITIES[1:] * 2) if shape else ("tensor",))))
+def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False, granularity: str | None = None) -> TensorSpec:
+    """Scales of one of the three forms, or of ``granularity``: powers of two, by which ties stay ties, or any positive
+    ones; of any layout, most of several with a zero, an infinity or a NaN among them."""
+    drawn = st.sampled_from(("tensor", *GRANULARITIES[1:] * 2) if shape else ("tensor",))
+    form = scale_shape(shape, granularity or draw(drawn))
     values = draw(st.sampled_from(("powers", "powers", "positive")))
-    return draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values))
+    # A scale of all elements that is none leaves nothing to see.
+    specials = SPECIALS if form or not draw(st.integers(0, 3)) else ()
+    return draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values, specials=specials))
 
 
 def features_of(case: Case) -> Features:

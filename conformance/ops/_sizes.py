@@ -12,6 +12,8 @@ COUNTED = 1 << 19
 """Elements of a dropout, all of which are counted."""
 COUNTED_QUICKLY = 1 << 22
 """The same where kernels are compiled: masks that come again after 2^20 elements show."""
+LARGE_LOSSES = 3 << 16
+"""Elements of the logits of many rows of a few classes, whose losses are judged whole."""
 FLOAT64_ROWS = 1 << 14
 """Elements of a large call whose rows mpmath evaluates as a whole."""
 ROWS, COLUMNS = 130, 5000

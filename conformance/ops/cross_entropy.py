@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from conformance import call_contexts, features
 from conformance.cases import Argument, Case, seed
@@ -18,9 +19,9 @@ from conformance.ops import _norms as norms
 from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import layouts, shapes, tensors
+from strategies import layouts, models, shapes, tensors
 from strategies.shapes import Shape
-from strategies.specs import TensorSpec
+from strategies.specs import Special, TensorSpec
 from strategies.values import LISTED
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -29,15 +30,19 @@ SMOOTHINGS = (0.1, 0.25, 1.0, 0.0, 0.1, -0.5, 1)
 WEIGHTS = ("positive", "unit", "normal")
 _LONGEST = 8
 """The class indices of a list, which a target repeats."""
+_FEW_ROWS, _BANNED = 32, 3
+"""The most rows of which each has classes of its own that are -inf, and the most of these."""
+_FEWER = st.sampled_from((True, *(False,) * 7))
+"""Whether a row has fewer classes than a vocabulary: the simplest draw, so that shrinking gets to the smallest."""
 
 
 # --- legal calls -------------------------------------------------------------------------------------------------
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
-    shape = draw(_shapes(dtype == "float64"))
+    shape = draw(_large_shapes(dtype == "float64", elements) if elements else _shapes(dtype == "float64"))
     input = draw(tensors.tensors(shape, dtype))
     if (recipe := draw(norms.RECIPES)) is not None:
         input = TensorSpec(shape, dtype, recipe, input.seed, input.layout)
@@ -60,7 +65,26 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         kwargs |= {name: draw(st.sampled_from((None, True, False))) for name in ("size_average", "reduce")}
     else:
         kwargs["reduction"] = draw(st.sampled_from((None, *REDUCTIONS, "none")))
+    if oracle.reduction(oracle.named((), {name: one for name, one in kwargs.items() if one is not None})) != "none":
+        # One loss that is not finite hides all others.
+        keeps = draw(st.integers(0, 3)) == 3
+        input, target = (one if keeps else replace(one, specials=()) for one in (input, target))
+    if is_index and len(shape) == 2 and shape[0] <= _FEW_ROWS and draw(st.booleans()):
+        input = draw(_banned(input, target))
     return elementwise.case("cross_entropy", (input, target), **kwargs)
+
+
+@st.composite
+def _banned(draw: st.DrawFn, input: TensorSpec, target: TensorSpec) -> TensorSpec:
+    """The logits with -inf for a few classes of each row that are no target, as models have it for words that they may
+    not say."""
+    rows, classes = input.shape
+    targets = {int(number) for number in target.values.removeprefix(LISTED).split(",")}
+    first = draw(st.sampled_from((0, classes - 1, classes // 2, classes // 3)))
+    run = next((n for n, place in enumerate(range(first, min(first + _BANNED, classes))) if place in targets), _BANNED)
+    run = min(run, classes - first)
+    specials = tuple(Special(row * classes + first, "-inf", run) for row in range(rows)) if run else ()
+    return replace(input, specials=specials)
 
 
 @cache
@@ -69,13 +93,32 @@ def _shapes(small: bool) -> st.SearchStrategy[Shape]:
     budget = _sizes.FLOAT64_ELEMENTS if small else _sizes.ELEMENTS
     rows = shapes.reductions(min_size=1, max_rows=_sizes.ROWS, max_columns=_sizes.COLUMNS, budget=budget)
     row = shapes.shapes(1, 1, min_size=1, budget=budget)
-    pixels = st.sampled_from((4, 3, 5)).flatmap(lambda rank: shapes.shapes(rank, rank, min_size=1, budget=budget))
+    ranks = st.sampled_from((4, 3, 5))
+    pixels = ranks.flatmap(lambda rank: shapes.shapes(rank, rank, min_size=1, budget=budget))
+    # Of which each dim shows.
+    images = ranks.flatmap(lambda rank: shapes.shapes(rank, rank, min_size=2, max_size=40, budget=budget))
     empty = st.sampled_from(((0, 5), (2, 3, 0), (0, 3, 2, 2)))
     # More rows than are added up at once, and rows that are walked tile by tile.
     many = st.sampled_from(((17000, 2), (2, 3, 8500)))
     long = st.tuples(st.integers(1, 2), st.sampled_from(_sizes.LONG_COLUMNS))
-    found = (rows, rows, rows, rows, row, row, pixels, pixels, pixels, pixels, empty, *(() if small else (long, many)))
+    found = (rows, rows, rows, rows, row, row, pixels, pixels, images, images, empty, *(() if small else (long, many)))
     return st.integers(0, len(found) - 1).flatmap(found.__getitem__)
+
+
+@st.composite
+def _large_shapes(draw: st.DrawFn, small: bool, elements: int) -> Shape:
+    """A row of a vocabulary, or many rows or pixels of a few classes; of float64, which is dear, a long row or two."""
+    kind = draw(st.sampled_from((*("vocabulary",) * 4, "rows", "pixels")))
+    if small:
+        rows = draw(st.integers(1, 2))
+        return rows, draw(shapes.near(min(elements, _sizes.FLOAT64_ROWS) // rows))
+    if kind == "vocabulary":
+        # A row, since losses are judged whole.
+        classes = draw(st.sampled_from([size for size in models.VOCABULARIES if size <= elements] or [elements]))
+        return 1, draw(st.integers(1, classes)) if draw(_FEWER) else classes
+    classes = draw(st.integers(2, 8))
+    rows = draw(shapes.near(min(elements, _sizes.LARGE_LOSSES) // classes))
+    return (rows, classes) if kind == "rows" else (1, classes, rows)
 
 
 def _rows(shape: Shape) -> Shape:
@@ -245,6 +288,7 @@ SPEC = OpSpec(
     name="cross_entropy",
     reference=torch.nn.functional.cross_entropy,
     cases=cases,
+    large=lambda elements: lambda dtypes: cases(dtypes, elements),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     takes=takes,

@@ -27,11 +27,13 @@ DTYPES = dtype_names.FLOATING
 
 
 def probabilities() -> st.SearchStrategy[Argument]:
-    """None (leave it out) often, else 0, 1, or what float32 holds as exactly as it holds 1 - p."""
+    """None (leave it out) often, else 0, 1, or what float32 holds as exactly as it holds 1 - p; next to what models
+    have."""
     any_ = st.integers(1, 2**24 - 1).map(lambda n: n * 2.0**-24)
-    return st.sampled_from((None, None, None, 0.25, 0.75, 0.1875, 0.375, "any", "any", 0.0, 1.0, 1)).flatmap(
-        lambda p: any_ if p == "any" else st.just(p)
-    )
+    usual = st.sampled_from([round(p * 2**24) * 2.0**-24 for p in (0.1, 0.05, 0.2)])
+    kinds = (None, None, None, 0.25, 0.75, 0.1875, 0.375, "usual", "usual", "any", "any", 0.0, 1.0, 1)
+    drawn: dict[Argument, st.SearchStrategy[Argument]] = {"any": any_, "usual": usual}
+    return st.sampled_from(kinds).flatmap(lambda p: drawn.get(p, st.just(p)))
 
 
 @st.composite

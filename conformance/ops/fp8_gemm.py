@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from strategies.specs import Layout, TensorSpec
 DTYPES = (*fp8.FP8, *fp8.INPUTS)
 LONG = (1024, 2049, 4096, 4200, 4200, 4500, 4500, 8448, 16640)
 """Terms of which a sum in 14 bits shows."""
+_ALIKE = st.sampled_from((None, None, None, "tensor", "tensor", "row", "block"))
+"""The granularity of the scales of both matrices, as most calls have it; None: each has scales of its own or none."""
 LARGE = ((519, 130, 5), (1030, 17, 3), (3, 140, 700), (2, 519, 519), (16, 515, 260))
 """M, K and N of many rows, many columns, and a few tokens and a layer's weights; each element is evaluated."""
 
@@ -49,14 +52,19 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], large: bool = False) -> Case:
         # Of one sign, so that what is cut off adds up.
         values = draw(st.sampled_from((("positive",), ("positive", "normal", "constant"))))
     scaled = st.booleans() if values is None else st.integers(0, 3).map(lambda n: n == 3)
-    a = draw(tensors.tensors((m, k), first, values=values))
+    alike = draw(_ALIKE) if values is None else None
+    plain: dict[str, Any] = {"values": values}
+    # As quantizing leaves them: the largest number is used.
+    full: dict[str, Any] = {"values": ("near_overflow",), "specials": ()}
+    given = {name: full if name in fp8.FP8 and alike and draw(st.booleans()) else plain for name in (first, second)}
+    a = draw(tensors.tensors((m, k), first, **given[first]))
     kwargs: dict[str, Argument] = {}
     square = m == k == n and first == second
-    b = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), second, values=values))
-    if draw(scaled):
-        kwargs["a_scale"] = draw(fp8.scales((m, k)))
-    if draw(scaled):
-        kwargs["b_scale"] = draw(fp8.scales((n, k), transposed=True))
+    b = Same(0) if square and draw(st.booleans()) else draw(tensors.tensors((k, n), second, **given[second]))
+    if alike or draw(scaled):
+        kwargs["a_scale"] = draw(fp8.scales((m, k), granularity=alike))
+    if alike or draw(scaled):
+        kwargs["b_scale"] = draw(fp8.scales((n, k), transposed=True, granularity=alike))
     if draw(st.booleans()):
         kwargs["out_dtype"] = DType(draw(st.sampled_from(fp8.INPUTS)))
     return Case(op="fp8_gemm", args=(a, b), kwargs=kwargs)

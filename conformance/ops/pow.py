@@ -47,7 +47,14 @@ def _tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     if elementwise.result_of((first, second))[1] == torch.bool:
         # Of bools alone there are no powers.
         return first, draw(st.sampled_from((0, 1, 2, 2.5)))
-    match draw(st.sampled_from(("any", "any", "positive", "positive", "whole", "whole", "ones"))):
+    match draw(st.sampled_from(("any", "any", "positive", "positive", "whole", "whole", "ones", "zeros"))):
+        case "zeros" if isinstance(first, TensorSpec) and first.dtype in dtype_names.FLOATING:
+            if not isinstance(second, TensorSpec):
+                return first, second
+            # Of which powers are flat, among numbers that have a logarithm.
+            zeros = Special(0, "-0"), Special(7, "-0", 2)
+            first = msgspec.structs.replace(first, values="positive", specials=zeros)
+            second = msgspec.structs.replace(second, values="positive" if second.dtype != "bool" else second.values)
         case "ones" if isinstance(second, TensorSpec) and elementwise.is_float(second):
             if isinstance(first, TensorSpec) and first.dtype != "bool":
                 first = msgspec.structs.replace(first, values="integers")

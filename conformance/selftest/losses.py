@@ -75,7 +75,7 @@ class Call:
         )
 
 
-def _wrong(kind: str, name: str = "") -> Callable[[Any], Any]:
+def of_losses(kind: str, name: str = "") -> Callable[[Any], Any]:
     """Enter the decorated function as a defect: of a call with elements, it gives the value, or None for the right
     one."""
 
@@ -97,32 +97,32 @@ def _wrong(kind: str, name: str = "") -> Callable[[Any], Any]:
 # --- forward -----------------------------------------------------------------------------------------------------
 
 
-@_wrong("reduction")
+@of_losses("reduction")
 def ignored_in_mean(call: Call) -> torch.Tensor | None:
     """Rows that are ignored count in the mean."""
     return call.reduced(call.losses(), call.picked(call.weights).sum()) if call.is_index else None
 
 
-@_wrong("reduction")
+@of_losses("reduction")
 def weights_not_in_mean(call: Call) -> torch.Tensor | None:
     """The mean divides by the number of rows, and not by their weights."""
     return call.reduced(call.losses(), (~call.ignored).sum()) if call.is_index else None
 
 
-@_wrong("reduction")
+@of_losses("reduction")
 def mean_of_elements(call: Call) -> torch.Tensor | None:
     """The mean of probabilities divides by the number of elements."""
     return None if call.is_index else call.reduced(call.losses(), call.x.numel())
 
 
-@_wrong("trap")
+@of_losses("trap")
 def mean_of_nothing_is_0(call: Call) -> torch.Tensor | None:
     """The mean is 0 where all rows are ignored."""
     every = call.is_index and call.reduction == "mean" and call.ignored.all()
     return torch.zeros(()) if every else None
 
 
-@_wrong("formula")
+@of_losses("formula")
 def smoothing_of_others(call: Call) -> torch.Tensor | None:
     """The smoothing is shared by the other classes, and not by all."""
     if not call.is_index or not call.smoothing or call.classes < 2:
@@ -132,7 +132,7 @@ def smoothing_of_others(call: Call) -> torch.Tensor | None:
     return call.reduced(found.masked_fill(call.ignored, 0.0))
 
 
-@_wrong("formula")
+@of_losses("formula")
 def smoothing_without_weights(call: Call) -> torch.Tensor | None:
     """Smoothing adds losses without their weights."""
     if not call.is_index or not call.smoothing:
@@ -142,7 +142,7 @@ def smoothing_without_weights(call: Call) -> torch.Tensor | None:
     return call.reduced(found.masked_fill(call.ignored, 0.0))
 
 
-@_wrong("formula")
+@of_losses("formula")
 def smoothing_of_ignored(call: Call) -> torch.Tensor | None:
     """Rows that are ignored keep what smoothing adds."""
     if not call.is_index or not call.smoothing:
@@ -151,7 +151,7 @@ def smoothing_of_ignored(call: Call) -> torch.Tensor | None:
     return call.reduced(kept + call.smoothed() * (call.smoothing / call.classes))
 
 
-@_wrong("formula")
+@of_losses("formula")
 def probabilities_not_smoothed(call: Call) -> torch.Tensor | None:
     """Smoothing is left out of probabilities."""
     if call.is_index:
@@ -160,7 +160,7 @@ def probabilities_not_smoothed(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
-@_wrong("arguments")
+@of_losses("arguments")
 def negative_alone_is_ignored(call: Call) -> torch.Tensor | None:
     """An index from 0 on is never ignored."""
     if not call.is_index or call.ignore_index < 0 or call.ignore_index >= call.classes:
@@ -169,7 +169,7 @@ def negative_alone_is_ignored(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
-@_wrong("tail")
+@of_losses("tail")
 def last_tile_left_out(call: Call) -> torch.Tensor | None:
     """The sum of exponentials leaves out what lies past the last full tile of 1024 classes."""
     if call.classes <= 1024:
@@ -178,14 +178,14 @@ def last_tile_left_out(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
-@_wrong("maximum")
+@of_losses("maximum")
 def exponentials_overflow(call: Call) -> torch.Tensor | None:
     """The sum of exponentials is that of the logits themselves, in float32."""
     call.log_shares = call.x - call.x.float().exp().sum(-1, keepdim=True).log().double()
     return call.reduced(call.losses())
 
 
-@_wrong("maximum")
+@of_losses("maximum")
 def sum_not_rescaled(call: Call) -> torch.Tensor | None:
     """An online sum of tiles of 16 classes is not rescaled where the maximum grows."""
     total = sum((tile - tile.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True) for tile in call.x.split(16, -1))
@@ -193,7 +193,7 @@ def sum_not_rescaled(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
-@_wrong("precision")
+@of_losses("precision")
 def half_logarithms(call: Call) -> torch.Tensor | None:
     """The logarithm of the sum of exponentials of float32 is rounded to bfloat16."""
     if call.input.dtype != torch.float32:
@@ -202,7 +202,7 @@ def half_logarithms(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
-@_wrong("reading")
+@of_losses("reading")
 def rows_of_contiguous(call: Call) -> torch.Tensor | None:
     """Classes of pixels are read as if they were in the last dim."""
     if call.input.ndim < 3:
@@ -211,7 +211,7 @@ def rows_of_contiguous(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
-@_wrong("sums")
+@of_losses("sums")
 def first_losses_alone(call: Call) -> torch.Tensor | None:
     """Losses past the first 4096 rows are left out of the sum."""
     if call.reduction == "none":

@@ -15,7 +15,7 @@ import torch
 import ntops.torch
 from conformance import case_files, cases, compiler_faults, context_calls, corpus, deviations, runner
 from conformance.cases import Case
-from conformance.checks import DEVIATION, FAILED, PASSED, RARE, UNCLAIMED
+from conformance.checks import DEVIATION, FAILED, PASSED, RARE, TURNS, UNCLAIMED, least_tried
 from conformance.implementations import Implementation, load
 from conformance.selftest import contexts as planted
 from conformance.selftest import correct, defect_registry
@@ -164,14 +164,17 @@ def test_an_element_that_torch_needs_too_may_be_missing():
     assert "DataDependentOutputException" in judged("fake", CASES["exp"], needless).message
 
 
-@pytest.mark.parametrize("check", RARE)
-@pytest.mark.parametrize("thorough", [False, True])
+def made_of(check, case, thorough):
+    findings = runner.judge(case, load("ntops.torch"), CPU, thorough=thorough).findings
+    return check in [finding.check for finding in findings]
+
+
+@pytest.mark.parametrize(("check", "thorough"), [(check, whole) for check in RARE for whole in (check in TURNS, True)])
 def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
     """And one that was saved since it failed it."""
 
     def made(case):
-        findings = runner.judge(case, load("ntops.torch"), CPU, thorough=thorough).findings
-        return check in [finding.check for finding in findings]
+        return made_of(check, case, thorough)
 
     turn, other = (
         next(one for seed in range(20000) if bool(cases.seed(one := of_seed(seed)) % RARE[check]) is later)
@@ -180,6 +183,21 @@ def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
     assert made(turn)
     assert not made(other)
     assert made(msgspec.structs.replace(other, note=f"{check} failed for something on cpu"))
+
+
+@pytest.mark.parametrize("check", TURNS)
+def test_a_search_of_few_calls_makes_a_rare_check_once(check):
+    """Whatever their seeds are, and calls to which it does not apply do not count."""
+    least_tried.anew()
+    seeds = [seed for seed in range(200) if cases.seed(of_seed(seed)) % RARE[check]][:8]
+    small = [of_seed(seed) for seed in seeds]
+    large = Case(op="neg", args=(spec(1 << 16),))
+    assert not made_of(check, large, thorough=False)
+    found = [made_of(check, case, thorough=False) for case in small]
+    assert found == [place == least_tried.FIRST for place in range(8)]
+    assert [made_of(check, case, thorough=False) for case in small] == found
+    noted = msgspec.structs.replace(small[0], note=f"{check} failed for something on cpu")
+    assert made_of(check, noted, thorough=False)
 
 
 def of_seed(seed):
