@@ -73,15 +73,6 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="add", args=(tensor("int64", 3), 255), kwargs={"alpha": 9223372036854775806}),
     ),
     Deviation(
-        "fakes of losses of uint8 classes",
-        "of fake tensors torch refuses class indices of uint8, and else it takes them",
-        ops=("cross_entropy",),
-        checks=("fake",),
-        devices=("cpu", "cuda"),
-        applies=_of_bytes,
-        case=Case(op="cross_entropy", args=(tensor("float32", 3, 5), TensorSpec((3,), "uint8", "listed:4,0,2"))),
-    ),
-    Deviation(
         "fakes of powers of a number",
         "of fake tensors torch orders the dims of the result otherwise",
         ops=("pow",),
@@ -96,7 +87,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ops=("cross_entropy", "linear_cross_entropy"),
         checks=("fake", "compiled", "export"),
         devices=("cpu", "cuda"),
-        applies=lambda case: any(one.dtype == "uint8" for one in specs(case)),
+        applies=_of_bytes,
         case=Case(op="cross_entropy", args=(tensor("float32", 3, 5), tensor("uint8", 3, values="listed:4,0,2"))),
     ),
     Deviation(
