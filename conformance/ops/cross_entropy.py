@@ -158,6 +158,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     args: tuple[Argument, ...] = (input, target)
     kwargs: dict[str, Argument] = {}
     kinds = ("weight", "weight dtype", "target", "target dtype", "pixels", "probabilities", "ignored", "whole", "none")
+    kinds = kinds if oracle.other_indices(dtype) else tuple(kind for kind in kinds if kind != "target dtype")
     match draw(st.sampled_from((*kinds, "reduction", "smoothing", "types", "numbers"))):
         case "weight":
             wrong = draw(st.sampled_from(((4,), (), (1, 5), (3, 5))))
@@ -170,7 +171,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             wrong = draw(st.sampled_from(((2,), (4,), (), (3, 1), (1, 3), (3, 5, 1))))
             args = (input, TensorSpec(wrong, "int64", listed((1,))))
         case "target dtype":
-            args = (input, TensorSpec((3,), draw(st.sampled_from(("int32", "int8", "bool", dtype))), "zeros"))
+            args = (input, TensorSpec((3,), draw(st.sampled_from(oracle.other_indices(dtype))), "zeros"))
         case "pixels":
             wrong = draw(st.sampled_from(((2,), (2, 3), (3, 4), (2, 4, 1), (2, 1))))
             args = (TensorSpec((2, 5, 4), dtype), TensorSpec(wrong, "int64", listed((1,))))

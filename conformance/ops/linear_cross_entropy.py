@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from conformance.cases import Argument, Case, seed
 from conformance.features import Features, kind, tensor
+from conformance.ops import _cross_entropy as losses
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _linear_cross_entropy as oracle
 from conformance.ops import _products as products
@@ -211,7 +212,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         case "target dtype":
             of_probabilities = TensorSpec((3, 5), draw(st.sampled_from(("int64", "bool"))), "zeros")
             args[2] = drawn(
-                *(TensorSpec((3,), name, "zeros") for name in ("int32", "int8", "bool", dtype)), of_probabilities
+                *(TensorSpec((3,), name, "zeros") for name in losses.other_indices(dtype)), of_probabilities
             )
         case "weight":
             kwargs["weight"] = TensorSpec(one_of((4,), (), (1, 5), (3, 5)), dtype, "positive")

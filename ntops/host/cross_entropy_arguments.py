@@ -21,19 +21,23 @@ def reduction_of(size_average, reduce, reduction):
         recorder.prevent()
         average, reduces = size_average is None or size_average, reduce is None or reduce
         reduction = "none" if not reduces else "mean" if average else "sum"
-        warnings.warn(
-            f"arguments 'size_average' and 'reduce' are deprecated; give reduction={reduction!r} instead", stacklevel=3
-        )
+        _warn(f"arguments 'size_average' and 'reduce' are deprecated; give reduction={reduction!r} instead")
 
     if reduction == "elementwise_mean":
         recorder.prevent()
-        warnings.warn("reduction='elementwise_mean' is deprecated; give reduction='mean' instead", stacklevel=3)
+        _warn("reduction='elementwise_mean' is deprecated; give reduction='mean' instead")
         return "mean"
 
     if reduction not in REDUCTIONS:
         raise ValueError(f"argument 'reduction' is {reduction!r}; valid are {', '.join(REDUCTIONS)}")
 
     return reduction
+
+
+def _warn(message):
+    # torch 2.11 traces no warnings.
+    if not torch.compiler.is_compiling():
+        warnings.warn(message, stacklevel=4)
 
 
 def smoothing_of(label_smoothing):
