@@ -289,14 +289,15 @@ def addmm(
     """Bound ``value = added + scaled``: ``added`` is beta * input, ``scaled`` alpha times the product, and
     ``magnitude`` and ``spread`` are of the terms with alpha in them.
 
-    It is the bound of a product, plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute
-    dtype (where the result is of it, the half ulp counts that already). That alpha times the sum of terms is rounded
+    It is the bound of a product of which ``added`` is a term, since a sum may start from it, as torch's does on AMD's
+    CPUs; plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute dtype (where the result
+    is of it, the half ulp counts that already). That alpha times the sum of terms is rounded
     too is within the 4 u sqrt(K) S, of which torch needs about half. What underflows before it is scaled grows with
     alpha."""
     compute = compute_dtype(dtype)
     underflow = max(abs(alpha) - 1, 0) * terms * FORMATS[compute].subnormal / 2
     return (
-        product(scaled, magnitude, spread, terms, dtype)
+        product(scaled, magnitude + np.abs(added), spread, terms, dtype)
         + (rounding(added, compute) + rounding(value, compute))
         + underflow
     )

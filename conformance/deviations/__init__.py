@@ -43,7 +43,8 @@ def named_deviation(case: Case, check: str, device: torch.device | str) -> str |
             refusal = cuda_refusals.find(case.op, call)
             return refusal.name if refusal else None
     for deviation in DEVIATIONS:
-        asked = case.op in deviation.ops and check in deviation.checks and kind in deviation.devices
+        among = not deviation.ops or case.op in deviation.ops
+        asked = among and check in deviation.checks and kind in deviation.devices
         if asked and deviation.applies(case) and deviation.present():
             return deviation.name
     return None

@@ -17,6 +17,7 @@ class Deviation:
     name: str
     why: str
     ops: tuple[str, ...]
+    """Empty: any op, those of strangers, too."""
     checks: tuple[str, ...]
     devices: tuple[str, ...]
     """Device types on which torch does so."""

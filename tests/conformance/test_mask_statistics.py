@@ -162,7 +162,7 @@ def test_a_search_finds_it_and_its_script_shows_it(tmp_path, monkeypatch, capsys
         implementation=load(f"{PLANTED}:dropout_nothing_dropped"),
         device=torch.device("cpu"),
         dtypes=("float32",),
-        checks=None,
+        checks=("distribution",),
         save_to=Path("found"),
         settings=PROFILES["ci"],
         seed=0,

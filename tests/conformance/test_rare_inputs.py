@@ -53,7 +53,7 @@ VIEWS = (
 SIZES = (
     ("mm_rest_of_parts", "float32"),
     ("fp8_gemm_rest_of_blocks", "float8_e4m3fn"),
-    ("scaled_dot_product_attention_groups_of_eight", "float32"),
+    ("scaled_dot_product_attention_groups_of_eight", "float32 float16"),
     ("scaled_dot_product_attention_scale_of_a_divisor", "float32"),
 )
 MODELS = (
