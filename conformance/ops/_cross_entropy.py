@@ -27,7 +27,7 @@ NAMES = (
     "reduction",
     "label_smoothing",
 )
-_TELLS_CLASSES = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+_TELLS_CLASSES = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 _DEFAULTS = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean"}
 Number = Any
 """A ``Running``, or an array in float64, in which infinities and NaN go on."""
