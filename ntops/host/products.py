@@ -421,6 +421,10 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         run = functools.partial(_launch, premake, input=input, mat2=mat2, added=added, scales=scales)
         chosen = config_selection.choose(name, problem, index, run, result)
 
+    if added is not None and result.dtype.itemsize > input.dtype.itemsize and chosen.form != HOPPER:
+        # A float32 addend takes as many registers as the sums do.
+        chosen = dataclasses.replace(chosen, block_m=min(chosen.block_m, 128), block_n=min(chosen.block_n, 128))
+
     if input.dtype is torch.float32 and ieee and min(result.shape[-2:]) >= mm_hopper.COPIED and mat2.stride(-1) != 1:
         # The CUDA cores read rows: 512 x 4096 x 4096 takes 1286 us on an H200 with contiguous columns, and 446 us with
         # contiguous rows.

@@ -67,7 +67,7 @@ def whole_rows(
     first = tl.program_id(0).to(tl.int64) * BLOCK_R
     step = tl.num_programs(0) * BLOCK_R
 
-    if WEIGHTED:
+    if WEIGHTED and AHEAD:
         factors = tl.load(weight + column, mask=inside, other=0)
 
     weight_sums = tl.zeros((BLOCK_R, BLOCK_C), DTYPE)
@@ -111,6 +111,10 @@ def whole_rows(
 
         if TO_INPUT:
             if WEIGHTED:
+                if not AHEAD:
+                    # The longest rows leave no registers for it.
+                    factors = tl.load(weight + column, mask=inside, other=0)
+
                 slopes = slopes * factors.to(DTYPE)
 
             along = (tl.sum(slopes * normal, 1) / count)[:, None]
