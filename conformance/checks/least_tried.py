@@ -18,7 +18,7 @@ _chosen: dict[tuple[str, ...], str] = {}
 
 
 _turns: dict[tuple[str, str], bool] = {}
-"""Whether it was the turn of a case, by its id and what was asked."""
+"""Holds whether it was the turn of a case, by its id and what was asked."""
 
 _search: list[str] = [""]
 

@@ -27,7 +27,7 @@ NAMES = (
     "reduction",
     "label_smoothing",
 )
-_TELLS_CLASSES = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
+_REFUSES_BY_DTYPE = torch.torch_version.TorchVersion(torch.__version__) >= "2.13"
 _DEFAULTS = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean"}
 Number = Any
 """A ``Running``, or an array in float64, in which infinities and NaN go on."""
@@ -39,7 +39,7 @@ def other_indices(dtype: str) -> tuple[str, ...]:
     torch 2.11 finds no kernel for them on CUDA, a NotImplementedError; 2.13 asks for the dtype by name, a RuntimeError,
     which is what counts here. So older versions are not asked.
     """
-    return ("int32", "int8", "bool", dtype) if _TELLS_CLASSES else ()
+    return ("int32", "int8", "bool", dtype) if _REFUSES_BY_DTYPE else ()
 
 
 def named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

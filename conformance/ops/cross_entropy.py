@@ -33,7 +33,7 @@ _LONGEST = 8
 _FEW_ROWS, _BANNED = 32, 3
 """The most rows of which each has classes of its own that are -inf, and the most of these."""
 _FEWER = st.sampled_from((True, *(False,) * 7))
-"""Whether a row has fewer classes than a vocabulary: the simplest draw, so that shrinking gets to the smallest."""
+"""Draws whether a row has fewer classes than a vocabulary: they are the simplest draw, to which failures shrink."""
 
 
 # --- legal calls -------------------------------------------------------------------------------------------------

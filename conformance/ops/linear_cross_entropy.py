@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -36,13 +37,12 @@ def composed(
     target: torch.Tensor,
     *,
     linear_bias: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    reduction: str = "mean",
     ignore_index: int | None = None,
-    label_smoothing: float = 0.0,
+    **others: Any,
 ) -> torch.Tensor:
-    """The function, as torch 2.13 composes it.
+    """Compute the function as torch 2.13 composes it.
 
+    :param others: Further arguments of ``cross_entropy``.
     :raises RuntimeError: Shapes do not fit; an ``ignore_index`` with probabilities.
     """
     rows, layer = input.shape[:-1], linear_weight.shape[:-1]
@@ -54,14 +54,8 @@ def composed(
     flat = linear_weight.reshape(math.prod(layer), linear_weight.shape[-1])
     bias = None if linear_bias is None else linear_bias.reshape(math.prod(layer))
     logits = functional.linear(input, flat, bias).reshape(*rows, *layer)
-    return functional.cross_entropy(
-        logits,
-        target,
-        weight,
-        reduction=reduction,
-        ignore_index=-100 if ignore_index is None else ignore_index,
-        label_smoothing=label_smoothing,
-    )
+    ignored = -100 if ignore_index is None else ignore_index
+    return functional.cross_entropy(logits, target, ignore_index=ignored, **others)
 
 
 def linear_cross_entropy(
@@ -75,7 +69,7 @@ def linear_cross_entropy(
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """torch's function without its ``options``, or where torch lacks it ``composed``; it asks for tensors.
+    """Call torch's function without its ``options``, or where torch lacks it ``composed``, after asking for tensors.
 
     :raises TypeError: An operand is none.
     """

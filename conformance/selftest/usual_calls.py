@@ -125,7 +125,7 @@ def scales_of_rows_swapped(
 
 
 def _is_dense(x: torch.Tensor) -> bool:
-    """Whether each element of a stretch of memory is one of the tensor's."""
+    """Tell whether each element of a stretch of memory is one of the tensor's."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
         if stride != expected:

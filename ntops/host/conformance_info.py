@@ -12,8 +12,8 @@ from ntops.launch import autotuning, configuration, settings
 _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
 _OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
 _NOT_JUDGED = {"linear_cross_entropy": ("autocast",)}
-"""What the harness cannot judge: autocast casts operands of a product and of a loss to different dtypes, and the result
-is that of no call of operands that are cast."""
+"""Names checks that cannot judge an operator: autocast casts the operands of its product and of its loss to different
+dtypes, and the harness compares with a call of operands that are all cast to one."""
 _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
 
 # softmax and the losses run along any dim of any strides without a copy; compiled, their order of summation depends

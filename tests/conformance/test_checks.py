@@ -32,7 +32,7 @@ of contexts, which only who claims them can fail, or which see what others see i
 
 
 def search(name: str, folder: Path, examples: int, checks: Sequence[str]) -> dict[str, str]:
-    """What is found in a planted defect, a failure for each check."""
+    """Return the failures of a planted defect, one for each check that sees it."""
     planted, found = checks_defects.DEFECTS[name], {}
     settings = hypothesis.settings(PROFILES["ci"], max_examples=examples)
     run = Run(load(f"checks_defects:{name}"), CPU, planted.dtypes, checks, folder, settings, 0)

@@ -13,7 +13,7 @@ from conformance.ops import _linear_cross_entropy as oracle
 from conformance.ops import linear_cross_entropy as spec
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-ANY = settings(max_examples=150, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+ANY = settings(max_examples=150, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def outcome(function, case):

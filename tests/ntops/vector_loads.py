@@ -1,4 +1,4 @@
-"""What kernels load and store element by element, as compiled for sm_90: a line of JSON for each launch.
+"""Count the loads and stores of single elements and of vectors, as compiled for sm_90: a line of JSON for each launch.
 
 Run as a script: a process in which kernels are compiled interprets none.
 """
