@@ -124,7 +124,8 @@ def of_numpy(value: Any, turn: int = 0) -> Any:
 
 
 _FLOATS = (np.float16, np.float32, np.float64)
-_INTEGERS = (np.int8, np.uint8, np.int32, np.uint32, np.int64)
+# Not of 8 bits: NumPy refuses ordinary arithmetic of these with sizes, and nobody counts with them.
+_INTEGERS = (np.int32, np.uint32, np.int64)
 
 
 def of_torch(value: float) -> torch.Tensor:

@@ -233,6 +233,28 @@ def _uncast(pair: Any) -> Pair:
     return Pair(found.value, pair.error, found.unsure, found.dtype) if _cast(pair).any() else found
 
 
+def _of_casts(
+    of: Callable[..., torch.Tensor], first: tuple[Any, torch.Tensor], second: tuple[Any, torch.Tensor], *args: Any
+) -> torch.Tensor:
+    """Return what the casts of factors, each a pair and its values, may change in sums of products: what they change if
+    the values are rounded, of which equal ones are rounded alike, and three deviations of independent roundings; all
+    roundings together where that is less."""
+    (input, x), (other, y) = first, second
+    casts = [(pair, _cast(pair)) for pair in (input, other)]
+    if not any(half.any() for _, half in casts):
+        return torch.zeros(())
+    most, deviations = torch.zeros(()), torch.zeros(())
+    for pair in ((casts[0][1], y), (x, casts[1][1])):
+        if pair[0].ndim and pair[1].ndim:
+            most = most + of(*(one.abs() for one in pair), *args)
+            deviations = deviations + 3 * of(*(one**2 for one in pair), *args).sqrt()
+    if all(half.ndim for _, half in casts):
+        most = most + of(casts[0][1], casts[1][1], *args)
+    rounded = [one.to(pair.rounding).double() if half.any() else one for (pair, half), one in zip(casts, (x, y))]
+    together = (of(*rounded, *args) - of(x, y, *args)).abs().nan_to_num(nan=math.inf)
+    return torch.minimum(most, together + deviations)
+
+
 def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_cores: bool = True) -> Rule:
     """Make the rule of sums of K products: |A| eB + eA |B|, and 4 sqrt(K) unit roundoffs of |A| |B| and K / 8 of the
     result, as in ``bounds``: tensor cores have one accumulator."""
@@ -250,12 +272,7 @@ def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_
         for first, second in ((a.error, y.abs()), (x.abs(), b.error), (a.error, b.error)):
             if first.any() and second.any():
                 error = error + of(first, second, *args)
-        # The roundings of a cast are independent: three deviations of their sum, where these are less.
-        for casts, others, turned in ((_cast(input), y, False), (_cast(other), x, True)):
-            if casts.any():
-                pair = (others, casts) if turned else (casts, others)
-                most = of(*(one.abs() for one in pair), *args)
-                error = error + torch.minimum(most, 3 * of(*(one**2 for one in pair), *args).sqrt())
+        error = error + _of_casts(of, (input, x), (other, y), *args)
         if tensor_cores and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
             # TF32, as in ``bounds``.
             error = error + 2.0**-10 * value.abs() + 2.0**-9 * of(x**2, y**2, *args).sqrt()

@@ -117,6 +117,24 @@ def test_an_explicit_cast_may_round_or_not():
     assert not compare(reference(x, y), Expected(strict.value, strict.bound, strict.judged)).passed
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_equal_factors_are_rounded_alike_by_a_cast(dtype):
+    """Of five hundred equal factors all roundings have one sign, so their sum grows with their number; what is left of
+    two such sums may be less than that."""
+    x = torch.full((2, 1000), 1.3, dtype=dtype)
+    scale = torch.tensor([1.1] * 500 + [1.1002 if dtype == torch.float16 else 1.101] * 500)
+    y = torch.tensor([1.0] * 500 + [-1.0] * 500)[:, None].to(dtype)
+
+    def reference(x, y):
+        return (x.float() * scale).to(x.dtype) @ y
+
+    found = analysed(reference, x, y)
+    expected = Expected(found.value, found.bound, found.judged)
+    for result in (reference(x, y), ((x.float() * scale) @ y.float()).to(dtype)):
+        assert compare(result, expected).passed
+    assert not compare(found.value.to(dtype) * 3, expected).passed
+
+
 def test_an_explicit_cast_counts_in_inference_mode():
     x, y = operands(torch.bfloat16)
     reference = lambda x, y: (x.float() * 1.1).to(x.dtype).float() * y.float()  # noqa: E731
