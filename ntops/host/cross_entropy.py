@@ -102,26 +102,19 @@ class Loss:
         output.fill_(math.nan if self._is_mean or (smoothed and self._rows) else 0)
         return False
 
-    def add(self, input, target, first=0):
-        """Compute the losses of rows and their statistics.
+    def add(self, input, target):
+        """Compute the losses of all rows and their statistics.
 
         :param input: The logits of the rows, and ``target`` their targets.
-        :param first: The number of the first of the rows.
         """
-        views = Rows.of(input, target, self._is_index)
-        own = slice(first, first + views.outer * views.inner)
-        of_rows, statistics = self._of_rows[own], self.results[1][:, own]
-        weights = None if self._weights is None else self._weights[own]
+        add_losses(input, target, *self.rows(0, self._rows))
 
-        with on_device(self._device):
-            if views.is_whole(self._weight, self._spread):
-                counted = self._empty(len(of_rows)) if weights is None else weights
-                _launch_whole(of_rows, statistics, counted, views, self._ignore_index, self._compute_dtype)
-            else:
-                numbers = _numbers(self._classes, self._ignore_index, self._smoothing)
-                _launch_losses(
-                    of_rows, statistics, weights, views, self._weight, numbers, self._spread, self._compute_dtype
-                )
+    def rows(self, first, count):
+        """Return what :func:`add_losses` takes beside the logits and the targets of so many rows from ``first``."""
+        own = slice(first, first + count)
+        weights = None if self._weights is None else self._weights[own]
+        numbers = self._classes, self._ignore_index, self._smoothing, self._is_index, self._spread
+        return self._of_rows[own], self.results[1][:, own], weights, self._weight, *numbers
 
     def reduce(self):
         """Reduce the losses of rows, after all are there."""
@@ -131,6 +124,29 @@ class Loss:
             with on_device(self._device):
                 is_smoothed = self._is_index and self._spread
                 _add_up(output, divisor, self._of_rows, self._weights, is_smoothed, self._compute_dtype)
+
+
+def add_losses(
+    input, target, output, statistics, weights, weight, classes, ignore_index, smoothing, is_index, spread
+):
+    """Write the losses of rows to ``output`` and their statistics; both have the compute dtype, or ``output`` that of
+    the loss.
+
+    :param input: The logits of the rows, and ``target`` their targets.
+    :param weights: Where the weights of the rows go, or ``None``.
+    :param weight: The weight of each class, or ``None``.
+    :param spread: Whether all classes of a row have a part in its loss.
+    """
+    views, compute_dtype = Rows.of(input, target, is_index), statistics.dtype
+
+    with on_device(input.device):
+        if views.is_whole(weight, spread):
+            shape = output.shape
+            counted = recorder.empty(shape, (1,), compute_dtype, input.device) if weights is None else weights
+            _launch_whole(output, statistics, counted, views, ignore_index, compute_dtype)
+        else:
+            numbers = _numbers(classes, ignore_index, smoothing)
+            _launch_losses(output, statistics, weights, views, weight, numbers, spread, compute_dtype)
 
 
 @repeatable

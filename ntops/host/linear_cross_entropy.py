@@ -11,7 +11,7 @@ import torch
 
 from ntops.host import gradients
 from ntops.host.arguments import check_tensor, common_device
-from ntops.host.cross_entropy import Loss, write_gradients
+from ntops.host.cross_entropy import Loss, add_losses, write_gradients
 from ntops.host.cross_entropy_arguments import check
 from ntops.host.dim_order import contiguous_strides
 from ntops.host.products import check_factors, multiply
@@ -43,8 +43,8 @@ def part(count):
 
 @contextlib.contextmanager
 def _walking(count, step):
-    """Return a context for the work on chunks. If there are several, it is not recorded: a recording, and each of its
-    repetitions, would hold the working memory of all of them, copies for products among it."""
+    """Return a context for the work on chunks. If there are several, each is recorded by itself: a recording of all, and
+    each of its repetitions, would hold the working memory of all of them, copies for products among it."""
     if step >= count:
         yield
         return
@@ -87,8 +87,9 @@ def linear_class_loss(
             memory = layer.memory(min(step, layer.rows) * layer.classes)
 
             for first in range(0, layer.rows, step):
-                logits = layer.logits(memory, slice(first, first + step), slice(None))
-                loss.add(logits, target[first : first + step], first * layer.inner)
+                rows = slice(first, first + step)
+                own = loss.rows(first * layer.inner, layer.input[rows].shape[0] * layer.inner)
+                _add_chunk(memory, *layer.part(rows, slice(None)), layer.others, target[rows], *own)
 
         loss.reduce()
 
@@ -151,7 +152,7 @@ def _write_probabilities(layer, output, slopes, target, weight, statistics, divi
 
     for first in range(0, layer.rows, step):
         rows = slice(first, first + step)
-        logits = layer.logits(memory, rows, slice(None))
+        logits = _logits(memory, *layer.part(rows, slice(None)), layer.others)
         own = statistics[:, first * layer.inner : (first + step) * layer.inner]
         write_gradients(None, output[rows], slopes[rows], logits, target[rows], weight, own, divisor, *numbers)
 
@@ -173,24 +174,85 @@ def _write_factors(
 
     for first in range(0, layer.classes, step):
         classes = slice(first, first + step)
-        logits, own = layer.logits(memory, slice(None), classes), target if is_index else target[:, classes]
-        numbers = ignored, smoothing, is_index, first, layer.classes
-        write_gradients(logits, None, slopes, logits, own, weight, statistics, divisor, *numbers)
-        flow, columns = logits.view(layer.rows, -1), layer.columns(classes)
-
-        if summed is not None:
-            output = summed.view(layer.input.shape)
-            premake, *added = (addmm.premake, output, (1.0, 1.0)) if first else (mm.premake,)
-            multiply(premake, output, flow, layer.weight[columns], *added)
-
-        if of_weight is not None:
-            multiply(mm.premake, of_weight.view(layer.weight.shape)[columns], flow.mT, layer.input)
-
-        if of_bias is not None:
-            gradients.add_up(flow, dtype, output=of_bias.view(-1)[columns])
+        columns = layer.columns(classes)
+        _write_chunk(
+            memory,
+            *layer.part(slice(None), classes),
+            layer.others,
+            *(slopes, target if is_index else target[:, classes], weight, statistics, divisor),
+            *(ignored, smoothing, is_index, first, layer.classes),
+            None if summed is None else summed.view(layer.input.shape),
+            None if of_weight is None else of_weight.view(layer.weight.shape)[columns],
+            None if of_bias is None else of_bias.view(-1)[columns],
+        )
 
     if summed is not of_input:
         gradients.cast(summed, of_input)
+
+
+@repeatable(state=torch.get_float32_matmul_precision)
+def _add_chunk(memory, input, linear_weight, linear_bias, others, target, *rows):
+    """Compute the losses of a chunk of rows. The arguments are those of :func:`_logits` and of :func:`add_losses`."""
+    add_losses(_logits(memory, input, linear_weight, linear_bias, others), target, *rows)
+    return memory
+
+
+@repeatable(state=torch.get_float32_matmul_precision)
+def _write_chunk(
+    memory,
+    input,
+    linear_weight,
+    linear_bias,
+    others,
+    slopes,
+    target,
+    weight,
+    statistics,
+    divisor,
+    ignored,
+    smoothing,
+    is_index,
+    first,
+    every,
+    summed,
+    of_weight,
+    of_bias,
+):
+    """Write the gradients of a chunk of classes of the linear weight and the bias, and add its part to that of the
+    input, where these are not ``None``. The first arguments are those of :func:`_logits`, the next those of
+    :func:`write_gradients`."""
+    logits = _logits(memory, input, linear_weight, linear_bias, others)
+    numbers = ignored, smoothing, is_index, first, every
+    write_gradients(logits, None, slopes, logits, target, weight, statistics, divisor, *numbers)
+    flow = logits.view(len(input), -1)
+
+    if summed is not None:
+        premake, *added = (addmm.premake, summed, (1.0, 1.0)) if first else (mm.premake,)
+        multiply(premake, summed, flow, linear_weight, *added)
+
+    if of_weight is not None:
+        multiply(mm.premake, of_weight, flow.mT, input)
+
+    if of_bias is not None:
+        gradients.add_up(flow, of_bias.dtype, output=of_bias)
+
+    return memory
+
+
+def _logits(memory, input, weight, bias, others):
+    """Compute the logits of some rows and classes, (rows, classes, *others), in contiguous memory.
+
+    :param input: (rows, K), and ``weight`` (classes * others, K); ``bias`` has one number for each row of it.
+    """
+    shape = len(input), len(weight)
+    result = memory[: math.prod(shape)].view(shape)
+
+    if bias is None:
+        multiply(mm.premake, result, input, weight.mT)
+    else:
+        multiply(addmm.premake, result, input, weight.mT, bias.expand(shape), (1.0, 1.0))
+
+    return result.view(shape[0], -1, *others)
 
 
 class Layer:
@@ -226,19 +288,10 @@ class Layer:
         """Allocate the memory of so many rows and classes, in pairs."""
         return recorder.empty((count * self.inner,), (1,), self.input.dtype, self.input.device)
 
-    def logits(self, memory, rows, classes):
-        """Compute the logits of some rows and classes, (rows, classes, d1, ...), in contiguous memory."""
-        left, columns = self.input[rows], self.columns(classes)
-        right = self.weight[columns]
-        shape = left.shape[0], right.shape[0]
-        result = memory[: math.prod(shape)].view(shape)
-
-        if self._bias is None:
-            multiply(mm.premake, result, left, right.mT)
-        else:
-            multiply(addmm.premake, result, left, right.mT, self._bias[columns].expand(shape), (1.0, 1.0))
-
-        return result.view(shape[0], -1, *self.others)
+    def part(self, rows, classes):
+        """Return the input of some rows, and the weight and the bias of some classes."""
+        columns = self.columns(classes)
+        return self.input[rows], self.weight[columns], None if self._bias is None else self._bias[columns]
 
 
 def index_of(ignore_index):
