@@ -108,9 +108,9 @@ def settled(pair: Pair) -> Pair:
         # An exact value that is a number of the dtype is not rounded, but for float64, in which the value here is
         # computed too.
         exact = (error == 0) & (value.to(narrow).double() == value) & (narrow != torch.float64)
-        error = torch.where(
-            exact | ~value.isfinite(), error, error + ulp(value, narrow) * (1.0 if narrow == torch.float64 else 0.5)
-        )
+        # What is rounded may be larger than the value, and so may its ulp.
+        step = ulp(value.abs() + error, narrow) * (1.0 if narrow == torch.float64 else 0.5)
+        error = torch.where(exact | ~value.isfinite(), error, error + step)
     widest = FORMATS[compute_dtype(pair.dtype) if pair.rounding is None else pair.rounding].max
     unsure = unsure | (value.isfinite() & (value.abs() + error > widest))
     return Pair(value, error, unsure, pair.dtype)
@@ -309,4 +309,8 @@ def _analysis(result: Any) -> Analysis:
         # The comparison allows a rounding to the dtype of the result, and sees overflows; any other rounding counts
         # here.
         pair = Pair(pair.value, settled(pair).error, pair.unsure, pair.dtype)
+    else:
+        # The comparison takes half an ulp of the value, not of what is rounded.
+        more = ulp(pair.value.abs() + pair.error, pair.dtype) - ulp(pair.value, pair.dtype)
+        pair = Pair(pair.value, pair.error + torch.where(pair.value.isfinite(), more / 2, 0.0), pair.unsure, pair.dtype)
     return Analysis(pair.value, pair.error, ~pair.unsure, pair.dtype)

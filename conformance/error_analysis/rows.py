@@ -30,14 +30,20 @@ def composed(function: Composed) -> Rule:
     return entered
 
 
+def _subtracted(largest: Any) -> Any:
+    """Return the largest number of a row as what is subtracted from all of it, and, of a logarithm, added again: its
+    error changes nothing."""
+    return Pair(largest.value, None, largest.unsure, largest.dtype) if isinstance(largest, Pair) else largest
+
+
 def softmax(input: Any, dim: int, half_to_float: bool = False) -> Any:
-    powers = (input - torch.amax(input, dim, True)).exp() if input.numel() else input
+    powers = (input - _subtracted(torch.amax(input, dim, True))).exp() if input.numel() else input
     found = powers / powers.sum(dim, True)
     return found.float() if half_to_float else found
 
 
 def log_softmax(input: Any, dim: int, half_to_float: bool = False) -> Any:
-    shifted = input - torch.amax(input, dim, True) if input.numel() else input
+    shifted = input - _subtracted(torch.amax(input, dim, True)) if input.numel() else input
     found = shifted - shifted.exp().sum(dim, True).log()
     return found.float() if half_to_float else found
 
@@ -47,7 +53,7 @@ def logsumexp(input: Any, dim: Any, keepdim: bool = False) -> Any:
     if not terms_of(input, dims):
         return input.exp().sum(dims, keepdim).log()
     largest = torch.amax(input, dims, True)
-    largest = torch.where(largest.isinf(), torch.zeros_like(largest), largest)
+    largest = _subtracted(torch.where(largest.isinf(), torch.zeros_like(largest), largest))
     found = (input - largest).exp().sum(dims, True).log() + largest
     return found if keepdim else found.reshape([size for one, size in enumerate(input.shape) if one not in dims])
 
@@ -178,6 +184,7 @@ def attention(
         scores = scores + attn_mask
     largest = scores.amax(-1, True) if scores.numel() else scores
     largest = torch.where(largest == -math.inf, torch.zeros_like(largest), largest)
+    largest = _subtracted(largest)
     powers = (scores - largest).exp()
     sums = powers.sum(-1, True)
     rounded = powers

@@ -117,6 +117,17 @@ def test_an_explicit_cast_may_round_or_not():
     assert not compare(reference(x, y), Expected(strict.value, strict.bound, strict.judged)).passed
 
 
+def test_a_result_may_be_rounded_in_the_next_binade():
+    """Of two float8 numbers, 1.0625 is rounded to 1 or to 1.125: near 2048 one product of them is below a power of two,
+    and the other above it, where half an ulp is twice as much."""
+    tenfold = torch.tensor([10.625])
+    found = analysed(lambda x: ((x * 0.1).to(torch.float8_e4m3fn).float() * 1970.0).half(), tenfold)
+    for eighth in (1.0, 1.125):
+        result = torch.tensor([eighth * 1970.0]).half()
+        assert compare(result, Expected(found.value, found.bound, found.judged)).passed
+    assert float(found.bound) > 0.125 * 1970 + 0.4
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_equal_factors_are_rounded_alike_by_a_cast(dtype):
     """Of five hundred equal factors all roundings have one sign, so their sum grows with their number; what is left of
@@ -133,6 +144,16 @@ def test_equal_factors_are_rounded_alike_by_a_cast(dtype):
     for result in (reference(x, y), ((x.float() * scale) @ y.float()).to(dtype)):
         assert compare(result, expected).passed
     assert not compare(found.value.to(dtype) * 3, expected).passed
+
+
+def test_the_error_of_the_largest_of_a_row_cancels():
+    """A softmax subtracts the same number of all terms, whatever it is."""
+    x, y = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0)).unbind()
+    y = torch.cat((y, y.flip(0), y))[:, :64]
+    scores = analysed(lambda x, y: x @ y.T, x, y).bound.amax()
+    found = analysed(lambda x, y: (x @ y.T).softmax(-1), x, y)
+    # A weight moves by twice the error of a score at most: by its own, and by the others' in the sum.
+    assert float((found.bound / found.value).max()) < 2.5 * float(scores)
 
 
 def test_an_explicit_cast_counts_in_inference_mode():
