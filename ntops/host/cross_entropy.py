@@ -126,9 +126,7 @@ class Loss:
                 _add_up(output, divisor, self._of_rows, self._weights, is_smoothed, self._compute_dtype)
 
 
-def add_losses(
-    input, target, output, statistics, weights, weight, classes, ignore_index, smoothing, is_index, spread
-):
+def add_losses(input, target, output, statistics, weights, weight, classes, ignore_index, smoothing, is_index, spread):
     """Write the losses of rows to ``output`` and their statistics; both have the compute dtype, or ``output`` that of
     the loss.
 

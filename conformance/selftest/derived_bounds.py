@@ -1,0 +1,82 @@
+"""``python -m conformance.selftest.derived_bounds``: how many planted defects of values derived bounds catch alone.
+
+Each operator's planted defects that the check ``values`` has to catch are judged as in the self-test, but by the bound
+that is derived of the reference, in place of that of the OpSpec. Operators whose bound cannot be derived are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+import torch
+
+from conformance import runner
+
+# First: the kernels among the defects are interpreted, also where there is a GPU.
+runner.resolve_device("cpu")
+
+from conformance import authoring, session  # noqa: E402
+from conformance import spec as specs  # noqa: E402
+from conformance.error_analysis import NoRule  # noqa: E402
+from conformance.names import unknown_name  # noqa: E402
+from conformance.selftest import defect_registry, search  # noqa: E402
+from conformance.selftest.search import Result  # noqa: E402
+
+LEAST = 0.95
+"""The share of all defects that is to be caught."""
+
+
+def study(op: str) -> list[Result]:
+    """Judge the op's defects of values by derived bounds. Raises NoRule, if there is no such bound."""
+    torch.set_num_threads(1)
+    spec = specs.registry()[op]
+    specs.registry()[op] = dataclasses.replace(spec, expected=authoring.derived(spec.reference))
+    try:
+        return search.study(op, defects(op), (), session.PROFILES["ci"])[0]
+    finally:
+        specs.registry()[op] = spec
+
+
+def defects(op: str) -> list[defect_registry.Defect]:
+    """Return the planted defects of an op that the check ``values`` has to catch."""
+    return [one for one in defect_registry.bank().values() if one.op == op and one.check == "values"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print a row for each op; return 1, the exit status, if less than ``LEAST`` of the defects are caught."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.selftest.derived_bounds", description=__doc__)
+    parser.add_argument("--op", action="append", metavar="NAME", help="this op only; repeatable")
+    parser.add_argument("-n", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    options = parser.parse_args(arguments)
+    known = sorted({one.op for one in defect_registry.bank().values() if one.check == "values"})
+    for op in options.op or ():
+        if op not in known:
+            parser.error(unknown_name("op", op, known))
+    caught = planted = 0
+    print("| op | caught | planted | not caught |\n| --- | ---: | ---: | --- |")
+    # Spawned: torch's threads do not survive a fork.
+    with ProcessPoolExecutor(options.n, get_context("spawn")) as pool:
+        tasks = {pool.submit(study, op): op for op in options.op or known}
+        for task in as_completed(tasks):
+            try:
+                results = task.result()
+            except NoRule as error:
+                print(f"| {tasks[task]} | | | {error} |", flush=True)
+                continue
+            missed = [one.name for one in results if not one.killed]
+            caught, planted = caught + len(results) - len(missed), planted + len(results)
+            print(
+                f"| {tasks[task]} | {len(results) - len(missed)} | {len(results)} | {', '.join(missed)} |", flush=True
+            )
+    print(f"{caught} of {planted} defects of values are caught by derived bounds alone, {caught / max(planted, 1):.1%}")
+    return 0 if caught >= LEAST * planted else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
