@@ -250,7 +250,8 @@ def _of_casts(
             deviations = deviations + 3 * of(*(one**2 for one in pair), *args).sqrt()
     if all(half.ndim for _, half in casts):
         most = most + of(casts[0][1], casts[1][1], *args)
-    rounded = [one.to(pair.rounding).double() if half.any() else one for (pair, half), one in zip(casts, (x, y))]
+    factors = zip(casts, (x, y), strict=True)
+    rounded = [one.to(pair.rounding).double() if half.any() else one for (pair, half), one in factors]
     together = (of(*rounded, *args) - of(x, y, *args)).abs().nan_to_num(nan=math.inf)
     return torch.minimum(most, together + deviations)
 

@@ -27,6 +27,7 @@ from conformance.error_analysis import NoRule  # noqa: E402
 from conformance.names import unknown_name  # noqa: E402
 from conformance.selftest import defect_registry, search  # noqa: E402
 from conformance.selftest.search import Result  # noqa: E402
+from conformance.spec import Call, Expected  # noqa: E402
 
 LEAST = 0.95
 """The share of all defects that is to be caught."""
@@ -36,7 +37,13 @@ def study(op: str) -> list[Result]:
     """Judge the op's defects of values by derived bounds. Raises NoRule, if there is no such bound."""
     torch.set_num_threads(1)
     spec = specs.registry()[op]
-    specs.registry()[op] = dataclasses.replace(spec, expected=authoring.derived(spec.reference))
+    derived = authoring.derived(spec.reference)
+
+    def expected(call: Call) -> Expected | tuple[Expected, ...]:
+        # What is written to ``out`` is the result, and an analysis does not resize.
+        return derived(dataclasses.replace(call, kwargs={k: v for k, v in call.kwargs.items() if k != "out"}))
+
+    specs.registry()[op] = dataclasses.replace(spec, expected=expected)
     try:
         return search.study(op, defects(op), (), session.PROFILES["ci"])[0]
     finally:

@@ -43,8 +43,8 @@ def part(count):
 
 @contextlib.contextmanager
 def _walking(count, step):
-    """Return a context for the work on chunks. If there are several, each is recorded by itself: a recording of all, and
-    each of its repetitions, would hold the working memory of all of them, copies for products among it."""
+    """Return a context for the work on chunks. If there are several, each is recorded by itself: a recording of all,
+    and each of its repetitions, would hold the working memory of all of them, copies for products among it."""
     if step >= count:
         yield
         return
