@@ -37,10 +37,10 @@ def _beside(name):
     return module
 
 
-guards, call_contexts, context_calls, mode_calls, dispatcher_calls, process_state, sequence_staging = map(
+guards, call_contexts, context_calls, mode_calls, dispatcher_calls, gpu_calls, process_state, sequence_staging = map(
     _beside,
     (
-        *("guards", "call_contexts", "context_calls", "mode_calls", "dispatcher_calls"),
+        *("guards", "call_contexts", "context_calls", "mode_calls", "dispatcher_calls", "gpu_calls"),
         *("process_state", "sequence_staging"),
     ),
 )
@@ -287,7 +287,8 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
-        function = context_calls.within(call["context"], function, dispatcher_calls.KINDS)
+        others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS}
+        function = context_calls.within(call["context"], function, others)
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from conformance import cases
-from conformance.checks import forms, least_tried
+from conformance.checks import contexts, forms, gpu, least_tried
 from conformance.checks.bare import bare, state
 from conformance.checks.call_record import (
     DEVIATION,
@@ -20,9 +20,10 @@ from conformance.checks.call_record import (
     refuses_as,
 )
 from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
-from conformance.checks.contexts import CONTEXTS, compiled, fake, from_threads, in_context, threads
+from conformance.checks.contexts import compiled, fake, from_threads, in_context, threads
 from conformance.checks.dispatcher import export, is_batched, is_checked, opcheck, vmap
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
+from conformance.checks.gpu import device, graph, on_gpu, on_two, stream
 from conformance.checks.gradients import differentiable, gradients
 from conformance.checks.invariance import (
     batch_invariant,
@@ -60,12 +61,16 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        *(gradients, modes, autocast, fake, vmap, opcheck, compiled, export, threads),
+        *(gradients, modes, autocast, fake, vmap, opcheck, compiled, export, threads, graph, stream, device),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
     )
 }
 """The checks by name, in the order in which they are made: a failure is named after the first that fails."""
+
+CONTEXTS = (*contexts.CONTEXTS, *gpu.CONTEXTS)
+"""The checks of contexts that are made for implementations that claim them alone: others may not be made for such
+calls."""
 
 SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "layout_invariant": laid_out,
@@ -85,7 +90,7 @@ them, in turn; a saved case makes all, and a case on the way to a smaller failin
 RARE = {
     **dict.fromkeys(("modes", "autocast", "fake"), 32),
     **dict.fromkeys(("opcheck", "compiled", "export"), 512),
-    "vmap": 64,
+    **dict.fromkeys(("vmap", *gpu.CONTEXTS), 64),
     "threads": 128,
 }
 """One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
@@ -101,6 +106,8 @@ _APPLY = {
     **dict.fromkeys(("vmap", "export"), is_batched),
     "opcheck": is_checked,
     "threads": from_threads,
+    **dict.fromkeys(("graph", "stream"), on_gpu),
+    "device": on_two,
     "gradients": differentiable,
 }
 """Functions that tell whether one of these applies to a trial."""

@@ -30,8 +30,7 @@ from conformance.checks.invariance import entangled
 from conformance.checks.result import METADATA, sharing, wrong
 
 CONTEXTS = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
-"""The checks of contexts that are made for implementations that claim them alone: others may not be made for such
-calls."""
+"""The checks of contexts of torch's own that are made for implementations that claim them alone."""
 _COMPILED_OUTS = ("right",)
 _FAKE_OUTS = ("right", "empty", "wrong size", "strided")
 

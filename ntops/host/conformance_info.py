@@ -9,12 +9,14 @@ import contextlib
 from ntops._runtime import INTERPRETED
 from ntops.launch import autotuning, configuration, settings
 
-_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients")
+_OF_GPU = ("graph", "stream", "device")
+_ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients", *_OF_GPU)
 _OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
 _NOT_JUDGED = {"linear_cross_entropy": ("autocast",)}
 """Names checks that cannot judge an operator: autocast casts the operands of its product and of its loss to different
 dtypes, and the harness compares with a call of operands that are all cast to one."""
-_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients")
+_SUMS = ("deterministic", "gradients", *_OF_GPU)
+_PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradients", *_OF_GPU)
 
 # softmax and the losses run along any dim of any strides without a copy; compiled, their order of summation depends
 # on the strides.
@@ -22,13 +24,11 @@ _PRODUCT = ("deterministic", "layout_invariant", "batch_invariant:fixed", "gradi
 # not aligned.
 _CLAIMS = {
     "*": _ALL,
-    **dict.fromkeys(
-        ("cross_entropy", "linear_cross_entropy", "softmax", "log_softmax"), ("deterministic", "gradients")
-    ),
+    **dict.fromkeys(("cross_entropy", "linear_cross_entropy", "softmax", "log_softmax"), _SUMS),
     # Dims are ordered by strides, and rows are split up if there are few.
-    **dict.fromkeys(("logsumexp", "mean", "sum"), ("deterministic", "gradients")),
+    **dict.fromkeys(("logsumexp", "mean", "sum"), _SUMS),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
-    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients"),
+    "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients", *_OF_GPU),
 }
 
 

@@ -15,7 +15,7 @@ import torch
 import ntops.torch
 from conformance import case_files, cases, compiler_faults, context_calls, corpus, deviations, runner
 from conformance.cases import Case
-from conformance.checks import DEVIATION, FAILED, PASSED, RARE, TURNS, UNCLAIMED, least_tried
+from conformance.checks import DEVIATION, FAILED, PASSED, RARE, TURNS, UNCLAIMED, gpu, least_tried
 from conformance.implementations import Implementation, load
 from conformance.selftest import contexts as planted
 from conformance.selftest import correct, defect_registry
@@ -169,7 +169,12 @@ def made_of(check, case, thorough):
     return check in [finding.check for finding in findings]
 
 
-@pytest.mark.parametrize(("check", "thorough"), [(check, whole) for check in RARE for whole in (check in TURNS, True)])
+WITHOUT_GPU = [check for check in RARE if check not in gpu.CONTEXTS]
+
+
+@pytest.mark.parametrize(
+    ("check", "thorough"), [(check, whole) for check in WITHOUT_GPU for whole in (check in TURNS, True)]
+)
 def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
     """And one that was saved since it failed it."""
 
@@ -185,7 +190,7 @@ def test_one_case_in_so_many_makes_a_rare_check(check, thorough):
     assert made(msgspec.structs.replace(other, note=f"{check} failed for something on cpu"))
 
 
-@pytest.mark.parametrize("check", TURNS)
+@pytest.mark.parametrize("check", [check for check in WITHOUT_GPU if check in TURNS])
 def test_a_search_of_few_calls_makes_a_rare_check_once(check):
     """Whatever their seeds are, and calls to which it does not apply do not count."""
     least_tried.anew()

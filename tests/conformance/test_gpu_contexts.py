@@ -1,0 +1,89 @@
+"""On a GPU: what the checks of graphs, streams and devices find, and what they leave alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gpu_defects
+import pytest
+import torch
+from test_contexts import CASES, CPU, claiming, spec
+
+from conformance import runner
+from conformance import spec as specs
+from conformance.cases import Case
+from conformance.checks import FAILED, PASSED, UNCLAIMED
+from conformance.checks.gpu import CONTEXTS
+from conformance.implementations import Implementation, load
+
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+NEEDS_TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs")
+CALLS = {
+    "add": Case(op="add", args=(spec(33, 65), spec(65))),
+    "silu": Case(op="silu", args=(spec(17, 129),)),
+    "mm": Case(op="mm", args=(spec(17, 33), spec(33, 9))),
+    "softmax": Case(op="softmax", args=(spec(9, 130), -1)),
+}
+DROPOUT = Case(op="dropout", args=(spec(33, 65), 0.5))
+BANKS = {"graph": gpu_defects.GRAPH, "stream": gpu_defects.STREAM, "device": gpu_defects.DEVICE}
+
+
+def finding(check, case, implementation):
+    verdict = runner.judge(case, implementation, torch.device("cuda", 0), [check])
+    return next((one for one in verdict.findings if one.check == check), None)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("check", ["graph", "stream", pytest.param("device", marks=NEEDS_TWO)])
+@pytest.mark.parametrize("op", sorted({*CASES, *CALLS, "dropout"}))
+@pytest.mark.parametrize("name", ["ntops.torch", "torch"])
+def test_right_calls_pass(name, op, check):
+    case = DROPOUT if op == "dropout" else {**CASES, **CALLS}[op]
+    found = finding(check, case, load(name))
+    assert found is not None
+    assert (found.status, found.message) == (PASSED, "")
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("op", sorted(CALLS))
+@pytest.mark.parametrize(
+    ("check", "defect"),
+    [
+        pytest.param(check, name, marks=[NEEDS_TWO] if check == "device" else [])
+        for check, bank in BANKS.items()
+        for name in bank
+    ],
+)
+def test_a_mistake_is_found(check, defect, op):
+    wrong = BANKS[check][defect](specs.registry()[op].reference)
+    found = finding(check, CALLS[op], claiming(op, check, wrong))
+    assert found is not None
+    assert found.status == FAILED
+
+
+@NEEDS_GPU
+def test_replays_that_draw_the_same_mask_are_found():
+    wrong = gpu_defects.same_mask(torch.nn.functional.dropout)
+    found = finding("graph", DROPOUT, claiming("dropout", "graph", wrong))
+    assert found is not None
+    assert (found.status, "same random numbers" in found.message) == (FAILED, True)
+
+
+@NEEDS_GPU
+def test_who_does_not_claim_it_is_not_asked():
+    quiet = Implementation("quiet", SimpleNamespace(silu=torch.nn.functional.silu))
+    for check in ("graph", "stream"):
+        found = finding(check, CALLS["silu"], quiet)
+        assert found is not None
+        assert found.status == UNCLAIMED
+
+
+def test_without_a_gpu_they_do_not_apply():
+    verdict = runner.judge(CALLS["silu"], load("ntops.torch"), CPU, CONTEXTS)
+    assert not {one.check for one in verdict.findings} & {*CONTEXTS}
+
+
+def test_all_operators_claim_them():
+    implementation = load("ntops.torch")
+    for op in specs.registry():
+        assert {*CONTEXTS} <= {*implementation.claims(op)}
