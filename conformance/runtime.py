@@ -37,12 +37,11 @@ def _beside(name):
     return module
 
 
-guards, call_contexts, context_calls, mode_calls, dispatcher_calls, gpu_calls, process_state, sequence_staging = map(
-    _beside,
-    (
-        *("guards", "call_contexts", "context_calls", "mode_calls", "dispatcher_calls", "gpu_calls"),
-        *("process_state", "sequence_staging"),
-    ),
+guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
+    _beside, ("guards", "call_contexts", "context_calls", "gradient_calls", "mode_calls")
+)
+dispatcher_calls, gpu_calls, process_state, sequence_staging = map(
+    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging")
 )
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -282,8 +281,10 @@ def _make(made, function, call, device, guard, offers, passed):
     if wish is not None:
         made.reached = "forward"
         given = [one.detach().requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(given)]
-    args = [decode(value, given) for value in call["args"]]
-    kwargs = {name: decode(value, given) for name, value in call["kwargs"].items()}
+    args, kwargs = _arguments(call, given)
+    if wish is not None and wish["kind"] == "in place":
+        # torch writes to no leaf.
+        args, kwargs = [args[0].clone(), *args[1:]], {**kwargs, "inplace": True}
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
@@ -313,7 +314,7 @@ def _make(made, function, call, device, guard, offers, passed):
                 try:
                     made.value = function(*args, **kwargs)
                     if wish is not None:
-                        made.value = _differentiated(made, given, wish)
+                        made.value = _differentiated(made, given, wish, lambda own: _called(function, call, own))
                 finally:
                     if noted is not None:
                         made.state = process_state.restore(noted, device)
@@ -336,12 +337,25 @@ def _make(made, function, call, device, guard, offers, passed):
     made.replaced = tuple(one._cdata != was._cdata for one, was in zip(now, storages, strict=True))
 
 
-def _differentiated(made, given, wish):
+def _arguments(call, operands):
+    """Return ``(args, kwargs)`` of a call with these operands."""
+    args = [decode(value, operands) for value in call["args"]]
+    return args, {name: decode(value, operands) for name, value in call["kwargs"].items()}
+
+
+def _called(function, call, operands):
+    args, kwargs = _arguments(call, operands)
+    return function(*args, **kwargs)
+
+
+def _differentiated(made, given, wish, again):
     """Return the result, as ``made`` has it, and after it the gradient of each operand of ``wish["wanted"]`` for the
-    result's gradient, operand ``wish["dout"]``; with ``wish["twice"]`` all of them a second time, from the same graph.
+    result's gradient, operand ``wish["dout"]``, and what ``gradient_calls`` returns for ``wish["kind"]`` after these.
     Return the result alone where it knows nothing of gradients.
 
     ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
+
+    :param again: Makes the call with other operands.
     """
     value = made.value
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
@@ -356,10 +370,15 @@ def _differentiated(made, given, wish):
                 # Not by a sum alone, which a softmax would not notice.
                 changed.mul_(-2).add_(1)
     made.reached, wanted, dout = "backward", [given[n] for n in wish["wanted"]], given[wish["dout"]]
-    found = []
-    for times_left in (1, 0) if wish["twice"] else (0,):
-        found += torch.autograd.grad(value, wanted, dout, retain_graph=bool(times_left), allow_unused=True)
-    return result, *found
+    kind = gradient_calls.KINDS.get(wish["kind"], gradient_calls.plain)
+
+    def other():
+        """Make the call with other contents, and return its result and the operands that have a gradient."""
+        copies = context_calls.copied([one.detach() for one in given], other=True)
+        own = [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(copies)]
+        return again(own), [own[n] for n in wish["wanted"]]
+
+    return result, *kind(value, wanted, dout, other)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import strategies.tensors
-from conformance import cases, forms
+from conformance import cases, forms, gradient_calls
 from conformance.calls import Outcome
 from conformance.cases import Case, Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, different
@@ -22,10 +23,16 @@ from strategies import dtypes, layouts
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 
 CLAIM = "gradients"
-KINDS = ("contiguous", "transposed", "expanded", "sliced", "zeros", "one for all", "twice", "overwritten")
-"""The kinds of gradient of the result: laid out in several ways, of zeros, one number with strides of 0. Or all
-gradients are asked for twice, from one graph; or a tensor that may have been saved is changed before they are."""
+PLAIN = ("contiguous", "transposed", "expanded", "sliced", "zeros", "one for all")
+OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place")
+"""The kinds of gradients. In plain ones that of the result is laid out in several ways, of zeros, or one number with
+strides of 0. Or all are asked for twice, from one graph; or a tensor that may have been saved is changed before they
+are; or calls with other contents are made and differentiated in between; or they are added up in ``.grad``; or they are
+differentiated again; or the call is made in place."""
+KINDS = (*PLAIN, *OTHERS)
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced")
+COARSE = 1e-3
+"""The error of a second derivative, relative to the largest one, from which on a term is missing: it has no bound."""
 MOST = 1 << 17
 """The most elements of operands and results together in calls that are differentiated."""
 
@@ -56,14 +63,14 @@ class Wish:
     def asked(self) -> dict[str, Any]:
         """Return the request to the judged process."""
         dout = len(cases.operands(self.case))
-        return {"wanted": self.wanted, "dout": dout, "twice": self.twice, "overwritten": self.overwritten}
+        return {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
 
 
 def gradients(trial: Trial) -> Finding:
     """Check that the gradients of the operands are within the bound of the derivative in float64, for any layout of the
     result's gradient; two times from one graph they have the same bits (where the implementation claims to be
     deterministic), and no operand changes. A tensor that was changed before they were asked for is noticed, or does not
-    matter."""
+    matter, and so do calls in between. Second derivatives are torch's, or refused."""
     # One way, which follows from the case alone, so that a replay takes the same.
     return _judged(trial, wish(trial.case, trial.reference.value))
 
@@ -94,10 +101,20 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
     # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
     asked = case if seed // 5 % 4 == 0 else _tamed(case)
-    kind = KINDS[seed // 23 % len(KINDS)]
+    kinds = [one for one in KINDS if one != "in place" or _is_in_place(case, result)]
+    kind = kinds[seed // 23 % len(kinds)]
     dout = _dout(kind, tuple(result.shape), str(result.dtype).removeprefix("torch."), seed)
     changed = _overwritten(case) if kind == "overwritten" else [None]
     return Wish(kind, asked, (tuple(floating), some)[seed // 3 % 2], dout, changed[seed // 19 % len(changed)])
+
+
+def _is_in_place(case: Case, result: torch.Tensor) -> bool:
+    """Tell whether a call can be made in place: its first operand is as its result is."""
+    first = case.args[0] if case.args else None
+    if not registry()[case.op].inplace or "inplace" in case.kwargs or not isinstance(first, TensorSpec):
+        return False
+    apart = not (layouts.overlaps(first.layout) or first.layout.expanded)
+    return apart and (first.shape, dtypes.to_torch(first.dtype)) == (tuple(result.shape), result.dtype)
 
 
 def _tamed(case: Case) -> Case:
@@ -117,7 +134,7 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
     values, layout = ("normal", "positive", "normal", "integers")[seed // 11 % 4], CONTIGUOUS
     rank = len(shape)
     # What is asked for twice, or after a change, is laid out in any way, too.
-    match LAYOUTS[seed // 29 % len(LAYOUTS)] if kind in ("twice", "overwritten") else kind:
+    match LAYOUTS[seed // 29 % len(LAYOUTS)] if kind in OTHERS else kind:
         case "transposed" if rank > 1:
             layout = Layout(order=tuple(reversed(range(rank))))
         case "expanded" if rank:
@@ -184,7 +201,14 @@ def told(way: Wish) -> str:
     operands = ", ".join(map(str, way.wanted))
     strides = list(layouts.strides(way.dout.layout, way.dout.shape))
     changed = "the result" if way.overwritten == -1 else f"operand {way.overwritten}"
-    how = {"twice": ", twice from one graph", "overwritten": f", of {changed} changed in place after the call"}
+    how = {
+        "twice": ", twice from one graph",
+        "overwritten": f", of {changed} changed in place after the call",
+        "between": ", between calls with other contents, in another thread",
+        "accumulated": ", added up in .grad",
+        "second order": ", each times 1 plus the result, and theirs",
+        "in place": ", of the call in place",
+    }
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
     return f"gradients of operands {operands}{how.get(way.kind, '')}, for that of the result {values}"
 
@@ -218,6 +242,8 @@ def _wrong(
             ), None
     result, *found = outcome.value
     count = len(way.wanted)
+    if way.kind == "second order":
+        return _second(trial, way, inputs, found[count:]), None
     answers = expected(trial.spec, way, inputs, result)
     worst: Comparison | None = None
     for turn in range(1 + way.twice):
@@ -227,8 +253,13 @@ def _wrong(
                 worst = comparison
             if message:
                 return f"{'the second time, ' if turn else ''}that of operand {number} is wrong: {message}", worst
+    for number, gradient in zip(way.wanted, found, strict=False):
+        if message := _overlapping(trial, way, inputs, number, gradient):
+            return f"that of operand {number} {message}", worst
+    if way.twice and (message := _unscaled(way, found[:count], found[2 * count :])):
+        return message, worst
     if way.twice and "deterministic" in trial.implementation.claims(trial.case.op):
-        for number, first, second in zip(way.wanted, found[:count], found[count:], strict=True):
+        for number, first, second in zip(way.wanted, found[:count], found[count : 2 * count], strict=True):
             if (
                 isinstance(first, torch.Tensor)
                 and isinstance(second, torch.Tensor)
@@ -236,6 +267,88 @@ def _wrong(
             ):
                 return f"those of operand {number} differ {where}", worst
     return "", worst
+
+
+def _overlapping(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], number: int, gradient: Any) -> str:
+    """Say that elements of a gradient have one address, where torch's have not; empty: they have not."""
+    if not isinstance(gradient, torch.Tensor) or not _has_overlap(gradient):
+        return ""
+    theirs = _of_torch(trial, way, inputs, None)
+    own = None if theirs is None else theirs[way.wanted.index(number)]
+    if own is None or _has_overlap(own):
+        return ""
+    return f"has strides {list(gradient.stride())}: elements share memory, and torch's do not"
+
+
+def _has_overlap(tensor: torch.Tensor) -> bool:
+    return any(size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _unscaled(way: Wish, first: list[Any], steeper: list[Any]) -> str:
+    """Say that the gradients for ``STEEPER`` times the result's gradient are not so many times as large; empty: they
+    are, but for what overflows or vanishes."""
+    for number, one, other in zip(way.wanted, first, steeper, strict=False):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+            continue
+        before, after = one.double() * gradient_calls.STEEPER, other.double()
+        sure = before.isfinite() & after.isfinite()
+        largest = torch.where(sure, before.abs(), 0.0).amax() if before.numel() else before.sum()
+        off = torch.where(sure, (after - before).abs(), 0.0)
+        if bool((off > _LOOSE * largest).any()) and float(largest) > _VANISHING:
+            return (
+                f"from one graph, that of operand {number} for {gradient_calls.STEEPER:g} times the result's gradient "
+                "is not so many times as large"
+            )
+    return ""
+
+
+_LOOSE, _VANISHING = 2.0**-5, 2.0**-10
+"""Of the largest gradient, what roundings change where something vanishes; and what is too small for half types."""
+
+
+def _second(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: list[Any]) -> str:
+    """Say that a second derivative is not torch's in float64; empty: it is, there is none, or torch's own in float32
+    is far from that, too."""
+    if not found or any(one.dtype not in (torch.float32, torch.int64, torch.bool) for one in inputs):
+        return ""
+    theirs, exact = (_of_torch(trial, way, inputs, dtype, second=True) for dtype in (None, torch.float64))
+    if theirs is None or exact is None:
+        return ""
+    for number, ours, own, right in zip(way.wanted, found, theirs, exact, strict=False):
+        if not isinstance(ours, torch.Tensor) or not right.isfinite().all() or not right.numel():
+            continue
+        largest, off = float(right.abs().amax()), float((own.double() - right).abs().amax())
+        if not largest > _VANISHING or not off < COARSE * largest:
+            continue
+        worst = float((ours.double() - right).abs().nan_to_num(nan=math.inf).amax())
+        if worst > COARSE * largest + 8 * off:
+            return f"the second derivative for operand {number} is {worst:.3g} off, of {largest:.3g} at most"
+    return ""
+
+
+def _of_torch(
+    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None, second: bool = False
+) -> list[torch.Tensor] | None:
+    """Return torch's own gradients of the wanted operands, or theirs; None: torch has none, or not of such a call.
+
+    :param dtype: The dtype of all floating-point operands; None: their own.
+    """
+    given = [one.detach().clone() if one.dtype.is_floating_point else one for one in inputs]
+    if dtype is not None:
+        given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
+    given = [one.requires_grad_() if n in way.wanted else one for n, one in enumerate(given)]
+    args, kwargs = forms.bind(way.case, given)
+    wanted = [given[n] for n in way.wanted]
+    ask = gradient_calls.second_order if second else gradient_calls.plain
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            found = ask(trial.spec.reference(*args, **kwargs), wanted, given[-1])
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    found = list(found)[len(wanted) :] if second else list(found)
+    if len(found) < len(wanted):
+        return None
+    return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, wanted, strict=True)]
 
 
 def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:

@@ -1,0 +1,99 @@
+"""Ask autograd for the gradients of a call: once, twice, after other calls, added up in ``.grad``, and theirs in turn.
+
+Loaded by its path into the judged process, so it needs torch and nothing else.
+"""
+
+import threading
+
+import torch
+
+STEEPER = -2.0
+"""The factor of the second gradient of the result where gradients are asked for twice. A power of two, so that it
+rounds nothing."""
+
+
+def plain(value, wanted, dout, _other=None, retain_graph=False):
+    """Return the gradients of the ``wanted`` operands for the gradient ``dout`` of the result ``value``."""
+    return torch.autograd.grad(value, wanted, dout, retain_graph=retain_graph, allow_unused=True)
+
+
+def _twice(value, wanted, dout, _):
+    """Return the gradients; the same again, from the same graph; and last those for ``STEEPER`` times ``dout``, which
+    are asked for in between."""
+    first = plain(value, wanted, dout, retain_graph=True)
+    steeper = plain(value, wanted, dout * STEEPER, retain_graph=True)
+    return *first, *plain(value, wanted, dout), *steeper
+
+
+def _between(value, wanted, dout, other):
+    """Return the gradients of a call after which another one with other contents was made and differentiated; a third
+    one follows before they are looked at. Another thread asks for them, as in a pipeline of stages."""
+    following, operands = other()
+    if following.requires_grad:
+        plain(following, operands, dout)
+    found = _in_a_thread(lambda: plain(value, wanted, dout))
+    following, operands = other()
+    if following.requires_grad:
+        plain(following, operands, dout)
+    return found
+
+
+def _in_a_thread(function):
+    """Return what a function returns in a thread of its own. Raises what it raises."""
+    found, raised = [], []
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def work():
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            found.append(function())
+        # Raised again below.
+        except BaseException as error:  # noqa: BLE001
+            raised.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    return found[0]
+
+
+def _accumulated(value, wanted, dout, _):
+    """Return the gradients as ``backward`` leaves them in ``.grad``, where there were zeros."""
+    for one in wanted:
+        one.grad = torch.zeros_like(one)
+    value.backward(dout)
+    return [one.grad for one in wanted]
+
+
+def second_order(value, wanted, dout, _=None):
+    """Return the gradients of a sum of ``dout * (value + value ** 2 / 2)``, in which that of the result depends on the
+    operands, and after them the gradients of a sum of these, each element times a factor of its own; zeros where there
+    are none. Where they cannot be had, the gradients alone."""
+    found = torch.autograd.grad(value, wanted, dout * (1 + value), create_graph=True, allow_unused=True)
+    terms = [(one * factors(one)).sum() for one in found if one is not None and one.requires_grad]
+    detached = [one if one is None else one.detach() for one in found]
+    if not terms:
+        return detached
+    try:
+        again = torch.autograd.grad(sum(terms), wanted, allow_unused=True)
+    # Who has no second derivative says so, whatever the class of the exception.
+    except Exception:  # noqa: BLE001
+        return detached
+    return *detached, *(torch.zeros_like(own) if one is None else one for one, own in zip(again, wanted, strict=True))
+
+
+def factors(tensor):
+    """Return a number for each element, of both signs: of equal ones the gradients of a softmax have the sum 0."""
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    return ((places * 5 % 7 - 3) / 4).to(tensor.dtype)
+
+
+KINDS = {
+    "twice": _twice,
+    "between": _between,
+    "accumulated": _accumulated,
+    "second order": second_order,
+}
