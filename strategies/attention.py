@@ -115,6 +115,9 @@ _BLOCKS, _BLOCKS_OF_FLOAT64 = st.sampled_from((65, 129, 130, 256)), st.sampled_f
 _CHUNK, _HISTORY = st.sampled_from((17, 33, 65)), st.integers(1, 140)
 """Queries of several blocks after a history, as a prompt is computed in parts."""
 _PROMPTS = (1070, 1100, 1151, 1024, 1152)
+_SCENES = st.sampled_from((*("as many",) * 4, *("token",) * 4, *("part",) * 2, "prompt"))
+_CONTEXTS = (st.integers(520, 1023), st.integers(1025, 2047), st.integers(2049, 2300))
+"""Keys of a context: around the numbers from which on kernels split them."""
 PADDED = 512
 """Keys that are masked from the left, where there are more."""
 _CAP = st.integers(1, 3000)
@@ -142,9 +145,10 @@ def attentions(
     """A call that torch takes: at most ``work`` products of elements of queries, keys and values together, with
     float64 ``float64_work``, which an oracle evaluates in extended precision. ``large``: instead, but for float64,
     many heads, sequences, keys or queries, of about so many elements at most. ``scenes``: as many sequences as heads,
-    and a mask of three dims, which is of heads all the same."""
+    and a mask of three dims, which is of heads all the same; or a token, a part of a prompt or a prompt of a context
+    that models have."""
     dtype = draw(_dtypes.dtypes(dtypes))
-    long = square = plain = False
+    long = square = plain = as_many = False
     if large and dtype != "float64":
         found = draw(_large_sizes(large))
         square, long = min(found.queries, found.keys) > 1000, found.keys > 4096
@@ -153,7 +157,10 @@ def attentions(
         # A position in each cache is written out in the case: of few sequences only.
         form = "none" if square or long or plain else draw(st.sampled_from((*("none",) * 4, "views", "elsewhere")))
     elif scenes:
-        form, found = "none", draw(_as_many(dtype == "float64"))
+        scene = "as many" if dtype == "float64" else draw(_SCENES)
+        as_many, square = scene == "as many", scene == "prompt"
+        found = draw(_as_many(dtype == "float64") if as_many else _context(scene))
+        form = "none" if as_many or square else draw(st.sampled_from(("none", "views", "position", "positions")))
     else:
         form = draw(st.sampled_from((*("none",) * 3, "views", "elsewhere", "position", "positions")))
         found = draw(_sizes(form, float64_work if dtype == "float64" else work, dtype == "float64"))
@@ -199,8 +206,8 @@ def attentions(
         cache = Positions(*caches, slot, draw(_FLAG))
 
     # The call with neither is the commonest.
-    masked = scenes or (not plain and draw(_ONE_OF_THREE if large or form == "none" else _FLAG))
-    mask = draw(masks(found, dtype, 3 if scenes else None)) if masked and not square else None
+    masked = as_many or (not plain and draw(_ONE_OF_THREE if large or form == "none" else _FLAG))
+    mask = draw(masks(found, dtype, 3 if as_many else None)) if masked and not square else None
     possible = _NOT_CAUSAL if long or mask is not None else _CAUSAL
     if possible is _CAUSAL and found.queries > found.keys > 1:
         possible = _TALL
@@ -317,6 +324,28 @@ def _as_many(draw: st.DrawFn, float64: bool) -> Sizes:
     queries, keys = draw(sizes(1, most)), draw(sizes(2, most))
     dim = draw(sizes(1, 16 if float64 else 64))
     return Sizes(heads * ratio, heads, ratio, queries, keys, min(queries, keys), dim, dim)
+
+
+@st.composite
+def _context(draw: st.DrawFn, scene: str) -> Sizes:
+    """A token or two of several sequences, a part of a prompt, or a prompt, each of a long context and of few heads."""
+    keys = draw(draw(st.sampled_from(_CONTEXTS)))
+    match scene:
+        case "prompt":
+            heads, ratio = draw(st.sampled_from(((2, 2), (2, 1), (1, 2), (2, 3))))
+            keys = draw(st.integers(1024, 1040))
+            return Sizes(1, heads, ratio, keys, keys, keys, 8, 8)
+        case "part":
+            heads, ratio, dim = (
+                draw(st.sampled_from((1, 2))),
+                draw(st.sampled_from((1, 2))),
+                draw(st.sampled_from((8, 32))),
+            )
+            queries = draw(st.integers(16, 40))
+            return Sizes(1, heads, ratio, queries, keys + queries, queries, dim, dim)
+    batch, heads = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    queries, dim = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from((16, 32, 64)))
+    return Sizes(batch, heads, draw(st.sampled_from((1, 2, 4))), queries, keys, queries, dim, dim)
 
 
 @st.composite
