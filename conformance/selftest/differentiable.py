@@ -185,6 +185,9 @@ def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) ->
         places = tuple(place for place, value in named.items() if isinstance(value, torch.Tensor))
         operands = tuple(named[place] for place in places)
         follows = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
+        if follows and kwargs.get("inplace") is True:
+            # Saved tensors may not change.
+            return args[0].copy_(call(args[0].clone(), *args[1:], **kwargs | {"inplace": False}))
         if not follows or kwargs.get("out") is not None or specs.registry()[op].gradients is None or writes(kwargs):
             return right(*args, **kwargs)
         if op in LOSSES:
