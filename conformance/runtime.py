@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import json
@@ -282,9 +283,11 @@ def _make(made, function, call, device, guard, offers, passed):
         made.reached = "forward"
         given = [one.detach().requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(given)]
     args, kwargs = _arguments(call, given)
+    before = None
     if wish is not None and wish["kind"] == "in place":
         # torch writes to no leaf.
         args, kwargs = [args[0].clone(), *args[1:]], {**kwargs, "inplace": True}
+        before = args[0].grad_fn
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
@@ -314,7 +317,8 @@ def _make(made, function, call, device, guard, offers, passed):
                 try:
                     made.value = function(*args, **kwargs)
                     if wish is not None:
-                        made.value = _differentiated(made, given, wish, lambda own: _called(function, call, own))
+                        again = functools.partial(_called, function, call)
+                        made.value = _differentiated(made, given, wish, again, before)
                 finally:
                     if noted is not None:
                         made.state = process_state.restore(noted, device)
@@ -348,7 +352,7 @@ def _called(function, call, operands):
     return function(*args, **kwargs)
 
 
-def _differentiated(made, given, wish, again):
+def _differentiated(made, given, wish, again, before):
     """Return the result, as ``made`` has it, and after it the gradient of each operand of ``wish["wanted"]`` for the
     result's gradient, operand ``wish["dout"]``, and what ``gradient_calls`` returns for ``wish["kind"]`` after these.
     Return the result alone where it knows nothing of gradients.
@@ -356,10 +360,14 @@ def _differentiated(made, given, wish, again):
     ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
 
     :param again: Makes the call with other operands.
+    :param before: The node of the operand of a call in place, before that. It has another one after, if autograd knows
+        of the call.
     """
     value = made.value
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
+    if before is not None and value.grad_fn is before:
+        return value.detach()
     result = value.detach()
     if wish["overwritten"] is not None:
         result = result.clone()

@@ -39,9 +39,11 @@ class Step:
     result: torch.Tensor
     dout: torch.Tensor
 
-    def gradients(self, dout: torch.Tensor | None = None, operands: Operands | None = None, **kwargs: Any) -> Gradients:
+    def gradients(
+        self, dout: torch.Tensor | None = None, operands: Operands | None = None, graph: bool = False, **kwargs: Any
+    ) -> Gradients:
         """In float64, of each operand that needs one. Others may be given in place of the step's own, and other keyword
-        arguments; one that is None is left out."""
+        arguments; one that is None is left out. ``graph``: whether they know ``dout``, but not the operands."""
         operands, dout = self.operands if operands is None else operands, self.dout if dout is None else dout
         leaves = [
             self._computed(one).double().requires_grad_(needed) if one.is_floating_point() or needed else one
@@ -53,7 +55,7 @@ class Step:
         with torch.enable_grad():
             result = _reference(self.op, self.result)(*args, **{name: self._number(x) for name, x in named.items()})
             wanted = [one for one in leaves if one.requires_grad]
-            found = torch.autograd.grad(result, wanted, dout.double(), allow_unused=True)
+            found = torch.autograd.grad(result, wanted, dout.double(), allow_unused=True, create_graph=graph)
         each = iter(found)
         return [
             torch.zeros_like(one) if gradient is None else gradient
