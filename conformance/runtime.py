@@ -381,8 +381,8 @@ def _differentiated(made, given, wish, again, before):
     kind = gradient_calls.KINDS.get(wish["kind"], gradient_calls.plain)
 
     def other():
-        """Make the call with other contents, and return its result and the operands that have a gradient."""
-        copies = context_calls.copied([one.detach() for one in given], other=True)
+        """Make the call with negative operands, and return its result and the operands that have a gradient."""
+        copies = [one.detach().neg() if one.is_floating_point() else one for one in given]
         own = [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(copies)]
         return again(own), [own[n] for n in wish["wanted"]]
 

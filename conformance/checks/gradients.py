@@ -103,10 +103,11 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     asked = case if seed // 5 % 4 == 0 else _tamed(case)
     kinds = [one for one in KINDS if one != "in place" or _is_in_place(case, result)]
     kind = kinds[seed // 23 % len(kinds)]
-    dout = _dout(kind, tuple(result.shape), str(result.dtype).removeprefix("torch."), seed)
+    dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
     if kind == "second order":
-        asked = _ordinary(_tamed(case))
+        asked, dtype = _ordinary(_tamed(case), dtype)
+    dout = _dout(kind, tuple(result.shape), dtype, seed)
     return Wish(kind, asked, (tuple(floating), some)[seed // 3 % 2], dout, changed[seed // 19 % len(changed)])
 
 
@@ -131,15 +132,21 @@ def _tamed(case: Case) -> Case:
     return msgspec.structs.replace(case, args=tuple(map(plain, case.args)), kwargs=named, digests=())
 
 
-def _ordinary(case: Case) -> Case:
-    """Return the case with numbers near 1: of others second derivatives vanish, or are lost in roundings."""
+def _ordinary(case: Case, dtype: str) -> tuple[Case, str]:
+    """Return the case with numbers near 1, of others second derivatives vanish, or are lost in roundings; and in
+    float32, if all is of one dtype. The other result is the dtype of the call's result."""
+    floating = {spec.dtype for spec in cases.operands(case) if dtypes.is_floating(spec.dtype)} | {dtype}
+    alike = len(floating) == 1 and not floating & {"float64"}
 
     def plain(argument: Any) -> Any:
-        is_one = isinstance(argument, TensorSpec) and argument.dtype == "float32" and argument.values not in _KEPT
-        return msgspec.structs.replace(argument, values="normal") if is_one else argument
+        if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):
+            return argument
+        values = argument.values if argument.values in _KEPT else "normal"
+        return msgspec.structs.replace(argument, values=values, dtype="float32" if alike else argument.dtype)
 
     named = {name: plain(argument) for name, argument in case.kwargs.items()}
-    return msgspec.structs.replace(case, args=tuple(map(plain, case.args)), kwargs=named)
+    found = msgspec.structs.replace(case, args=tuple(map(plain, case.args)), kwargs=named)
+    return found, "float32" if alike else dtype
 
 
 _KEPT = ("normal", "positive", "unit", "uniform")

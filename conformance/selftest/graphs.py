@@ -134,7 +134,7 @@ def added_to_grad(op: str) -> Call:
     return _before(op, wrong, lambda *args, **kwargs: None)
 
 
-@_planted(("silu", "relu", "dropout"), "saved")
+@_planted(("silu",), "saved")
 def overwritten_operand(op: str) -> Call:
     """In place, the backward pass reads the operand that the call itself has overwritten with the result."""
     function = differentiable(op)
