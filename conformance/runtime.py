@@ -287,7 +287,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if wish is not None and wish["kind"] == "in place":
         # torch writes to no leaf.
         args, kwargs = [args[0].clone(), *args[1:]], {**kwargs, "inplace": True}
-        before = args[0].grad_fn
+        before = args[0].grad_fn, args[0]._version
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
@@ -360,13 +360,13 @@ def _differentiated(made, given, wish, again, before):
     ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
 
     :param again: Makes the call with other operands.
-    :param before: The node of the operand of a call in place, before that. It has another one after, if autograd knows
-        of the call.
+    :param before: The node of the operand of a call in place, and its version, before that. If the call writes it, it
+        has another node after, or autograd does not know of the call.
     """
     value = made.value
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
-    if before is not None and value.grad_fn is before:
+    if before is not None and value.grad_fn is before[0] and value._version != before[1]:
         return value.detach()
     result = value.detach()
     if wish["overwritten"] is not None:

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import strategies.tensors
 from conformance import cases, context_calls, forms, gradient_calls
 from conformance.calls import Outcome
-from conformance.cases import Case, Same
+from conformance.cases import Case, DType, Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, different
 from conformance.checks.result import inputs_unchanged
 from conformance.compare import Comparison, compare
@@ -101,7 +101,11 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
     # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
     asked = case if seed // 5 % 4 == 0 else _tamed(case)
-    kinds = [one for one in KINDS if one != "in place" or _is_in_place(case, result)]
+    left_out = () if _is_in_place(case, result) else ("in place",)
+    if "distribution" in registry()[case.op].checks:
+        # Another call draws other numbers.
+        left_out += ("second order",)
+    kinds = [one for one in KINDS if one not in left_out]
     kind = kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
@@ -136,7 +140,11 @@ def _ordinary(case: Case, dtype: str) -> tuple[Case, str]:
     """Return the case with numbers near 1, of others second derivatives vanish, or are lost in roundings; and in
     float32, if all is of one dtype. The other result is the dtype of the call's result."""
     floating = {spec.dtype for spec in cases.operands(case) if dtypes.is_floating(spec.dtype)} | {dtype}
-    alike = len(floating) == 1 and not floating & {"float64"}
+    alike = (
+        len(floating) == 1
+        and not floating & {"float64"}
+        and not any(isinstance(one, DType) for one in (*case.args, *case.kwargs.values()))
+    )
 
     def plain(argument: Any) -> Any:
         if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):

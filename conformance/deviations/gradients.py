@@ -4,15 +4,37 @@ from __future__ import annotations
 
 import torch
 
-from conformance.cases import Case
+from conformance.cases import Case, DType, Same
 from conformance.deviations.table import Deviation, specs, tensor
 from strategies import dtypes as dtype_names
-from strategies.specs import Special, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import materialize
 
 
 def _half(case: Case) -> bool:
     return specs(case)[0].dtype in dtype_names.HALF
+
+
+def _half_result(case: Case) -> bool:
+    dtype = case.kwargs.get("dtype")
+    return _half(case) if dtype is None else isinstance(dtype, DType) and dtype.name in dtype_names.HALF
+
+
+def _smaller_limit(case: Case) -> bool:
+    """Tell whether the input and one bound of two together are smaller than the other bound."""
+    args, kwargs = [*case.args, None, None], case.kwargs
+    given = [args[0], kwargs.get("min", args[1]), kwargs.get("max", args[2])]
+    shapes = [(args[0] if isinstance(one, Same) else one) for one in given]
+    shapes = [one.shape for one in shapes if isinstance(one, TensorSpec)]
+    if len(shapes) < 3:
+        return False
+    whole = torch.broadcast_shapes(*shapes)
+    return any(torch.broadcast_shapes(shapes[0], bound) != whole for bound in shapes[1:])
+
+
+def _broadcast_batch(case: Case) -> bool:
+    shapes = [spec.shape for spec in specs(case)[:2]]
+    return _half(case) and len({shape[:-2] for shape in shapes}) > 1
 
 
 def _bool_power(case: Case) -> bool:
@@ -44,8 +66,43 @@ DEVIATIONS: tuple[Deviation, ...] = (
         ops=("log_softmax",),
         checks=("gradients",),
         devices=("cpu",),
-        applies=_half,
+        applies=_half_result,
         case=Case(op="log_softmax", args=(tensor("float16", 4, 700, seed=3), -1)),
+    ),
+    Deviation(
+        "results of half types in gradients of logsumexp",
+        "torch computes the gradient of its result, which is rounded to the half type",
+        ops=("logsumexp",),
+        checks=("gradients",),
+        devices=("cpu", "cuda"),
+        applies=_half,
+        case=Case(op="logsumexp", args=(tensor("float16", 65535, values="constant"), (0,))),
+    ),
+    Deviation(
+        "gradients of clamp between tensors of which one is larger",
+        "torch combines comparisons of the input with either bound in place, and fails if one of them is smaller",
+        ops=("clamp",),
+        checks=("gradients",),
+        devices=("cpu", "cuda"),
+        applies=_smaller_limit,
+        case=Case(
+            op="clamp", args=(tensor("float32", 1, 2), tensor("float32", 64, 2, seed=1), tensor("float32", 1, 2))
+        ),
+    ),
+    Deviation(
+        "sums of half types in gradients of broadcast matrices",
+        "torch rounds the product of each of the matrices that share a factor to the half type, and adds up these",
+        ops=("matmul",),
+        checks=("gradients",),
+        devices=("cpu", "cuda"),
+        applies=_broadcast_batch,
+        case=Case(
+            op="matmul",
+            args=(
+                tensor("bfloat16", 2, 2, 1, values="near_overflow"),
+                tensor("bfloat16", 1, 4096, layout=Layout(expanded=(1,))),
+            ),
+        ),
     ),
     Deviation(
         "sums of half types in gradients of CPU attention",

@@ -87,6 +87,30 @@ def beside(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     return (spec if dtype == "bool" else replace(spec, values=listed)), number
 
 
+@st.composite
+def _thresholds(draw: st.DrawFn, half: str) -> elementwise.Operands:
+    """A tensor of a half type, and a float32 number without dims that torch rounds to it: to one of its elements."""
+    form = dtype_names.format_of(half)
+    whole = 2**form.mantissa * draw(st.sampled_from((2, 4, 8)))
+    # Half types hold every fourth number here, or more.
+    number, listed = whole + 1, f"{values.LISTED}{whole},{-whole},0,{whole},{2 * whole}"
+    shape = (draw(elementwise.shapes.sizes(5, 300)),)
+    spec = replace(draw(tensors.tensors(shape, half, values="zeros", specials=())), values=listed)
+    return spec, TensorSpec((), "float32", f"{values.LISTED}{number}")
+
+
+def thresholds(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    """Calls of ``_thresholds``."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        halves = [name for name in dtypes if name in dtype_names.HALF]
+        if not halves or "float32" not in dtypes:
+            return st.nothing()
+        return _thresholds(halves[0]).map(lambda operands: Case(op=op, args=operands))
+
+    return draws
+
+
 def cases(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     @st.composite
     def draws(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
@@ -130,7 +154,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         reference=function,
         cases=cases(name),
         large=_large.grown(cases(name)),
-        scenes=_scenes.of_elements(cases(name)),
+        scenes=_scenes.beside(_scenes.of_elements(cases(name)), thresholds(name)),
         refused=refused(name),
         dtypes=dtypes,
         outs=OUTS,

@@ -49,7 +49,9 @@ def _operand(value: Any, dtype: torch.dtype) -> Running:
 
 def _plain(value: Any, dtype: torch.dtype) -> np.ndarray:
     """The numbers, NaN and infinities among them, in the dtype in which they are compared."""
-    return torch.as_tensor(value).detach().cpu().to(dtype).double().numpy()
+    # A Python float would become one of the default dtype.
+    wide = torch.float64 if type(value) is float else None
+    return torch.as_tensor(value, dtype=wide).detach().cpu().to(dtype).double().numpy()
 
 
 # --- arithmetic --------------------------------------------------------------------------------------------------

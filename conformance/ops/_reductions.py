@@ -355,6 +355,34 @@ def _mean_dtype(name: str) -> str:
     return name if name in dtype_names.FLOATING else ""
 
 
+@st.composite
+def _cast_totals(draw: st.DrawFn, op: str, dtype: str, other: str) -> Case:
+    """Sums whose terms are cast first: fractions to integers, each of which loses its own, and half types to float32,
+    by ``dtype=`` or by that of ``out``."""
+    shape = draw(st.sampled_from(((33,), (5, 40), (3, 7, 20))))
+    values = ("normal",) if dtype in dtype_names.HALF else ("normal", "uniform")
+    input = draw(tensors.tensors(shape, (dtype,), values=values, specials=()))
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    kwargs: dict[str, Any] = {"dtype": DType(other)}
+    if dtype in dtype_names.HALF and draw(st.booleans()):
+        kwargs = {"out": TensorSpec(result_shape(shape, dim, False), other)}
+    return Case(op=op, args=(input, dim), kwargs=kwargs)
+
+
+def cast_totals(op: str) -> Any:
+    """Calls of ``_cast_totals``, for each two of the dtypes that have some."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        halves = [name for name in dtypes if name in dtype_names.HALF]
+        floats = [name for name in dtypes if name in dtype_names.FLOATING]
+        whole = [name for name in dtypes if name in ("int32", "int64")]
+        if halves and "float32" in dtypes:
+            return _cast_totals(op, halves[0], "float32")
+        return _cast_totals(op, floats[0], whole[0]) if floats and whole else st.nothing()
+
+    return draws
+
+
 def total_spec(name: str, function: Function, *, mean: bool = False) -> OpSpec:
     """The OpSpec of a sum or a mean."""
     dtype_of = _mean_dtype if mean else _sum_dtype
@@ -366,7 +394,9 @@ def total_spec(name: str, function: Function, *, mean: bool = False) -> OpSpec:
         reference=function,
         cases=legal,
         large=_large.grown(legal, rows=True),
-        scenes=_scenes.of_rows(legal, several=True),
+        scenes=_scenes.of_rows(legal, several=True)
+        if mean
+        else _scenes.beside(_scenes.of_rows(legal, several=True), cast_totals(name)),
         refused=refused(
             name, dtype_of, dtype=True, empty=True, beside_dim=("keepdim",) if mean else ("keepdim", "out")
         ),

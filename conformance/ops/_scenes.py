@@ -22,6 +22,7 @@ Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 
 _BATCH, _SEVERAL, _SHORT_ROWS = st.integers(1, 3), st.integers(2, 4), st.integers(513, 700)
 _FLAG = st.booleans()
+_MANY_DIMS = st.tuples(*(st.integers(1, 4) for _ in range(6)))
 OUTER = (64, 128), (1025, 1500)
 """Rows and columns of a column beside a row: more results than 16 bits count, of more columns than a block has."""
 STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
@@ -31,6 +32,17 @@ STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (
 def of_elements(cases_of: Cases) -> Cases:
     """Calls of an elementwise op with activations, and beside them what models have there."""
     return lambda dtypes: _of_elements(cases_of(tuple(dtypes)))
+
+
+def beside(scenes: Cases, *others: Cases) -> Cases:
+    """Half of the calls are those of ``scenes``, and half calls of each of ``others``, in which operands meet that
+    random ones hardly ever are; those that are not of these dtypes are left out."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        own = [one for one in (other(dtypes) for other in others) if not one.is_empty]
+        return st.one_of(*[scenes(dtypes)] * max(len(own), 1), *own)
+
+    return draws
 
 
 def _given(case: Case) -> list[TensorSpec]:
@@ -62,7 +74,13 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     staged = draw(models.activations(budget, len(given), writable=writable))
     place = staged[0][0]
     if _has_several(case):
-        match draw(st.sampled_from(("any", "any", "reversed", "channels", "outer"))):
+        match draw(st.sampled_from(("any", "any", "reversed", "channels", "outer", "windows"))):
+            case "windows" if not float64:
+                # Of more dims than kernels take strides, with a number for each of some dims.
+                place = draw(_MANY_DIMS)
+                ones = [draw(st.integers(1, 62)) for _ in given[1:]]
+                some = (tuple(1 if one >> dim & 1 else size for dim, size in enumerate(place)) for one in ones)
+                staged = [(place, None), *((shape, None) for shape in some)]
             case "outer" if not float64:
                 rows, columns = (draw(st.integers(*limits)) for limits in OUTER)
                 place = rows, columns
@@ -107,8 +125,13 @@ def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> 
     kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
     input = case.args[0]
     assert isinstance(input, TensorSpec)
-    kind = draw(st.sampled_from(("activations", "short", "statistics", "statistics", "hidden", "hidden")))
-    if kind == "activations" or (float64 and kind != "statistics"):
+    kind = draw(st.sampled_from(("activations", "short", *("statistics", "hidden") * 2, *(("windows",) * several))))
+    if kind == "windows":
+        # Of more dims than kernels take strides.
+        shape = draw(_MANY_DIMS)
+        dim = tuple(sorted(draw(st.sets(st.integers(0, 5), min_size=1, max_size=4))))
+        layout = Layout(order=tuple(draw(st.permutations(range(6)))))
+    elif kind == "activations" or (float64 and kind != "statistics"):
         ((shape, layout),) = draw(models.activations(budget))
     elif kind == "short":
         shape = draw(_short())
@@ -139,8 +162,11 @@ def _of_norms(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     case = draw(calls)
     layout, dims = None, 1
     float64 = _is_float64(case)
-    kind = draw(st.sampled_from(("activations", "short", "whole")))
-    if kind == "short" and not float64:
+    kind = draw(st.sampled_from(("activations", "short", "whole", "windows")))
+    if kind == "windows":
+        shape = draw(_MANY_DIMS)
+        layout, dims = Layout(order=tuple(draw(st.permutations(range(6))))), draw(st.sampled_from((1, 1, 2)))
+    elif kind == "short" and not float64:
         shape = draw(_short())
     elif kind == "whole" and not float64:
         # More elements than a tile has.

@@ -58,6 +58,19 @@ def cases(op: str, supported: Sequence[str]) -> Callable[[Sequence[str]], st.Sea
     return draws
 
 
+def negative_alphas(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    """Calls of unsigned integers and a negative alpha, which wraps."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        if "uint8" not in dtypes:
+            return st.nothing()
+        operand = tensors.tensors((9,), ("uint8",))
+        alpha = st.sampled_from((-1, -2, -3, -255))
+        return st.builds(lambda x, y, a: Case(op=op, args=(x, y), kwargs={"alpha": a}), operand, operand, alpha)
+
+    return draws
+
+
 def _not_finite(operand: Argument) -> st.SearchStrategy[Argument]:
     """The operand; of floats half the time with an infinity or a NaN at its end, which times an alpha of 0 is NaN."""
     if not isinstance(operand, TensorSpec) or not elementwise.is_float(operand) or 0 in operand.shape:
@@ -153,7 +166,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         reference=function,
         cases=cases(name, dtypes),
         large=_large.grown(cases(name, dtypes)),
-        scenes=_scenes.of_elements(cases(name, dtypes)),
+        scenes=_scenes.beside(_scenes.of_elements(cases(name, dtypes)), negative_alphas(name)),
         refused=refused(name, dtypes),
         dtypes=dtypes,
         outs=OUTS,

@@ -55,6 +55,21 @@ def _by_numbers(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
     return input, None if form == "max" else low, None if form == "min" else high, input.shape
 
 
+@st.composite
+def _beside_0d(draw: st.DrawFn, whole: Sequence[str], floats: Sequence[str]) -> Case:
+    """Integers between a number and a float without dims, which torch takes for a number too."""
+    input = draw(tensors.tensors((draw(st.integers(2, 40)),), whole, values=("normal", "integers")))
+    bound = draw(tensors.tensors((), floats, values=("normal", "uniform")))
+    bounds = draw(st.sampled_from(((bound, 3), (-3, bound), (bound, 2.5), (-2.5, bound))))
+    return Case(op="clamp", args=(input, *bounds))
+
+
+def _integers_beside_0d(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    floats = [name for name in dtypes if dtype_names.is_floating(name)]
+    whole = [name for name in dtypes if name != "bool" and name not in floats]
+    return _beside_0d(whole, floats) if whole and floats else st.nothing()
+
+
 @cache
 def _numbers(dtype: str) -> st.SearchStrategy[Argument]:
     if dtype == "bool":
@@ -177,7 +192,7 @@ SPEC = OpSpec(
     reference=torch.clamp,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.of_elements(cases),
+    scenes=_scenes.beside(_scenes.of_elements(cases), _integers_beside_0d),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

@@ -40,6 +40,33 @@ _FEWER = st.sampled_from((True, *(False,) * 7))
 
 
 @st.composite
+def _no_weights(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """A batch of classes of which each has the weight 0: a mean of nothing."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
+    rows, classes = draw(st.integers(1, 9)), draw(st.integers(2, 30))
+    target, ignored = draw(indices((rows,), classes))
+    kwargs = {"weight": TensorSpec((classes,), dtype, "zeros"), "ignore_index": ignored}
+    kwargs["reduction"] = draw(st.sampled_from((None, "sum", "none")))
+    if target.dtype != "uint8":
+        kwargs["label_smoothing"] = draw(st.sampled_from((None, *SMOOTHINGS)))
+    return elementwise.case("cross_entropy", (draw(tensors.tensors((rows, classes), dtype)), target), **kwargs)
+
+
+@st.composite
+def _wide(draw: st.DrawFn, half: str) -> Case:
+    rows, classes = draw(st.integers(1, 9)), draw(st.integers(2, 300))
+    target = draw(tensors.tensors((rows, classes), "float32", values=("unit", "positive"), specials=()))
+    input = draw(tensors.tensors((rows, classes), half, specials=()))
+    return elementwise.case("cross_entropy", (input, target), reduction=draw(st.sampled_from((None, *REDUCTIONS))))
+
+
+def _wide_probabilities(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    """Logits of half types, and probabilities in float32, as mixed precision leaves them."""
+    halves = [name for name in dtypes if name in dtype_names.HALF]
+    return _wide(halves[0]) if halves and "float32" in dtypes else st.nothing()
+
+
+@st.composite
 def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
     shape = draw(_large_shapes(dtype == "float64", elements) if elements else _shapes(dtype == "float64"))
@@ -290,6 +317,7 @@ SPEC = OpSpec(
     reference=torch.nn.functional.cross_entropy,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
+    scenes=lambda dtypes: _no_weights(dtypes) | _wide_probabilities(dtypes),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     takes=takes,

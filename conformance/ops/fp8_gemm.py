@@ -33,17 +33,19 @@ LONG = (1024, 2049, 4096, 4200, 4200, 4500, 4500, 8448, 16640)
 """Terms of which a sum in 14 bits shows."""
 _ALIKE = st.sampled_from((None, None, None, "tensor", "tensor", "row", "block"))
 """The granularity of the scales of both matrices, as most calls have it; None: each has scales of its own or none."""
+PROMPTS = ((129, 640, 17), (130, 1030, 9), (200, 513, 16))
+"""Rows of more than a tile, of several tiles of terms, each of which has several scales."""
 LARGE = ((519, 130, 5), (1030, 17, 3), (3, 140, 700), (2, 519, 519), (16, 515, 260))
 """M, K and N of many rows, many columns, and a few tokens and a layer's weights; each element is evaluated."""
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], large: bool = False) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], large: bool = False, scenes: bool = False) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     first, second = draw(st.one_of(dtype_names.pairs(names), dtype_names.dtypes(names).map(lambda name: (name, name))))
     values: Sequence[str] | None = None
-    if large:
-        m, k, n = draw(st.sampled_from(LARGE))
+    if large or scenes:
+        m, k, n = draw(st.sampled_from(LARGE if large else PROMPTS))
     elif draw(st.integers(0, 3)):
         m, k, n = draw(products.sizes(False, modest=True))
     else:
@@ -212,6 +214,7 @@ SPEC = OpSpec(
     reference=fp8.gemm,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, True),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     features=fp8.features_of,
     dtypes=DTYPES,

@@ -118,7 +118,7 @@ def once(table: torch.Tensor, interleaved: bool, head_dim: int) -> torch.Tensor:
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     dtype = draw(dtype_names.dtypes(names))
     # A weight and tables of float64 would have to be rounded first for the others.
@@ -126,7 +126,11 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     weight_dtype, table_dtype = (draw(dtype_names.dtypes(others)) for _ in range(2))
     which = draw(st.integers(0, 9))
     prompt = plain = False
-    if elements and dtype != "float64":
+    if scenes and dtype != "float64":
+        # Hidden states of several sequences.
+        batch, length = draw(st.integers(2, 3)), draw(st.integers(2, 3))
+        heads, half = draw(st.sampled_from(((32, 64), (64, 32), (33, 64))))
+    elif elements and dtype != "float64":
         # Many tokens, or those of a prompt.
         batch, heads, half = (draw(st.integers(1, 3)) for _ in range(3))
         length = draw(shapes.near(elements // (16 * batch)))
@@ -320,6 +324,7 @@ SPEC = OpSpec(
     cases=cases,
     # Interpreted, each element costs as much as sixteen of the others.
     large=lambda elements: lambda dtypes: cases(dtypes, min(elements // 16, _sizes.WHOLE)),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,

@@ -98,9 +98,16 @@ _CHUNKS = (257, 300, 513, 530)
 
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+def cases(draw: st.DrawFn, dtypes: Sequence[str], scenes: bool = False) -> Case:
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
     rows, terms, classes = draw(_sizes_of(dtype == "float64"))
+    if scenes and dtype != "float64":
+        # More rows than a chunk of any implementation has, the last of which is not full.
+        rows, terms, classes = (
+            draw(st.sampled_from((1030, 1100, 2100))),
+            draw(st.integers(1, 6)),
+            draw(st.integers(2, 7)),
+        )
     # At the scale that keeps logits near 1, or of any values.
     values = draw(st.sampled_from(("normal_small", "uniform", "normal", None)))
     match draw(st.sampled_from(("rows", "rows", "rows", "rows", "row", "pixels"))):
@@ -291,6 +298,7 @@ SPEC = OpSpec(
     name="linear_cross_entropy",
     reference=linear_cross_entropy,
     cases=cases,
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     takes=takes,

@@ -102,6 +102,22 @@ def _exponents(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
 
 
 @st.composite
+def _high_powers(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Powers with whole exponents of more bits than a loop may have, of numbers around 1."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
+    base = draw(tensors.tensors(elementwise.shapes_of_results(), dtype, values=("uniform", "unit")))
+    exponent = draw(st.sampled_from(HIGH))
+    return Case(op="pow", args=(base, draw(st.sampled_from((exponent, float(exponent))))))
+
+
+HIGH = (64, 65, 100, 127, 128, 130, -64, -65, 200)
+
+
+def _high(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    return _high_powers(dtypes) if {*dtypes} & {*dtype_names.FLOATING} else st.nothing()
+
+
+@st.composite
 def _bases(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     """A Python number to the power of a tensor; an int may have to be wrapped."""
     exponent = draw(_one(dtypes))
@@ -199,7 +215,7 @@ SPEC = OpSpec(
     reference=torch.pow,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.of_elements(cases),
+    scenes=_scenes.beside(_scenes.of_elements(cases), _high),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

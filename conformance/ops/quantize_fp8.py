@@ -23,12 +23,14 @@ from strategies import dtypes as dtype_names
 from strategies import tensors
 from strategies.specs import TensorSpec
 
+_MANY_DIMS = st.tuples(*(st.integers(1, 3) for _ in range(5)), st.sampled_from((5, 129, 200, 257)))
+"""Shapes of more dims than kernels take strides."""
+
 
 @st.composite
-def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
-    tensor = draw(
-        tensors.tensors(fp8.shapes_of_tensors(large=elements), [name for name in dtypes if name in fp8.INPUTS])
-    )
+def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
+    shape = _MANY_DIMS if scenes else fp8.shapes_of_tensors(large=elements)
+    tensor = draw(tensors.tensors(shape, [name for name in dtypes if name in fp8.INPUTS]))
     kwargs: dict[str, Argument] = {}
     if draw(st.booleans()):
         kwargs["dtype"] = DType(draw(st.sampled_from(("float8_e5m2", "float8_e5m2", "float8_e4m3fn"))))
@@ -122,6 +124,7 @@ SPEC = OpSpec(
     reference=fp8.quantize,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, min(elements, _sizes.WHOLE)),
+    scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     features=fp8.features_of,
     dtypes=fp8.INPUTS,

@@ -16,11 +16,11 @@ FUSED = ("fused_gated_mlp", "fused_rmsnorm_rope", "scaled_dot_product_attention"
 Call = Callable[..., Any]
 
 
-def _planted(ops: tuple[str, ...], kind: str) -> Callable[[Callable[[str], Call]], None]:
+def _planted(ops: tuple[str, ...], kind: str) -> Callable[[Any], None]:
     """Enter what the decorated function makes of each of these ops as a defect of its own: a call, which gets the right
     function first."""
 
-    def enter(make: Callable[[str], Call]) -> None:
+    def enter(make: Any) -> None:
         about = " ".join((make.__doc__ or "").split())
         for op in ops:
             plant(op, f"gradient_{make.__name__}", kind, "gradients", make(op), about)

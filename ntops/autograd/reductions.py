@@ -32,12 +32,15 @@ def _backward_mean(ctx, gradient):
     for dim in ctx.dims:
         count *= ctx.shape[dim]
 
-    if is_composed(gradient):
-        gradient = gradient / count
-    elif count > 1:
-        gradient = gradients.elementwise("divided", gradient.shape, gradient.dtype, gradient, float(count))
+    whole = spread(ctx, gradient).expand(ctx.shape)
 
-    return _backward_sum(ctx, gradient)
+    # As in torch, the gradient is written: each element has memory of its own.
+    if is_composed(gradient):
+        found = whole.to(ctx.dtype) / count
+    else:
+        found = gradients.elementwise("divided", ctx.shape, ctx.dtype, whole, float(count))
+
+    return found, *[None] * (ctx.count - 1)
 
 
 def _setup_with_result(ctx, inputs, output):

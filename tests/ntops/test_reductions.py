@@ -316,3 +316,13 @@ def test_logsumexp_writes_any_floating_out():
 def test_logsumexp_of_integers_and_of_no_elements():
     assert ntops.torch.logsumexp(torch.ones(2, 3, dtype=torch.int8, device=DEVICE), 0).dtype is torch.float32
     assert ntops.torch.logsumexp(torch.ones(0, 3, device=DEVICE), 0).tolist() == [-math.inf] * 3
+
+
+@pytest.mark.parametrize("dims", [None, 0, -1, (0, 2)], ids=str)
+def test_gradients_of_means_have_memory_of_their_own(dims):
+    """As torch's, and unlike those of sums: a user may write to them."""
+    x = torch.randn(3, 4, 5).requires_grad_()
+    (gradient,) = torch.autograd.grad(ntops.torch.mean(x, dims).sum(), x)
+    assert gradient.stride() == x.stride()
+    gradient.mul_(2)
+    assert torch.equal(gradient, torch.full_like(x, 2 / (x.numel() / ntops.torch.mean(x, dims).numel())))
