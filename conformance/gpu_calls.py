@@ -3,6 +3,8 @@
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
+import contextlib
+
 import torch
 
 GRAPH, STREAM, DEVICE = "graph", "stream", "device"
@@ -35,8 +37,14 @@ def _graph(function, tools):
                 _fill(given, contents)
         torch.cuda.synchronize()
         graph, freed = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            value = function(*args, **kwargs)
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                value = function(*args, **kwargs)
+        except BaseException:
+            # Torch's generator takes itself for captured until a capture ends well.
+            with contextlib.suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+                pass
+            raise
         with torch.cuda.graph(freed, pool=graph.pool(), stream=stream):
             _overwritten()
         results, replayed = _listed(value), []

@@ -29,6 +29,8 @@ def softmax(call: Call, dout: torch.Tensor) -> Gradients:
         error = bounds.softmax(value, below, value.shape[-1], dtype) + np.where(
             x.error.sum(-1, keepdims=True), np.inf, 0
         )
+        # Of a subnormal number rounding changes more than the share that the bound has for it.
+        error = error + bounds.FORMATS[bounds.compute_dtype(dtype)].subnormal / 2
         result = Running(value, error, dtype).stored()
         # torch's CUDA stores the products before it adds them up.
         weighted = (g * result).stored()
