@@ -350,6 +350,7 @@ def _second(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: li
     for number, ours, own, right in zip(way.wanted, found, theirs, exact, strict=False):
         if not isinstance(ours, torch.Tensor) or not right.numel():
             continue
+        ours = ours.detach().cpu()
         sure = right.isfinite() & own.isfinite()
         largest = float(torch.where(sure, right, 0.0).abs().amax())
         off = float(torch.where(sure, own.double() - right, 0.0).abs().amax())
