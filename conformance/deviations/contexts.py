@@ -47,6 +47,10 @@ def _ones_in_other_dtype(case: Case) -> bool:
     )
 
 
+def _of_a_half_type_and_a_number(case: Case) -> bool:
+    return _of_a_half_type(case) and any(spec.shape == () for spec in specs(case))
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "fakes of an out= that is resized",
@@ -96,6 +100,37 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_of_a_half_type,
         case=Case(op="addmm", args=(tensor("float16", 5), tensor("float16", 4, 9), tensor("float16", 9, 5))),
+    ),
+    Deviation(
+        "batches of thresholds without dims",
+        "in a batch torch compares a half type in the dtype of a float without dims, and else in the half type",
+        ops=("eq", "ne", "lt", "le", "gt", "ge"),
+        checks=("vmap",),
+        devices=("cpu", "cuda"),
+        applies=_of_a_half_type_and_a_number,
+        case=Case(
+            op="eq",
+            args=(
+                tensor("float16", 5, values="listed:4096,-4096,0,4096,8192"),
+                tensor("float32", values="listed:4097"),
+            ),
+        ),
+    ),
+    Deviation(
+        "fakes of floored quotients",
+        "of fake tensors torch orders the dims of the result as those of the first operand",
+        ops=("div",),
+        checks=("fake",),
+        devices=("cpu", "cuda"),
+        applies=lambda case: case.kwargs.get("rounding_mode") == "floor",
+        case=Case(
+            op="div",
+            args=(
+                tensor("float32", 2, 2, 1, 3, 1, 3, layout=Layout(order=(1, 0, 2, 5, 4, 3))),
+                tensor("float32", 1, 2, 1, 3, 1, 1, values="positive", layout=Layout(padding=(0, 0, 1, 8, 0, 0))),
+            ),
+            kwargs={"rounding_mode": "floor"},
+        ),
     ),
     Deviation(
         "graphs of integers and a number",

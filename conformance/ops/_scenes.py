@@ -74,7 +74,12 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     staged = draw(models.activations(budget, len(given), writable=writable))
     place = staged[0][0]
     if _has_several(case):
-        match draw(st.sampled_from(("any", "any", "reversed", "channels", "outer", "windows"))):
+        match draw(st.sampled_from(("any", "any", "reversed", "channels", "outer", "windows", "number"))):
+            case "number":
+                # A loss, a scale or a threshold without dims, whose dtype counts by its category alone.
+                staged = [staged[0], *[((), None)] * (len(given) - 1)]
+                if draw(_FLAG):
+                    staged.reverse()
             case "windows" if not float64:
                 # Of more dims than kernels take strides, with a number for each of some dims.
                 place = draw(_MANY_DIMS)
