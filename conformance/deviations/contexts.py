@@ -47,6 +47,11 @@ def _ones_in_other_dtype(case: Case) -> bool:
     )
 
 
+def _of_pixels(case: Case) -> bool:
+    weight = case.args[1]
+    return case.kwargs.get("reduction") == "none" and isinstance(weight, TensorSpec) and len(weight.shape) > 2
+
+
 def _of_a_half_type_and_a_number(case: Case) -> bool:
     return _of_a_half_type(case) and any(spec.shape == () for spec in specs(case))
 
@@ -91,6 +96,23 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_of_bytes,
         case=Case(op="cross_entropy", args=(tensor("float32", 3, 5), tensor("uint8", 3, values="listed:4,0,2"))),
+    ),
+    Deviation(
+        "fakes of losses of one class",
+        "of fake tensors torch orders the dims of losses of pixels as those of the targets, if there is one class",
+        ops=("linear_cross_entropy",),
+        checks=("fake",),
+        devices=("cpu", "cuda"),
+        applies=_of_pixels,
+        case=Case(
+            op="linear_cross_entropy",
+            args=(
+                tensor("float32", 3, 5),
+                tensor("float32", 1, 2, 2, 5),
+                tensor("int64", 3, 2, 2, values="zeros", layout=Layout(order=(0, 2, 1))),
+            ),
+            kwargs={"reduction": "none"},
+        ),
     ),
     Deviation(
         "batches of vmap of several functions",

@@ -88,10 +88,19 @@ def test_rows_of_scenes_are_many_and_short_or_statistics():
 
 
 def test_masks_of_scenes_are_of_as_many_heads_as_there_are_sequences():
-    for case in scenes("scaled_dot_product_attention", "float32"):
-        batch, heads = case.args[0].shape[:2]
-        assert batch == heads
-        assert len(case.kwargs["attn_mask"].shape) == 3
+    found = scenes("scaled_dot_product_attention", "float32")
+    alike = [case for case in found if case.args[0].shape[0] == case.args[0].shape[1] and "attn_mask" in case.kwargs]
+    assert sum(len(case.kwargs["attn_mask"].shape) == 3 for case in alike) >= len(found) // 4
+
+
+def test_contexts_of_scenes_are_long():
+    found = [case.args for case in scenes("scaled_dot_product_attention", "float32", 8)]
+    tokens = [(query.shape, key.shape) for query, key, _ in found if query.shape[2] <= 2]
+    assert any(shape[0] > 1 and shape[2] > 1024 for _, shape in tokens)
+    cached = scenes("scaled_dot_product_attention", "float32", 8)
+    caches = [case.kwargs["present_key"].shape for case in cached if "present_key_slot" in case.kwargs]
+    assert any(shape[2] > 2048 for shape in caches)
+    assert any(query.shape[2] >= 16 and key.shape[2] > 500 for query, key, _ in found)
 
 
 @pytest.mark.parametrize("op", ["mm", "addmm"])
