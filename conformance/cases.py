@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+# Before what it makes sure of.
+from conformance import siblings as siblings
+
+# isort: split
 import strategies.tensors
 from strategies.specs import TensorSpec
 

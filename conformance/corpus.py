@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 import torch
 
-import strategies.tensors
 from conformance import case_files, cases, messages, repro, sequences
 from conformance.cases import Case, CaseError
 from conformance.implementations import Implementation
@@ -22,6 +21,7 @@ from conformance.journal import Left
 from conformance.runner import Verdict
 from conformance.sequences import CallSequence
 from strategies import stored
+from strategies.tensors import digest
 
 SHIPPED = Path(__file__).with_suffix("")
 """The saved cases that are part of this package."""
@@ -87,7 +87,7 @@ def add(paths: Iterable[Path], folder: Path) -> list[Path]:
 def with_digests(case: Case, note: str = "") -> Case:
     """Return the case as it is saved, with the digests of its inputs."""
     tensors = cases.materialize(case)[2]
-    return msgspec.structs.replace(case, digests=tuple(map(strategies.tensors.digest, tensors)), note=note or case.note)
+    return msgspec.structs.replace(case, digests=tuple(map(digest, tensors)), note=note or case.note)
 
 
 def save(

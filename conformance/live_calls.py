@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import msgspec
 import torch
 
-import strategies.tensors
 from conformance import cases, corpus, deviations, forms
 from conformance import spec as specs
 from conformance.calls import Outcome
@@ -24,6 +23,7 @@ from conformance.runner import Prepared
 from conformance.spec import Call
 from strategies import stored
 from strategies.specs import TensorSpec
+from strategies.tensors import keep
 
 ALIASES = {
     "absolute": "abs",
@@ -233,9 +233,7 @@ class LiveCall:
 
     def saved(self, note: str, folder: Path) -> Path:
         """Save the case with its data, and return where. Raises StoredError and OSError."""
-        made = iter(
-            [strategies.tensors.keep(one, *place, folder) for one, place in zip(self.inputs, self.places, strict=True)]
-        )
+        made = iter([keep(one, *place, folder) for one, place in zip(self.inputs, self.places, strict=True)])
 
         def argument(value: cases.Argument) -> cases.Argument:
             return next(made) if isinstance(value, TensorSpec) else value

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-import strategies.tensors
 from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime, semantics
 from conformance import spec as specs
 from conformance.calls import Local, Remote
@@ -31,6 +30,7 @@ from conformance.checks import (
 )
 from conformance.implementations import TORCH, Implementation, load
 from conformance.spec import Call, OpSpec
+from strategies.tensors import digest
 
 NOT_PROVIDED = "not_provided"
 OUT_OF_MEMORY = "out_of_memory"
@@ -363,7 +363,7 @@ def excuses(implementation: Implementation, device: torch.device) -> Callable[[C
 def changed_inputs(prepared: Prepared) -> str:
     """Say how the inputs made now differ from those that the case was saved with; empty: not at all."""
     digests = prepared.case.digests
-    found = [strategies.tensors.digest(tensor) for tensor in prepared.inputs] if digests else []
+    found = [digest(tensor) for tensor in prepared.inputs] if digests else []
     return "; ".join(
         f"operand {number} is not what it was when the case was saved: digest {now}, saved {then}"
         for number, (now, then) in enumerate(zip(found, digests, strict=True))

@@ -21,6 +21,8 @@ def project(tmp_path) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    # A project may have a module that is called as a package of the harness is.
+    (tmp_path / "strategies.py").write_text('NAME = "own"\n')
     return tmp_path
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-import strategies.tensors
 from conformance import cases
 from conformance import spec as specs
 from conformance.cases import Case
@@ -16,6 +15,7 @@ from conformance.spec import Benchmark, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import layouts
 from strategies.specs import TensorSpec
+from strategies.tensors import materialize
 
 SMALL = 1 << 20
 """Bytes up to which a call is small, so that its row shows the time that the host needs."""
@@ -98,7 +98,7 @@ def make(row: Benchmark, device: torch.device) -> tuple[list[Inputs], Callable[.
         operands = []
         for position, spec in enumerate(specs):
             if spec.values != "normal" or spec.specials:
-                operands.append(strategies.tensors.materialize(spec, position, device))
+                operands.append(materialize(spec, position, device))
                 continue
             size, dtype = layouts.storage_size(spec.layout, spec.shape), dtype_names.to_torch(spec.dtype)
             base = torch.empty(size, dtype=dtype, device=device)

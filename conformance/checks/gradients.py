@@ -11,7 +11,6 @@ import msgspec
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import strategies.tensors
 from conformance import cases, context_calls, forms, gradient_calls
 from conformance.calls import Outcome
 from conformance.cases import Case, DType, Same
@@ -21,6 +20,7 @@ from conformance.compare import Comparison, compare
 from conformance.spec import Call, Expected, OpSpec, registry
 from strategies import dtypes, layouts
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.tensors import materialize
 
 CLAIM = "gradients"
 PLAIN = ("contiguous", "transposed", "expanded", "sliced", "zeros", "one for all")
@@ -58,7 +58,7 @@ class Wish:
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Return the operands, and after them the gradient of the result."""
         specs = (*cases.operands(self.case), self.dout)
-        return tuple(strategies.tensors.materialize(spec, number) for number, spec in enumerate(specs))
+        return tuple(materialize(spec, number) for number, spec in enumerate(specs))
 
     def asked(self) -> dict[str, Any]:
         """Return the request to the judged process."""
