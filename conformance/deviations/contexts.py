@@ -130,10 +130,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
         checks=("vmap",),
         devices=("cpu", "cuda"),
         applies=_of_a_half_type_and_a_number,
+        # The seed decides which operands are in a batch: here it is both.
         case=Case(
             op="eq",
             args=(
-                tensor("float16", 5, values="listed:4096,-4096,0,4096,8192"),
+                tensor("float16", 5, values="listed:4096,-4096,0,4096,8192", seed=3),
                 tensor("float32", values="listed:4097"),
             ),
         ),
