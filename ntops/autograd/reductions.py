@@ -22,8 +22,8 @@ def spread(ctx, tensor):
 
 
 def _backward_sum(ctx, gradient):
-    # As in torch, the gradient is expanded and not written.
-    return spread(ctx, gradient).to(ctx.dtype).expand(ctx.shape), *[None] * (ctx.count - 1)
+    # As in torch, the gradient is expanded, and written only if it is cast.
+    return spread(ctx, gradient).expand(ctx.shape).to(ctx.dtype), *[None] * (ctx.count - 1)
 
 
 def _backward_mean(ctx, gradient):

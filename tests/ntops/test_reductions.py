@@ -326,3 +326,11 @@ def test_gradients_of_means_have_memory_of_their_own(dims):
     assert gradient.stride() == x.stride()
     gradient.mul_(2)
     assert torch.equal(gradient, torch.full_like(x, 2 / (x.numel() / ntops.torch.mean(x, dims).numel())))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64], ids=str)
+def test_gradients_of_sums_have_the_strides_of_torchs(dtype):
+    x = torch.randn(3, 4, 5).requires_grad_()
+    ours, theirs = (torch.autograd.grad(f(x, 1, dtype=dtype).sum(), x)[0] for f in (ntops.torch.sum, torch.sum))
+    assert ours.stride() == theirs.stride()
+    assert torch.equal(ours, theirs)
