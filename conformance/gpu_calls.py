@@ -9,7 +9,7 @@ import torch
 
 GRAPH, STREAM, DEVICE = "graph", "stream", "device"
 CYCLES = 30_000_000
-"""How long streams are busy before the calls on them: longer than the host takes to make these (15 ms)."""
+"""Streams are busy for so many cycles before the calls on them: longer than the host takes to make these (15 ms)."""
 ROUNDS = 6
 """The calls on each of the two streams."""
 BLOCKS = (512, 4096, 65536, 1 << 20, 1 << 22)

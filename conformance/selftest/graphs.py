@@ -49,8 +49,8 @@ def _before(op: str, wrong: Wrong, note: Callable[..., None]) -> Call:
 
 @_planted((*ROWS, *FUSED, "silu", "mm", "mul", "linear_cross_entropy"), "graphs")
 def buffer_by_shape(op: str) -> Call:
-    """What the backward pass needs is kept in a buffer by shape: of two calls of one shape the first is differentiated
-    with the operands of the second."""
+    """A buffer by shape holds what the backward pass needs: of two calls of one shape the first is differentiated with
+    the operands of the second."""
     kept: dict[Any, list[torch.Tensor]] = {}
 
     def note(*args: Any, **kwargs: Any) -> None:
@@ -65,7 +65,7 @@ def buffer_by_shape(op: str) -> Call:
 
 @_planted(("tanh", "softmax", "rms_norm", "mm"), "graphs")
 def of_a_thread(op: str) -> Call:
-    """What the backward pass needs is kept in the thread that made the call, and another one asks for the gradients."""
+    """The thread that made the call holds what the backward pass needs, and another one asks for the gradients."""
     kept = threading.local()
 
     def note(*args: Any, **kwargs: Any) -> None:
@@ -122,7 +122,7 @@ def constant_operands(op: str) -> Call:
 
 @_planted(("matmul", "mm", "rms_norm", "linear_cross_entropy"), "needs")
 def added_to_grad(op: str) -> Call:
-    """Where an operand has a ``.grad``, the gradient is added to it, and returned all the same."""
+    """The gradient is added to an operand's ``.grad``, where it has one, and returned all the same."""
 
     def wrong(step: Step) -> Gradients:
         found = step.gradients()
