@@ -17,9 +17,11 @@ from conformance.cases import Case, Same, operands
 from conformance.checks import FAILED, PASSED, UNCLAIMED
 from conformance.checks.gradients import KINDS, wish
 from conformance.implementations import Implementation, load
+from conformance.ops import _gradients_positions
 from conformance.running import Running, exact
 from conformance.selftest import defect_registry
 from conformance.selftest.differentiable import differentiable
+from conformance.spec import Call
 from strategies.specs import Layout, Special, TensorSpec
 
 CPU = torch.device("cpu")
@@ -182,3 +184,14 @@ def test_what_may_leave_the_range_or_is_not_finite_is_not_followed():
     half = Running(np.array([70000.0, 1.0]), np.zeros(2), torch.float16)
     assert np.isinf(half.stored().error).tolist() == [True, False]
     assert np.isinf((half + 1.0).error).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_two_sums_that_overflow_have_a_difference_that_is_not_judged(interleaved):
+    """Where both elements of each pair are alike the gradient of the sine is 0, and its two sums are infinite."""
+    x, weight = torch.ones(1, 1, 320), torch.full((320,), 3e37)
+    cos, sin, dout = torch.full((1, 1), 0.7), torch.full((1, 1), 0.7), torch.ones(1, 1, 320)
+    call = Call((x, weight, cos, sin), {"head_dim": 2, "interleaved": interleaved}, None)
+    assert np.isinf(_gradients_positions.norm_and_rotation(call, dout)[3].error).all()
+    call = Call((x, weight / 320, cos, sin), {"head_dim": 2, "interleaved": interleaved}, None)
+    assert np.isfinite(_gradients_positions.norm_and_rotation(call, dout)[3].error).all()

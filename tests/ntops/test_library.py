@@ -83,6 +83,19 @@ def test_opcheck(name, number):
             torch.library.opcheck(op, tuple(args), kwargs, test_utils=utils)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "place", "number"), [("pow", 1, 2), ("pow", 1, 0.5), ("pow", 0, 0.5), ("div", 0, 1)])
+def test_opcheck_of_numbers_beside_what_requires_a_gradient(name, place, number, dtype):
+    operands = [torch.full((3,), 1.5, dtype=dtype, requires_grad=True)]
+    operands.insert(place, number)
+
+    with _Noted() as noted:
+        getattr(ntops.torch, name)(*operands)
+
+    (op, _, kwargs), *_ = noted.calls
+    torch.library.opcheck(op, tuple(operands), kwargs, test_utils=["test_schema", "test_autograd_registration"])
+
+
 def test_all_operators_are_one_graph():
     """With what they write."""
     named = [one for one in NUMBERS if one[0] != "dropout"]
