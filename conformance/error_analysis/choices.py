@@ -13,6 +13,7 @@ from conformance.error_analysis.functions import may_be_zero, operands, real
 from conformance.error_analysis.pairs import (
     NoRule,
     Pair,
+    exact,
     is_taken_apart,
     made,
     pair_of,
@@ -22,8 +23,6 @@ from conformance.error_analysis.pairs import (
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
-NARROWER = (torch.float16, torch.bfloat16, torch.float32)
-"""The dtypes for which an implementation may leave out a cast to a narrower one."""
 
 
 def _comparison(of: Callable[..., torch.Tensor]) -> Rule:
@@ -31,14 +30,13 @@ def _comparison(of: Callable[..., torch.Tensor]) -> Rule:
 
     def entered(func: Any, input: Any, other: Any) -> Pair:
         a, b, dtype = operands(input, other)
-        if isinstance(other, torch.Tensor) or dtype.is_floating_point:
-            value = of(a.value, b.value)
+        if not isinstance(other, torch.Tensor):
+            # torch rounds a number to the dtype of the tensor that it is compared with.
+            b = exact(torch.tensor(other, dtype=dtype)) if dtype.is_floating_point else b
+            value = of(a.value, b.value if dtype.is_floating_point else other)
         else:
-            value = of(a.value, other)
+            value = of(a.value, b.value)
         reach = a.error + b.error
-        if isinstance(input, Pair) and not isinstance(other, torch.Tensor):
-            # A number in the reference's source decides alike in every dtype: only the operand's error counts.
-            reach = a.error
         near = (reach > 0) & ~((real(a) - real(b)).abs() > reach)
         return Pair(value, None, (a.unsure | b.unsure | near).broadcast_to(value.shape), torch.bool)
 
@@ -93,7 +91,9 @@ def masked_fill(func: Any, input: Pair, mask: Any, value: Any) -> Any:
 
 
 def nan_to_num(func: Any, input: Pair, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Pair:
-    """Replace NaN and infinities as torch does: the largest numbers are those of the dtype."""
+    """Replace NaN and infinities as torch does: the largest numbers are those of the dtype. Integers have neither."""
+    if not input.dtype.is_floating_point:
+        return exact(input.value.clone())
     limits = torch.finfo(input.dtype)
     high, low = limits.max if posinf is None else posinf, limits.min if neginf is None else neginf
     value = input.value.nan_to_num(0.0 if nan is None else nan, high, low)
@@ -116,7 +116,7 @@ def to_copy(func: Any, input: Pair, *, dtype: torch.dtype | None = None, **kwarg
     narrower = narrower or FORMATS[dtype].precision < FORMATS[input.dtype].precision
     if not narrower or (is_taken_apart() and input.dtype.is_floating_point):
         return Pair(real(pair).clone(), pair.error.clone(), pair.unsure.clone(), dtype)
-    if dtype not in NARROWER:
+    if dtype.itemsize == 1:
         # Nobody leaves out a cast to float8: the value is one of its numbers, or the next one where the error may
         # decide.
         rounded = [(real(pair) + step).float().to(dtype).double() for step in (0.0, pair.error, -pair.error)]

@@ -126,9 +126,13 @@ FUNCTIONS = {
 
 def of_one_number(function: Function, func: Any, input: Pair, *args: Any, **kwargs: Any) -> Pair:
     x, dtype = settled(input), input.dtype
-    if not dtype.is_floating_point and func._schema.name in ("aten::abs", "aten::neg", "aten::sign", "aten::relu"):
-        return exact(function.of(x.value))
-    dtype = floating(dtype)
+    if not dtype.is_floating_point:
+        given = func(x.value, *args, **kwargs)
+        if not given.dtype.is_floating_point:
+            return exact(given)
+        # Integers are first rounded to the dtype of the result.
+        dtype = given.dtype
+        x = settled(aten._to_copy(x, dtype=dtype))
     at = partial(function.of, **kwargs) if not args else lambda value: function.of(value, *args, **kwargs)
     v, value = real(x), at(real(x))
     error = torch.zeros(())
@@ -179,7 +183,9 @@ def add(func: Any, input: Any, other: Any, alpha: float = 1, *, sign: float = 1)
     """Apply the rule of a + alpha b: the errors of both, and the rounding of alpha b."""
     a, b, dtype = operands(input, other)
     if not dtype.is_floating_point:
-        return exact(aten.add(a.value, b.value if isinstance(other, torch.Tensor) else other, alpha=sign * alpha))
+        # Not by -alpha, which the smallest integer has not.
+        by = aten.add if sign > 0 else aten.sub
+        return exact(by(a.value, b.value if isinstance(other, torch.Tensor) else other, alpha=alpha))
     product = alpha * sign * real(b)
     error = a.error + abs(alpha) * b.error
     if abs(alpha) != 1:

@@ -70,6 +70,13 @@ class Pair(torch.Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # ty: ignore[incompatible-method-override]
         return _dispatch(func, args, kwargs or {})
 
+    def tolist(self) -> Any:
+        """Return the elements as torch does, which has no method for it that is dispatched. Raises NoRule where they
+        have errors."""
+        if self.error.any() or self.unsure.any():
+            raise NoRule("no bound can be derived: the reference reads numbers out of a tensor that it computed")
+        return self.value.tolist()
+
     def __repr__(self, **_: Any) -> str:
         return f"Pair({self.value}, {self.error}, {self.dtype})"
 
@@ -122,6 +129,9 @@ def pair_of(value: Any, dtype: torch.dtype | None = None) -> Pair:
         return settled(value)
     if isinstance(value, torch.Tensor):
         return exact(value)
+    if dtype is not None and not dtype.is_floating_point:
+        # By way of all 64 bits: a comparison may be with a number that the dtype has not.
+        return exact(torch.tensor(value, dtype=torch.int64).to(dtype))
     dtype = dtype or torch.float32
     number = torch.tensor(float(value), dtype=torch.float64)
     narrow = compute_dtype(dtype) if dtype.is_floating_point else torch.float32
@@ -291,10 +301,14 @@ def analyse(
     """Return the results of a reference, called with CPU tensors, and whether it returns several.
 
     Raises NoRule, which names the operation that has no rule, and what the reference raises."""
-    wrapped = tree_map(lambda one: exact(one) if isinstance(one, torch.Tensor) else one, (tuple(args), dict(kwargs)))
     # In inference mode torch would not take operations apart that are made of others, and a cast among them.
-    with torch.inference_mode(False), torch.no_grad(), _Factories():
-        result = reference(*wrapped[0], **wrapped[1])
+    with torch.inference_mode(False), torch.no_grad():
+        # Copies, since a reference may write to its operands.
+        wrapped = tree_map(
+            lambda one: exact(one.clone()) if isinstance(one, torch.Tensor) else one, (tuple(args), dict(kwargs))
+        )
+        with _Factories():
+            result = reference(*wrapped[0], **wrapped[1])
     several = isinstance(result, tuple | list)
     return tuple(map(_analysis, result if several else (result,))), several
 

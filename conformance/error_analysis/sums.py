@@ -52,7 +52,7 @@ def terms_of(input: Any, dims: Sequence[int]) -> int:
 def total(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Pair:
     """Apply the rule of a sum of K terms: their errors, and ``growth`` unit roundoffs of the sum of magnitudes."""
     if not (dtype or input.dtype).is_floating_point:
-        return exact(func(input.value, *([] if dim is None else [dim, keepdim]), dtype=dtype))
+        return exact(func.overloadpacket(input.value, *([] if dim is None else [dim, keepdim]), dtype=dtype))
     if dtype is not None and dtype != input.dtype:
         input = aten._to_copy(input, dtype=dtype)
     x, dims = settled(input), dims_of(dim, input.ndim)
@@ -83,7 +83,7 @@ def prod(func: Any, input: Pair, dim: Any = None, keepdim: bool = False, *, dtyp
     """Apply the rule of a product of K factors: what their errors change, K unit roundoffs, and, since partial products
     may vanish and grow again, so many smallest numbers as the factors above 1 make."""
     if not (dtype or input.dtype).is_floating_point:
-        return exact(func(input.value, *([] if dim is None else [dim, keepdim]), dtype=dtype))
+        return exact(func.overloadpacket(input.value, *([] if dim is None else [dim, keepdim]), dtype=dtype))
     if dtype is not None and dtype != input.dtype:
         input = aten._to_copy(input, dtype=dtype)
     x, dims = settled(input), dims_of(dim, input.ndim)

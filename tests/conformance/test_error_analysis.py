@@ -107,6 +107,59 @@ def test_moves_and_integers_are_exact():
     assert found.value[17].tolist() == [-7.0, -7.0]
 
 
+INTEGRAL = (
+    lambda x, y: 5 - x,
+    lambda x, y: 7 // (x * 0 + 2),
+    lambda x, y: torch.rsub(x, 3, alpha=2),
+    lambda x, y: x.sub(y, alpha=-2),
+    lambda x, y: torch.ops.aten.sum.dim_IntList(x, None),
+    lambda x, y: x.sum(0) + x.amax(-1),
+    lambda x, y: x.floor() + x.round() + x.trunc(),
+    lambda x, y: x.nan_to_num(),
+    lambda x, y: x.double(),
+    lambda x, y: x.sin(),
+    lambda x, y: x / y,
+    lambda x, y: x[0, x.tolist()[0][0] % 4],
+    lambda x, y: x > 2.5,
+    lambda x, y: 300 > x,
+    lambda x, y: functional.relu(x, inplace=True),
+)
+
+
+@pytest.mark.parametrize("number", range(len(INTEGRAL)))
+def test_integers_are_as_torch_has_them(number):
+    """Those of 64 bits beyond 2^53, too."""
+    function = INTEGRAL[number]
+    for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool):
+        x, y = (torch.arange(first, first + 16).view(4, 4).to(dtype) for first in (1, 3))
+        if dtype is torch.int64:
+            x[1, 1], y[2, 2] = 2**54 + 3, 2**53 + 1
+        try:
+            result = function(x.clone(), y.clone())
+        # Bools have no difference, for example, and relu takes none.
+        except (RuntimeError, NotImplementedError):
+            continue
+        before = x.clone()
+        with torch.inference_mode():
+            found = analysed(function, x.clone(), y.clone())
+        assert found.dtype == result.dtype
+        assert found.judged.all()
+        if found.bound is None:
+            assert torch.equal(found.value, result)
+        else:
+            assert compare(result, Expected(found.value, found.bound, found.judged)).share <= 1
+        analysed(function, x, y)
+        assert torch.equal(x, before)
+
+
+def test_a_number_is_rounded_before_it_is_compared():
+    x = torch.tensor([0.1, 0.3, 2.0], dtype=torch.bfloat16)
+    for function in (lambda x: x > 0.1, lambda x: x == 0.3, lambda x: 0.1 < x):
+        found = analysed(function, x)
+        assert found.judged.all()
+        assert torch.equal(found.value, function(x))
+
+
 def test_an_explicit_cast_may_round_or_not():
     x, y = operands(torch.bfloat16)
     reference = lambda x, y: (x.float() * 1.1).to(x.dtype).float() * y.float()  # noqa: E731
