@@ -84,6 +84,15 @@ def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.
     return bound + rounding(value, torch.float32) if (computed, output) in _BY_WAY_OF_FLOAT32 else bound
 
 
+def fits(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return where floats are numbers of an integral dtype, once their fractions are cut off: what others become in a
+    cast is undefined, and CPUs and CUDA differ in it."""
+    limits = torch.iinfo(dtype)
+    whole = value.double().trunc()
+    # As a float64 the largest number of 64 bits is one too many.
+    return (whole >= float(limits.min)) & (whole < float(limits.max + 1))
+
+
 def overflow(dtype: torch.dtype) -> float:
     """Return the number from which on rounding to nearest gives infinity; not for float64, where it is no float64."""
     form = FORMATS[dtype]

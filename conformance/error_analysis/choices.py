@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import FORMATS
+from conformance.bounds import FORMATS, fits
 from conformance.error_analysis.functions import may_be_zero, operands, real
 from conformance.error_analysis.pairs import (
     NoRule,
@@ -109,9 +109,11 @@ def to_copy(func: Any, input: Pair, *, dtype: torch.dtype | None = None, **kwarg
         changed = value.to(dtype)
         if not input.dtype.is_floating_point:
             return Pair(changed, None, pair.unsure, dtype)
-        ends = (value + pair.error).trunc() != (value - pair.error).trunc()
-        doubt = may_be_zero(pair) if dtype == torch.bool else ends
-        return Pair(changed, None, pair.unsure | (doubt & (pair.error > 0)), dtype)
+        if dtype == torch.bool:
+            return Pair(changed, None, pair.unsure | (may_be_zero(pair) & (pair.error > 0)), dtype)
+        ends = value + pair.error, value - pair.error
+        doubt = (ends[0].trunc() != ends[1].trunc()) & (pair.error > 0)
+        return Pair(changed, None, pair.unsure | doubt | ~fits(ends[0], dtype) | ~fits(ends[1], dtype), dtype)
     narrower = not input.dtype.is_floating_point or FORMATS[dtype].max < FORMATS[input.dtype].max
     narrower = narrower or FORMATS[dtype].precision < FORMATS[input.dtype].precision
     if not narrower or (is_taken_apart() and input.dtype.is_floating_point):

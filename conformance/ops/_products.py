@@ -161,7 +161,8 @@ def large_sizes(draw: st.DrawFn, elements: int) -> tuple[int, int, int]:
             if kind == "linear":
                 return tokens, *draw(models.linear(max(most, min(2 * most, 2 * _sizes.WHOLE))))
             terms = math.isqrt(most) * draw(st.sampled_from((1, 1, 2, 4))) + draw(st.sampled_from((0, 1, 32, -3)))
-            return tokens, terms, max(most, min(2 * most, 2 * _sizes.WHOLE)) // terms + draw(st.integers(-40, 40))
+            columns = max(most, min(2 * most, 2 * _sizes.WHOLE)) // terms + draw(st.integers(-40, 40))
+            return tokens, terms, max(columns, 1)
         case "rows":
             return draw(shapes.near(elements // 16)), draw(few), draw(few)
         case "columns":

@@ -274,7 +274,10 @@ def total(call: Call, mean: bool) -> Expected:
     dtype = named or (own if out is None else out.dtype)
     shape = result_shape(tuple(input.shape), dim, keepdim)
     if not dtype.is_floating_point:
-        return elementwise.exactly(call, torch.sum(input, dim, keepdim, dtype=dtype))
+        result, judged = torch.sum(input, dim, keepdim, dtype=dtype), None
+        if input.dtype.is_floating_point and dtype != torch.bool:
+            judged = bounds.fits(rows(input, dim), dtype).all(-1).reshape(shape)
+        return elementwise.exactly(call, result, judged)
     # On the CPU torch casts what is averaged to float32, whatever half type is asked for.
     cast = torch.float32 if mean and semantics.of_cpu() and bounds.compute_dtype(dtype) == torch.float32 else dtype
     x = oracle.operand(_nonempty(rows(input, dim)), cast)

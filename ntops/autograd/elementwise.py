@@ -143,7 +143,9 @@ def formula(name):
             chosen = function(argument, values) if callable(function) else function
             places = [places.get(one, _PLAIN.get(one)) for one in APPLICATIONS[chosen][1]] if chosen else []
             kept |= {str(place): _value(place, values) for place in places}
-            plan.append((chosen, values[argument].shape, values[argument].dtype, places))
+            # torch passes a gradient on as it is where it is added or subtracted from, and else makes a new one.
+            passed = name == "add" or (name == "sub" and argument == "input")
+            plan.append((chosen, values[argument].shape, values[argument].dtype, passed, places))
 
         ctx.plan = plan
         save(ctx, **kept)
@@ -151,14 +153,14 @@ def formula(name):
     def backward(ctx, gradient):
         values = saved(ctx)
         return tuple(
-            None if one is None else _gradient(*one[:3], gradient, [values[str(place)] for place in one[3]])
+            None if one is None else _gradient(*one[:4], gradient, [values[str(place)] for place in one[4]])
             for one in ctx.plan
         )
 
     return Formula(setup_context, backward)
 
 
-def _gradient(function, shape, dtype, gradient, operands):
+def _gradient(function, shape, dtype, passed, gradient, operands):
     if function is None:
         return gradient.new_zeros(shape, dtype=dtype)
 
@@ -168,7 +170,7 @@ def _gradient(function, shape, dtype, gradient, operands):
         return _composed(function, shape, dtype, gradient, operands)
 
     if function == "scaled" and not tensors:
-        return gradients.summed(gradient, tuple(shape), dtype, float(operands[0]))
+        return gradients.summed(gradient, tuple(shape), dtype, float(operands[0]), passed=passed)
 
     return gradients.elementwise(function, tuple(shape), dtype, gradient, *operands)
 

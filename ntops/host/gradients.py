@@ -79,16 +79,16 @@ def _dims(shape, whole):
 
 
 @repeatable
-def summed(gradient, shape, dtype, scale=1.0):
-    """Return ``scale * gradient`` summed over the dims broadcast from ``shape``; ``gradient`` itself if nothing
-    changes.
+def summed(gradient, shape, dtype, scale=1.0, *, passed=True):
+    """Return ``scale * gradient`` summed over the dims broadcast from ``shape``.
 
+    :param passed: Whether ``gradient`` itself is returned if nothing changes.
     :return: A tensor of ``shape`` and ``dtype``.
     """
     shape = torch.Size(shape)
 
     if shape == gradient.shape:
-        if scale == 1 and gradient.dtype is dtype:
+        if passed and scale == 1 and gradient.dtype is dtype:
             return gradient
 
         return elementwise("scaled", shape, dtype, gradient, scale)

@@ -223,6 +223,9 @@ def test_what_the_error_decides_is_not_judged():
     found = analysed(lambda x: torch.where((1 / x) * 3 > 1, 0.0, 7.0), third)
     # 1/3 * 3 may be more than 1, or not; either number will do.
     assert found.bound.tolist() == [7.0, 7.0, 0.0]
+    # What a cast makes of numbers that the dtype has not is undefined.
+    odd = torch.tensor([float("nan"), float("inf"), 300.0, -1.0, 255.9])
+    assert analysed(lambda x: x.to(torch.uint8), odd).judged.tolist() == [False, False, False, False, True]
     assert analysed(lambda x: (1 / x) * 3 > 1, third).judged.tolist() == [False, False, True]
     assert analysed(lambda x: (x * 1.1).argmax(-1, True), third).judged.tolist() == [False]
     assert analysed(lambda x: (x * 1.1).cummax(-1)[1], third).judged.tolist() == [False] * 3

@@ -8,12 +8,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from op_tools import by_torch, call, missing
+from op_tools import by_torch, call, drawn, missing
 
 from conformance import bounds, cases
 from conformance.cases import Case, Same
 from conformance.compare import compare
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _products as products
 from conformance.spec import Call, registry
 from strategies import dtypes as dtype_names
 from strategies.specs import Special, TensorSpec
@@ -227,3 +228,9 @@ def test_a_special_reaches_one_matrix_of_a_batch():
     )
     value = registry()["bmm"].expected(call(case)).value
     assert value.isnan().nonzero().tolist() == [[0, 0, column] for column in range(4)]
+
+
+@pytest.mark.parametrize("elements", [1 << 10, 1 << 12, 1 << 14])
+def test_large_sizes_of_few_elements_are_sizes(elements):
+    """Sequences take the large calls of an operator with few elements."""
+    assert all(min(sizes) >= 0 for sizes in drawn(products.large_sizes(elements), 2000))

@@ -131,6 +131,28 @@ def test_a_gradient_that_is_expanded():
     torch.testing.assert_close(found, gradients(torch.mul, args, given))
 
 
+@pytest.mark.parametrize(("name", "arguments"), [("mul", (1,)), ("mul", (True,)), ("div", (1.0,)), ("pow", (1,))])
+def test_a_factor_of_1_passes_no_gradient_on(name, arguments):
+    gradient = torch.ones(1, 1).expand(2, 1)
+    strides = []
+
+    for library in (torch, ntops.torch):
+        x = torch.ones(2, 1, requires_grad=True)
+        (found,) = torch.autograd.grad(getattr(library, name)(x, *arguments), x, gradient)
+        assert found.data_ptr() != gradient.data_ptr()
+        strides.append(found.stride())
+
+    assert strides[0] == strides[1]
+
+
+def test_a_difference_of_alpha_minus_1_passes_no_gradient_on():
+    x, y = torch.ones(2, 3), torch.ones(2, 3, requires_grad=True)
+    gradient = torch.ones(2, 3)
+    (found,) = torch.autograd.grad(ntops.torch.sub(x, y, alpha=-1), y, gradient)
+    assert torch.equal(found, gradient)
+    assert found.data_ptr() != gradient.data_ptr()
+
+
 def test_a_gradient_of_zeros_is_zero():
     args = tensor(3, 4), tensor(4, seed=1)
     found = gradients(ntops.torch.mul, args, torch.zeros(3, 4, device=DEVICE))
