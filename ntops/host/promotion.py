@@ -57,7 +57,7 @@ def rounded(number, dtype):
     if boundary.is_abstract():
         return number
 
-    # A conversion to the dtype that a tensor has returns that tensor, which torch.library.opcheck takes for an operator's.
+    # A conversion to a tensor's own dtype returns the tensor, which torch.library.opcheck lets no operator do.
     if dtype is torch.float64:
         return float(number)
 
