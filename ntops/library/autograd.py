@@ -15,7 +15,7 @@ def register(library, overload, op, formulas):
     if op._schema.is_mutable:
         library.impl(overload.name, _counted(op), "ADInplaceOrView", with_keyset=True)
 
-    if overload.operator in _WITHOUT and overload.writes is None:
+    if overload.operator in _WITHOUT:
         return
 
     formula = formulas.get(overload.name) or formulas.get(overload.operator)
@@ -45,16 +45,23 @@ def register(library, overload, op, formulas):
 
 
 def _counted(op):
-    """Return a kernel that moves the version counters, whatever a mode below does with the call."""
+    """Return a kernel that moves the version counters once, whatever a mode below does with the call."""
     arguments = op._schema.arguments
     written = {a.name: place for place, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write}
 
     def kernel(keyset, *args, **kwargs):
-        for name, place in written.items():
-            increment_version(kwargs[name] if name in kwargs else args[place])
+        tensors = [kwargs[name] if name in kwargs else args[place] for name, place in written.items()]
+        versions = [tensor._version for tensor in tensors]
 
         with torch._C._AutoDispatchBelowADInplaceOrView():
-            return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+            result = op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+        for tensor, version in zip(tensors, versions, strict=True):
+            # The launch of a kernel has moved it.
+            if tensor._version == version:
+                increment_version(tensor)
+
+        return result
 
     return kernel
 

@@ -96,6 +96,19 @@ def test_opcheck_of_numbers_beside_what_requires_a_gradient(name, place, number,
     torch.library.opcheck(op, tuple(operands), kwargs, test_utils=["test_schema", "test_autograd_registration"])
 
 
+@pytest.mark.parametrize("name", ["eq", "argmax"])
+def test_what_has_no_gradient_is_written_beside_what_requires_one(name):
+    """The version of what is written moves once."""
+    x = torch.arange(6.0).requires_grad_()
+    arguments, dtype = ((x, 2.0), torch.bool) if name == "eq" else ((x, 0), torch.int64)
+    out = torch.zeros((6,) if name == "eq" else (), dtype=dtype)
+
+    assert getattr(ntops.torch, name)(*arguments, out=out) is out
+    assert not out.requires_grad
+    assert out._version == 1
+    assert torch.equal(out, getattr(torch, name)(*arguments))
+
+
 def test_all_operators_are_one_graph():
     """With what they write."""
     named = [one for one in NUMBERS if one[0] != "dropout"]
@@ -369,8 +382,8 @@ def test_versions_of_what_is_written_move():
     x, out = tensor(3), tensor(3)
     torch.ops.ntops.relu_(x)
     torch.ops.ntops.exp.out(x, out=out)
-    assert x._version
-    assert out._version
+    assert x._version == 1
+    assert out._version == 1
 
 
 def test_out_is_not_differentiated():
