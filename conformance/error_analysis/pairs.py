@@ -54,6 +54,8 @@ class Pair(torch.Tensor):
         dtype: torch.dtype,
         rounding: torch.dtype | None = None,
     ) -> Pair:
+        if dtype.is_complex:
+            raise NoRule("no bound can be derived: the reference has complex numbers. Give a bound")
         pair = torch.Tensor._make_wrapper_subclass(
             cls, value.shape, strides=value.stride(), dtype=dtype, device=torch.device("cpu")
         )

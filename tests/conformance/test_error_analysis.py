@@ -338,6 +338,9 @@ def test_labels_may_be_narrow():
         (lambda x: x / (x * 1.1).max().item(), "reads a number"),
         (lambda x: torch.rand(3) * x, "random"),
         (lambda x: (x * 1.1).view(torch.int32), "reads the bits"),
+        (lambda x: (x * 1.1).tolist()[0] * x, "reads numbers"),
+        (lambda x: torch.complex(x, x).abs(), "complex"),
+        (lambda x: torch.fft.rfft(x).real, "fft"),
     ],
 )
 def test_what_has_no_rule_is_named(function, named):
