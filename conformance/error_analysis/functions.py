@@ -175,8 +175,15 @@ def gelu(func: Any, input: Pair, *, approximate: str = "none") -> Pair:
 
 
 def operands(first: Any, second: Any) -> tuple[Pair, Pair, torch.dtype]:
+    """Return both operands as pairs, and the dtype to which they are promoted. A 0-d tensor beside others of a narrower
+    dtype may be rounded to that, as the CPU does, or not, as CUDA does."""
     dtype = result_dtype(first, second)
-    return pair_of(first, dtype), pair_of(second, dtype), dtype
+    pairs = [pair_of(one, dtype) for one in (first, second)]
+    for place, one in enumerate(pairs):
+        if dtype.is_floating_point and one.dtype.is_floating_point and FORMATS[one.dtype].unit < FORMATS[dtype].unit:
+            off = (one.value - one.value.to(dtype).double()).abs().nan_to_num(nan=0.0, posinf=math.inf)
+            pairs[place] = Pair(one.value, one.error + off, one.unsure, one.dtype)
+    return pairs[0], pairs[1], dtype
 
 
 def add(func: Any, input: Any, other: Any, alpha: float = 1, *, sign: float = 1) -> Any:

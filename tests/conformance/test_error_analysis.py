@@ -160,6 +160,14 @@ def test_a_number_is_rounded_before_it_is_compared():
         assert torch.equal(found.value, function(x))
 
 
+def test_a_tensor_without_dims_may_be_rounded_to_the_dtype_beside_it():
+    x, factor = operands(torch.bfloat16)[0], torch.tensor(1.2345)
+    assert share(lambda x, y: y * x, x, factor) <= 1
+    # As on CUDA.
+    assert share(lambda x, y: y * x, x, factor, changed=lambda _: (x.float() * factor).to(x.dtype)) <= 1
+    assert share(lambda x, y: y * x, x, factor, changed=lambda _: (x.float() * factor * 1.02).to(x.dtype)) > 1
+
+
 def test_an_explicit_cast_may_round_or_not():
     x, y = operands(torch.bfloat16)
     reference = lambda x, y: (x.float() * 1.1).to(x.dtype).float() * y.float()  # noqa: E731
