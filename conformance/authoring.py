@@ -331,7 +331,7 @@ def _refuses(reference: Callable[..., Any], case: Case) -> bool:
 def derived(reference: Callable[..., Any]) -> Callable[[Call], Expected | tuple[Expected, ...]]:
     def expected(call: Call) -> Expected | tuple[Expected, ...]:
         results, several = error_analysis.analyse(reference, call.args, call.kwargs)
-        found = tuple(Expected(one.value, one.bound, one.judged) for one in results)
+        found = tuple(Expected(one.value, one.bound, one.judged, rounded=one.rounded) for one in results)
         return found if several else found[0]
 
     return expected

@@ -125,4 +125,6 @@ def to_copy(func: Any, input: Pair, *, dtype: torch.dtype | None = None, **kwarg
         ends = torch.maximum((rounded[1] - rounded[0]).abs(), (rounded[2] - rounded[0]).abs())
         doubt = pair.unsure | ((pair.error > 0) & ~ends.isfinite() & ~rounded[0].isfinite())
         return made(rounded[0], torch.where(pair.error > 0, ends.nan_to_num(nan=math.inf), 0.0), doubt, dtype)
-    return made(real(pair).clone(), pair.error, pair.unsure, dtype, dtype)
+    result = made(real(pair).clone(), pair.error, pair.unsure, dtype, dtype)
+    result.once = not pair.error.any()
+    return result

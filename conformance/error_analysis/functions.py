@@ -197,7 +197,17 @@ def add(func: Any, input: Any, other: Any, alpha: float = 1, *, sign: float = 1)
     error = a.error + abs(alpha) * b.error
     if abs(alpha) != 1:
         error = error + ulp(product, compute_dtype(dtype)) / 2 + pair_of(alpha, dtype).error * real(b).abs()
-    return made(real(a) + product, error, a.unsure | b.unsure, dtype, compute_dtype(dtype))
+    result = made(real(a) + product, error, a.unsure | b.unsure, dtype, compute_dtype(dtype))
+    result.once = abs(alpha) == 1 and _are_numbers(dtype, a, b)
+    return result
+
+
+def _are_numbers(dtype: torch.dtype, *pairs: Pair) -> bool:
+    """Tell whether all of these are exact, and numbers of the dtype."""
+    return all(
+        not one.error.any() and torch.equal(real(one).nan_to_num(), real(one).nan_to_num().to(dtype).double())
+        for one in pairs
+    )
 
 
 def rsub(func: Any, input: Any, other: Any, alpha: float = 1) -> Any:
@@ -217,7 +227,9 @@ def mul(func: Any, input: Any, other: Any) -> Any:
     value = x * y
     error = (x.abs() * b.error + y.abs() * a.error + a.error * b.error).nan_to_num(nan=0.0, posinf=math.inf)
     doubt = (x.isinf() & may_be_zero(b)) | (y.isinf() & may_be_zero(a))
-    return made(value, error, a.unsure | b.unsure | doubt, dtype, compute_dtype(dtype))
+    result = made(value, error, a.unsure | b.unsure | doubt, dtype, compute_dtype(dtype))
+    result.once = _are_numbers(dtype, a, b)
+    return result
 
 
 def div(func: Any, input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:

@@ -13,6 +13,7 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from conformance import rounding
 from conformance.bounds import FORMATS, compute_dtype
 
 _EXPONENT = 0x7FF0000000000000
@@ -32,18 +33,22 @@ class Analysis(NamedTuple):
     judged: torch.Tensor
     """False where nothing is said."""
     dtype: torch.dtype
+    rounded: tuple[torch.Tensor, ...] = ()
+    """The numbers, in float64, to which each element may be rounded, where the last operation is one rounding."""
 
 
 class Pair(torch.Tensor):
     """A tensor that has its dtype in name only, and holds ``value`` (float64; integers as they are), ``error``
     (float64, 0 or more) and ``unsure`` (bool: nothing is said of the element). ``rounding`` is the dtype to which the
     value is rounded by the last operation; that is in ``error`` only after ``settled``, since the comparison with a
-    result of that dtype allows it by itself."""
+    result of that dtype allows it by itself. ``once``: the last operation rounds an exact result once, as IEEE 754 and
+    torch do."""
 
     value: torch.Tensor
     error: torch.Tensor
     unsure: torch.Tensor
     rounding: torch.dtype | None
+    once: bool
 
     @staticmethod
     def __new__(
@@ -63,6 +68,7 @@ class Pair(torch.Tensor):
         pair.error = torch.zeros(value.shape, dtype=torch.float64) if error is None else error
         pair.unsure = torch.zeros(value.shape, dtype=torch.bool) if unsure is None else unsure
         pair.rounding = rounding
+        pair.once = False
         return pair
 
     def __init__(self, *_: Any) -> None:
@@ -321,6 +327,10 @@ def _analysis(result: Any) -> Analysis:
     pair = result if isinstance(result, Pair) else exact(result)
     if not pair.dtype.is_floating_point:
         return Analysis(pair.value, None, ~pair.unsure, pair.dtype)
+    rounded: tuple[torch.Tensor, ...] = ()
+    if pair.once and pair.dtype in rounding.IEEE:
+        ways = rounding.ways((compute_dtype(pair.dtype), pair.dtype), pair.dtype)
+        rounded = tuple(torch.from_numpy(rounding.through(pair.value.numpy(), way)) for way in ways)
     if pair.rounding != pair.dtype or pair.dtype == torch.float64:
         # The comparison allows a rounding to the dtype of the result, and sees overflows; any other rounding counts
         # here.
@@ -329,4 +339,4 @@ def _analysis(result: Any) -> Analysis:
         # The comparison takes half an ulp of the value, not of what is rounded.
         more = ulp(pair.value.abs() + pair.error, pair.dtype) - ulp(pair.value, pair.dtype)
         pair = Pair(pair.value, pair.error + torch.where(pair.value.isfinite(), more / 2, 0.0), pair.unsure, pair.dtype)
-    return Analysis(pair.value, pair.error, ~pair.unsure, pair.dtype)
+    return Analysis(pair.value, pair.error, ~pair.unsure, pair.dtype, rounded)

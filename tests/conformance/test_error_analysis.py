@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from conformance.bounds import FORMATS
 from conformance.compare import compare
 from conformance.error_analysis import NoRule, analyse
 from conformance.error_analysis.__main__ import BEGIN, END, MEDIAN_MOST, WORST_MOST, Row, page, row
@@ -27,7 +28,7 @@ def share(function, *operands, changed=lambda result: result):
     result = result[0] if isinstance(result, tuple) else result
     assert (found.dtype, found.value.shape) == (result.dtype, result.shape)
     assert found.judged.all()
-    return compare(changed(result), Expected(found.value, found.bound, found.judged)).share
+    return compare(changed(result), Expected(found.value, found.bound, found.judged, rounded=found.rounded)).share
 
 
 def operands(dtype, count=2):
@@ -158,6 +159,35 @@ def test_a_number_is_rounded_before_it_is_compared():
         found = analysed(function, x)
         assert found.judged.all()
         assert torch.equal(found.value, function(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "function", [lambda x: x + 0.5, lambda x: -0.5 - x, lambda x: x.sub(x.new_tensor(0.5)), lambda x: 1.5 * x]
+)
+def test_one_rounding_is_to_the_nearest_and_ties_to_even(function, dtype):
+    # Halves of odd numbers with as many bits as the dtype lie between two numbers.
+    first = 2 ** (FORMATS[dtype].precision - 1)
+    x = torch.arange(first, first + 64, dtype=torch.float64).to(dtype)
+    assert share(function, x) <= 1
+    exact = function(x.double()) if dtype != torch.float64 else None
+    for end in (torch.inf, 0.0):
+        # Each tie to the other of its neighbours, and nothing else.
+        def turned(result, end=end):
+            other = torch.nextafter(result, result.sign() * end)
+            if exact is None:
+                return other
+            tied = (other.double() - exact).abs() == (result.double() - exact).abs()
+            return torch.where(tied, other, result)
+
+        assert share(function, x, changed=turned) > 1
+
+
+def test_a_cast_is_one_rounding():
+    x = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.0], dtype=torch.float32)
+    cast = lambda x: x.to(torch.bfloat16)  # noqa: E731
+    assert share(cast, x) <= 1
+    assert share(cast, x, changed=lambda r: torch.tensor([1 + 2.0**-7, 1 + 2.0**-6, 3.0]).to(r.dtype)) > 1
 
 
 def test_a_tensor_without_dims_may_be_rounded_to_the_dtype_beside_it():
