@@ -253,7 +253,8 @@ def brought() -> tuple[str, ...]:
 
 
 def bring(names: Sequence[str]) -> None:
-    """Add the OpSpecs of modules to the registry of this process. A name is a module's, or a file ``*.py``.
+    """Add the OpSpecs of modules to the registry of this process. A name is a module's, a file ``*.py``, or a file
+    ``*.json``: a definition of FlashInfer Trace.
 
     A module's OpSpecs are its attributes of that class. Raises SpecError: a module that cannot be imported, has none,
     is written for another ``API`` (its ``CONFORMANCE_API``), or names an op that there is.
@@ -279,6 +280,24 @@ def registered(spec: OpSpec) -> Generator[None]:
 def _add(name: str, known: dict[str, OpSpec], called: str) -> None:
     if not name.isprintable():
         raise SpecError(f"{called!r}: not a name")
+    found = _defined(name, called) if name.endswith(".json") else _of_module(name, called)
+    for spec in found:
+        if not spec.name.isidentifier():
+            raise SpecError(f"{called}: the name of an op is an identifier, and {spec.name!r} is none")
+        if known.setdefault(spec.name, spec) is not spec:
+            raise SpecError(f"{called}: there is an op {spec.name!r} already")
+
+
+def _defined(name: str, called: str) -> list[OpSpec]:
+    from conformance import definitions
+
+    try:
+        return [definitions.operator(name)]
+    except ValueError as error:
+        raise SpecError(f"{called}: {error}") from None
+
+
+def _of_module(name: str, called: str) -> list[OpSpec]:
     try:
         module = runtime.import_named(name)
     # Importing runs somebody else's code.
@@ -289,11 +308,7 @@ def _add(name: str, known: dict[str, OpSpec], called: str) -> None:
     found = _specs_of(module)
     if not found:
         raise SpecError(f"{called}: it has no OpSpec; every attribute that is one counts")
-    for spec in found:
-        if not spec.name.isidentifier():
-            raise SpecError(f"{called}: the name of an op is an identifier, and {spec.name!r} is none")
-        if known.setdefault(spec.name, spec) is not spec:
-            raise SpecError(f"{called}: there is an op {spec.name!r} already")
+    return found
 
 
 def _specs_of(module: ModuleType) -> list[OpSpec]:
