@@ -204,10 +204,11 @@ def add(func: Any, input: Any, other: Any, alpha: float = 1, *, sign: float = 1)
 
 def _are_numbers(dtype: torch.dtype, *pairs: Pair) -> bool:
     """Tell whether all of these are exact, and numbers of the dtype."""
-    return all(
-        not one.error.any() and torch.equal(real(one).nan_to_num(), real(one).nan_to_num().to(dtype).double())
-        for one in pairs
-    )
+    for one in pairs:
+        value = real(one)
+        if one.error.any() or not ((value == value.to(dtype).double()) | value.isnan()).all():
+            return False
+    return True
 
 
 def rsub(func: Any, input: Any, other: Any, alpha: float = 1) -> Any:

@@ -328,7 +328,8 @@ def _analysis(result: Any) -> Analysis:
     if not pair.dtype.is_floating_point:
         return Analysis(pair.value, None, ~pair.unsure, pair.dtype)
     rounded: tuple[torch.Tensor, ...] = ()
-    if pair.once and pair.dtype in rounding.IEEE:
+    # Something else may have been written to a part of it since.
+    if pair.once and not pair.error.any() and pair.dtype in rounding.IEEE:
         ways = rounding.ways((compute_dtype(pair.dtype), pair.dtype), pair.dtype)
         rounded = tuple(torch.from_numpy(rounding.through(pair.value.numpy(), way)) for way in ways)
     if pair.rounding != pair.dtype or pair.dtype == torch.float64:

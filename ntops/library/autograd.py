@@ -51,14 +51,15 @@ def _counted(op):
 
     def kernel(keyset, *args, **kwargs):
         tensors = [kwargs[name] if name in kwargs else args[place] for name, place in written.items()]
-        versions = [tensor._version for tensor in tensors]
+        # Tensors of inference mode have none.
+        versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
         with torch._C._AutoDispatchBelowADInplaceOrView():
             result = op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
 
         for tensor, version in zip(tensors, versions, strict=True):
             # The launch of a kernel has moved it.
-            if tensor._version == version:
+            if version is not None and tensor._version == version:
                 increment_version(tensor)
 
         return result

@@ -183,6 +183,18 @@ def test_one_rounding_is_to_the_nearest_and_ties_to_even(function, dtype):
         assert share(function, x, changed=turned) > 1
 
 
+def test_what_is_written_to_a_part_of_a_product_is_not_one_rounding():
+    def reference(x):
+        y = x * 1.5
+        y[:3] = torch.exp(x[:3])
+        return y
+
+    x = torch.randn(9, generator=torch.Generator().manual_seed(0))
+    assert share(reference, x) <= 1
+    assert not analysed(reference, x).rounded
+    assert analysed(lambda x: x * 1.5, torch.tensor([1.0, float("inf"), float("nan")])).rounded
+
+
 def test_a_cast_is_one_rounding():
     x = torch.tensor([1 + 2.0**-8, 1 + 3 * 2.0**-8, 3.0], dtype=torch.float32)
     cast = lambda x: x.to(torch.bfloat16)  # noqa: E731

@@ -386,6 +386,20 @@ def test_versions_of_what_is_written_move():
     assert out._version == 1
 
 
+def test_tensors_of_inference_mode_are_written():
+    with torch.inference_mode():
+        x, out = tensor(3), tensor(3)
+        torch.ops.ntops.relu_(x)
+        torch.ops.ntops.exp.out(x, out=out)
+        ntops.torch.exp(x, out=out)
+
+        with _Noted() as noted:
+            ntops.torch.exp(x, out=out)
+
+    assert noted.calls
+    assert torch.equal(out, torch.exp(x))
+
+
 def test_out_is_not_differentiated():
     x = tensor(3).requires_grad_()
 
