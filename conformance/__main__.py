@@ -23,6 +23,7 @@ from conformance import (
     runner,
     semantics,
     sequences,
+    spec_files,
 )
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(given[1:])
     options = _parser().parse_args(given)
     try:
-        specs.bring(getattr(options, "specs", ()))
+        spec_files.bring(getattr(options, "specs", ()))
         with semantics.within(getattr(options, "semantics", semantics.CUDA)):
             return options.command(options)
     except (CaseError, HarnessError, ImplementationError, runner.DeviceError, specs.SpecError) as error:

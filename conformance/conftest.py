@@ -28,6 +28,7 @@ from conformance import (
     runner,
     semantics,
     sequences,
+    spec_files,
     terminal,
 )
 from conformance import spec as specs
@@ -77,7 +78,7 @@ class Options:
 
     def __init__(self, config: pytest.Config) -> None:
         try:
-            specs.bring(config.getoption("--specs") or ())
+            spec_files.bring(config.getoption("--specs") or ())
             known = specs.registry()
         except specs.SpecError as error:
             raise pytest.UsageError(str(error)) from None

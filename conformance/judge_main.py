@@ -22,7 +22,7 @@ import msgspec
 import pytest
 import torch
 
-from conformance import cases, messages, plain_calls, repro, runner, semantics, sequence_judge, sequences
+from conformance import cases, messages, plain_calls, repro, runner, semantics, sequence_judge, sequences, spec_files
 from conformance import spec as specs
 from conformance.calls import GONE, Judged, Lost, NotProvided
 from conformance.cases import Case
@@ -138,7 +138,7 @@ def main(descriptor: int, judged_descriptor: int) -> None:
         try:
             device = runner.resolve_device(setup.device, setup.worker)
             runner.choose_semantics(setup.semantics, device)
-            specs.bring(setup.specs)
+            spec_files.bring(setup.specs)
             connection.send_bytes(msgspec.json.encode(Importing()))
             implementation = load_judged(setup.implementation, judged, device)
         except Lost:

@@ -252,16 +252,17 @@ def brought() -> tuple[str, ...]:
     return tuple(_brought)
 
 
-def bring(names: Sequence[str]) -> None:
-    """Add the OpSpecs of modules to the registry of this process. A name is a module's, a file ``*.py``, or a file
-    ``*.json``: a definition of FlashInfer Trace.
+def bring(names: Sequence[str], defined: Callable[[str], OpSpec] | None = None) -> None:
+    """Add the OpSpecs of modules to the registry of this process. A name is a module's, or a file ``*.py``.
+
+    :param defined: Returns the OpSpec that a file ``*.json`` describes, or raises ValueError.
 
     A module's OpSpecs are its attributes of that class. Raises SpecError: a module that cannot be imported, has none,
     is written for another ``API`` (its ``CONFORMANCE_API``), or names an op that there is.
     """
     for name in names:
         if name not in _brought:
-            _add(name, registry(), f"--specs {name}")
+            _add(name, registry(), f"--specs {name}", defined)
             _brought.append(name)
 
 
@@ -277,24 +278,21 @@ def registered(spec: OpSpec) -> Generator[None]:
         del registry()[spec.name]
 
 
-def _add(name: str, known: dict[str, OpSpec], called: str) -> None:
+def _add(name: str, known: dict[str, OpSpec], called: str, defined: Callable[[str], OpSpec] | None = None) -> None:
     if not name.isprintable():
         raise SpecError(f"{called!r}: not a name")
-    found = _defined(name, called) if name.endswith(".json") else _of_module(name, called)
+    if defined is not None and name.endswith(".json"):
+        try:
+            found = [defined(name)]
+        except ValueError as error:
+            raise SpecError(f"{called}: {error}") from None
+    else:
+        found = _of_module(name, called)
     for spec in found:
         if not spec.name.isidentifier():
             raise SpecError(f"{called}: the name of an op is an identifier, and {spec.name!r} is none")
         if known.setdefault(spec.name, spec) is not spec:
             raise SpecError(f"{called}: there is an op {spec.name!r} already")
-
-
-def _defined(name: str, called: str) -> list[OpSpec]:
-    from conformance import definitions
-
-    try:
-        return [definitions.operator(name)]
-    except ValueError as error:
-        raise SpecError(f"{called}: {error}") from None
 
 
 def _of_module(name: str, called: str) -> list[OpSpec]:
