@@ -14,6 +14,6 @@ def bring(names: Sequence[str]) -> None:
 
 def _defined(path: str) -> specs.OpSpec:
     # What derives bounds takes a while to import, and most processes need none of it.
-    from conformance import definitions
+    from conformance import flashinfer_trace
 
-    return definitions.operator(path)
+    return flashinfer_trace.operator(path)

@@ -30,7 +30,7 @@ from conformance.selftest.search import Result  # noqa: E402
 from conformance.spec import Call, Expected  # noqa: E402
 
 PART = 12
-"""How many defects of an op a process judges: so that no op keeps one process while the others have nothing to do."""
+"""A process judges so many defects of an op: so that no op keeps one process while the others have nothing to do."""
 LEAST = 0.95
 """The share of all defects that is to be caught."""
 

@@ -188,7 +188,7 @@ def test_what_may_leave_the_range_or_is_not_finite_is_not_followed():
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_two_sums_that_overflow_have_a_difference_that_is_not_judged(interleaved):
-    """Where both elements of each pair are alike the gradient of the sine is 0, and its two sums are infinite."""
+    """The gradient of the sine is 0 where both elements of each pair are alike, and its two sums are infinite."""
     x, weight = torch.ones(1, 1, 320), torch.full((320,), 3e37)
     cos, sin, dout = torch.full((1, 1), 0.7), torch.full((1, 1), 0.7), torch.ones(1, 1, 320)
     call = Call((x, weight, cos, sin), {"head_dim": 2, "interleaved": interleaved}, None)

@@ -13,7 +13,7 @@ import torch
 
 from conformance import judge
 from conformance.authoring import ArgumentError
-from conformance.definitions import definition
+from conformance.flashinfer_trace import definition
 from conformance.one_line import Judgement
 
 REFERENCE = """
@@ -105,6 +105,7 @@ def test_without_workloads_all_sizes_are_drawn(tmp_path):
         ({"constraints": ["rows == eps[-1].item()"]}, "would not meet the constraint"),
         ({"constraints": ["rows =="]}, "is no expression"),
         ({"reference": "def run(:"}, "its reference failed: SyntaxError"),
+        ({"reference": "raise SystemExit(3)"}, "its reference failed: SystemExit: 3"),
         ({"reference": "x = 1"}, "no function 'run'"),
         ({"inputs": {"x": {"shape": ["depth"], "dtype": "float32"}}}, "has an axis 'depth'"),
         ({"inputs": {"x": {"shape": ["rows"], "dtype": "float4_e2m1"}}}, "dtype float4_e2m1"),

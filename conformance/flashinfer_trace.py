@@ -8,6 +8,7 @@ each line: drawn calls have their sizes and numbers, not their elements.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def definition(path: Path | str, *, workloads: Path | str | None = None, **numbe
         "reference": reference,
         "arguments": arguments,
         # Each argument has its own.
-        "dtypes": floating[:1] or ("float32",),
+        "dtypes": floating[:1] or ["float32"],
         "sizes": {name: drawn for name, drawn in sizes.items() if drawn},
     }
 
@@ -142,15 +143,9 @@ def _workloads(path: Path | None, found: Definition, fixed: dict[str, int]) -> I
         raise ArgumentError(f"{path}: no workloads of FlashInfer Trace: {error}") from None
     for one in (line.workload for line in lines if line.definition == found.name):
         sizes = fixed | one.axes
-        if all(_elements(tensor, sizes) <= MOST for tensor in found.inputs.values()):
+        shapes = (tensor.shape or () for tensor in found.inputs.values())
+        if all(math.prod(sizes.get(axis, 1) for axis in shape) <= MOST for shape in shapes):
             yield one
-
-
-def _elements(tensor: Tensor, sizes: dict[str, int]) -> int:
-    count = 1
-    for axis in tensor.shape or ():
-        count *= sizes.get(axis, 1)
-    return count
 
 
 def _argument(path: Path, name: str, tensor: Tensor, fixed: dict[str, int], numbers: dict[str, Any]) -> Any:
@@ -175,8 +170,8 @@ def _run(path: Path, found: Definition) -> Callable[..., Any]:
     names: dict[str, Any] = {"__name__": f"definition_{found.name}"}
     try:
         exec(compile(found.reference, str(path), "exec"), names)
-    # Somebody else's code.
-    except Exception as error:  # noqa: BLE001
+    # Running somebody else's code may raise anything, as importing a module of OpSpecs may.
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         raise ArgumentError(f"{path}: its reference failed: {type(error).__name__}: {error}") from None
     if not callable(names.get("run")):
         raise ArgumentError(f"{path}: its reference has no function 'run'")
