@@ -194,8 +194,10 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
         numbers = loss.number(loss.kept), loss.number(loss.share)
         found = _reduced(loss, running, running_y, running_w, *numbers)
         terms = np.abs(value * w * (1.0 if y is None else y))
-        # What overflows in float64 itself has no sum; what an infinite weight makes of a loss near 0 is anybody's.
-        plainly = np.isfinite(terms) | ~np.isfinite(value) | (False if y is None else ~np.isfinite(y))
+        # What overflows in float64 itself has no sum; what infinite factors make of what may be 0 is anybody's.
+        plainly = np.isfinite(terms) | ~np.isfinite(value)
+        if y is not None:
+            plainly |= ~np.isfinite(y) & ~(np.isinf(y) & (np.abs(value) <= bound))
         within = _in_range(loss, terms) & bool(plainly.all() and np.isfinite(w).all())
     # What is infinite or NaN in float64 is so for its operands; the rest is judged where its error is known.
     known = np.isfinite(found.error)

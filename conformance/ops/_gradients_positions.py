@@ -85,9 +85,14 @@ def _rotated_back(
 ) -> tuple[Running, tuple[Running, Running]]:
     (g0, g1), (x0, x1) = _pairs(g, interleaved), _pairs(x, interleaved)
     found = _joined(g0 * cos + g1 * sin, g1 * cos - g0 * sin, interleaved)
-    # Summed apart, as torch's own formula does: where both sums overflow, their difference is no number.
-    sines = (g1 * x0).sum((0, 2)) - (g0 * x1).sum((0, 2))
-    return found, (sines, (g0 * x0).sum((0, 2)) + (g1 * x1).sum((0, 2)))
+    return found, (_added(g1 * x0, -(g0 * x1)), _added(g0 * x0, g1 * x1))
+
+
+def _added(one: Running, other: Running) -> Running:
+    """Return the sum of both over batch and heads: terms of the one may be added before or after those of the other,
+    and what leaves the range in one order is not judged."""
+    value, error = (np.concatenate(both) for both in ((one.value, other.value), (one.error, other.error)))
+    return Running(value, error, one.dtype).sum((0, 2))
 
 
 def norm_and_rotation(call: Call, dout: torch.Tensor) -> Gradients:

@@ -195,3 +195,15 @@ def test_two_sums_that_overflow_have_a_difference_that_is_not_judged(interleaved
     assert np.isinf(_gradients_positions.norm_and_rotation(call, dout)[3].error).all()
     call = Call((x, weight / 320, cos, sin), {"head_dim": 2, "interleaved": interleaved}, None)
     assert np.isfinite(_gradients_positions.norm_and_rotation(call, dout)[3].error).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_that_overflows_in_one_order_is_not_judged(dtype):
+    """A batch's difference is 4.8e38, the sum of both is 3e38, and each product's terms stay within the range."""
+    x = torch.tensor([[2.4e38, -2.4e38], [-0.9e38, 0.9e38]], dtype=dtype).reshape(2, 1, 1, 2)
+    angle = torch.full((1, 1), 0.7, dtype=dtype)
+    dout = torch.ones(2, 1, 1, 2, dtype=dtype)
+    found = _gradients_positions.rotation(Call((x, angle, angle), {}, None), dout)
+    assert np.isinf(found[1].error).all()
+    found = _gradients_positions.rotation(Call((x / 4, angle, angle), {}, None), dout)
+    assert np.isfinite(found[1].error).all()
