@@ -175,7 +175,7 @@ def attention(
     implementation does (SPEC.md, 3)."""
     if query.ndim > 2 and (repeats := query.shape[-3] // max(key.shape[-3], 1)) > 1:
         key, value = (one.repeat_interleave(repeats, -3) for one in (key, value))
-    scores = (query @ key.transpose(-2, -1)) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = (query @ key.transpose(-2, -1)) * (1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale)
     if is_causal:
         attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:

@@ -240,7 +240,7 @@ def _told(tensors, args, kwargs, state, scope):
     lines.append(f"if {' or '.join(differs)} or not check({listed('tensor', once)}): return None")
     differs = ["state_of() != state"] if state else []
 
-    if torch.cuda.device_count() != 1:
+    if torch.cuda.device_count() > 1:
         differs.append(f"device_of() != {current_device()}")
 
     if not all(tensor.is_floating_point() for tensor in tensors):
