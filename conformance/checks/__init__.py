@@ -142,7 +142,7 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
         return ["metadata"]
     sampled = [check for check, applies in SAMPLED.items() if check in named and applies(trial)]
     if checks is None and not thorough and sampled:
-        sampled = [least_tried.choose(trial.case, "checks", sampled)]
+        sampled = [least_tried.choose(trial.case, "checks", sampled, trial.tells)]
     drawn = checks is None and not thorough
     seed, note = cases.seed(trial.case), trial.case.note
     left = {name for name, share in SELDOM.items() if drawn and seed % share}

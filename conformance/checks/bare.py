@@ -23,7 +23,9 @@ _WHERE = {
 def bare(trial: Trial) -> Finding:
     """Check that a call without margins, mode or watch is right too, at addresses where an earlier call had other
     contents; where the implementation claims to be deterministic, with the same bits."""
-    ways = tuple(_WHERE) if trial.thorough else (least_tried.choose(trial.case, "bare", tuple(_WHERE)),)
+    ways = tuple(_WHERE)
+    if not trial.thorough:
+        ways = (least_tried.choose(trial.case, "bare", ways, trial.tells),)
     findings = [_bare(trial, how) for how in ways]
     return max(findings, key=lambda one: (one.status == FAILED, one.status != PASSED))
 

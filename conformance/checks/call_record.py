@@ -106,6 +106,13 @@ class Trial:
         return msgspec.structs.replace(finding, status=DEVIATION, message=name) if name else finding
 
     @functools.cached_property
+    def tells(self) -> bool:
+        """Whether the elements of torch's result differ; where it has one, those of the first operand."""
+        found = [one for one in self.reference.tensors() if one.numel()]
+        found += self.inputs[:1] if all(one.numel() == 1 for one in found) else []
+        return any(_differ(one) for one in found)
+
+    @functools.cached_property
     def parts(self) -> Parts | None:
         """The parts of a single result; None for several."""
         return self.spec.parts(self.call) if isinstance(self.call.result, torch.Tensor) else None
@@ -212,6 +219,12 @@ def malformed(ours: Any, theirs: Any) -> str:
         return f"returned {len(ours)} results in a {type(ours).__name__} instead of one tensor"
     results = ours if isinstance(ours, tuple) else (ours,)
     return next((f"returned {_kind(r)} instead of a tensor" for r in results if not isinstance(r, torch.Tensor)), "")
+
+
+def _differ(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has elements of different bytes."""
+    rows = tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8)
+    return bool((rows != rows[:1]).any())
 
 
 def builtin_class(kind: type[BaseException]) -> type[BaseException]:

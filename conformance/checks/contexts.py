@@ -211,7 +211,7 @@ def variants(trial: Trial, name: str, outs: tuple[str, ...], one: bool = False) 
     names = ["", *others]
     if not trial.thorough and others:
         options = names if one else [*others]
-        chosen = least_tried.choose(trial.case, name, options)
+        chosen = least_tried.choose(trial.case, name, options, trial.tells)
         names = [chosen] if one else ["", chosen]
     found = [(f", {what}", trial.derive(others[what])) if what else ("", trial) for what in names]
     return [(what, derived) for what, derived in found if _is_well(derived)]

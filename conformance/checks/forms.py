@@ -128,7 +128,7 @@ def first(trial: Trial, name: str, variants: Variants) -> Finding:
     variants = {what: case for what, case in variants.items() if trial.spec.takes(case)}
     chosen: Iterable[tuple[str, Case]] = variants.items()
     if not trial.thorough and variants:
-        what = least_tried.choose(trial.case, name, [*variants])
+        what = least_tried.choose(trial.case, name, [*variants], trial.tells)
         chosen = [(what, variants[what])]
     found = (_judge(trial, name, what, trial.derive(case)) for what, case in chosen)
     kept = [finding for finding in found if finding.status != PASSED]

@@ -1,5 +1,6 @@
 """Choose what a drawn case tries: half the time the option that its search tried least, so that options of few cases
-are not left out; and one case in so many of those to which it applies."""
+are not left out; and one case in so many of those to which it applies. A try of a call whose elements are all alike
+does not count."""
 
 from __future__ import annotations
 
@@ -37,8 +38,12 @@ def anew() -> None:
     _turns.clear()
 
 
-def choose(case: Case, what: str, names: Sequence[str]) -> str:
-    """Return one of the names, of which there is at least one. ``what``: the kind of choice."""
+def choose(case: Case, what: str, names: Sequence[str], tells: bool = True) -> str:
+    """Return one of the names, of which there is at least one.
+
+    :param what: The kind of choice.
+    :param tells: Whether the try counts: a case that shows nothing of how elements are found leaves the option to others.
+    """
     # The names are part of the key: an implementation that offers more has choices of its own.
     seed, identity = cases.seed(case), (cases.case_id(case), what, *names)
     if identity in _chosen:
@@ -48,7 +53,7 @@ def choose(case: Case, what: str, names: Sequence[str]) -> str:
     if seed // 7 % 2:
         # Not always: else common options would go only to cases that have no rarer one.
         found = min(range(len(names)), key=lambda place: (tried[names[place]], (place - seed) % len(names)))
-    tried[names[found]] += 1
+    tried[names[found]] += tells
     if len(_chosen) >= MOST:
         _chosen.clear()
     _chosen[identity] = names[found]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -30,6 +31,16 @@ def test_what_few_cases_can_try_is_tried_first():
     names = [("a", "b", "c", "seldom") if number % 10 == 0 else ("a", "b", "c") for number in range(100)]
     tried = Counter(least_tried.choose(case, "checks", of) for case, of in zip(numbered(100), names, strict=True))
     assert tried["seldom"] >= 5
+
+
+def test_a_try_that_tells_nothing_is_tried_again():
+    names = ("a", "b", "c", "d")
+    tells = [number % 3 == 0 for number in range(120)]
+    chosen = [least_tried.choose(case, "checks", names, of) for case, of in zip(numbered(120), tells, strict=True)]
+    tried = Counter(itertools.compress(chosen, tells))
+    assert set(tried) == {*names}
+    assert max(tried.values()) - min(tried.values()) <= 6
+    assert least_tried._tried["abs", "float32", "checks"] == tried
 
 
 def test_a_case_tries_the_same_again_unless_it_cannot():
