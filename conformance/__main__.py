@@ -1,4 +1,4 @@
-"""``python -m conformance run|reproduce|versus|show|export-onnx|list|corpus``: the suite, saved cases and sequences."""
+"""``python -m conformance run|reproduce|versus|show|export-onnx|trace|list|corpus``: the suite, and saved cases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ import msgspec
 from conformance import (
     cases,
     corpus,
+    flashinfer_dataset,
     messages,
     onnx_tests,
     plain_calls,
@@ -33,9 +34,11 @@ from conformance.sequences import CallSequence
 from conformance.session import PROFILES
 from conformance.versus import compare_all
 from conformance.worker import CASE_TIMEOUT, IMPORT_LIMIT, Child, HarnessError, seconds
+from strategies.stored import StoredError
 
 PASSED, FAILED, BAD_INPUT = 0, 1, 2
 RUN = "run"
+_BAD = CaseError, HarnessError, ImplementationError, runner.DeviceError, specs.SpecError, StoredError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spec_files.bring(getattr(options, "specs", ()))
         with semantics.within(getattr(options, "semantics", semantics.CUDA)):
             return options.command(options)
-    except (CaseError, HarnessError, ImplementationError, runner.DeviceError, specs.SpecError) as error:
+    except _BAD as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -132,6 +135,35 @@ def export_onnx(options: argparse.Namespace) -> int:
     return PASSED
 
 
+def write_trace(options: argparse.Namespace) -> int:
+    """Write saved cases as a data set of FlashInfer Trace."""
+    paths = dict.fromkeys(path for one in options.cases for path in _all_in(one))
+    found = []
+    for path in paths:
+        one = sequences.read(path, max_elements=options.max_elements)
+        if isinstance(one, Case):
+            found.append((path, one))
+        else:
+            print(f"left out {path}: a sequence of calls, and a workload is one call")
+    with _writing(options.out):
+        lines = flashinfer_dataset.write(found, options.out)
+    print("\n".join(lines))
+    return PASSED
+
+
+def read_trace(options: argparse.Namespace) -> int:
+    """Write the workloads of a definition of FlashInfer Trace as saved cases."""
+    # What derives bounds takes a while to import, and other commands need none of it.
+    from conformance import flashinfer_trace
+
+    with _writing(options.out):
+        lines = flashinfer_trace.save_workloads(
+            options.definition, options.out, limit=options.limit, max_elements=options.max_elements
+        )
+    print("\n".join(lines))
+    return PASSED
+
+
 def list_(options: argparse.Namespace) -> int:
     """Print the ops with their dtypes, and the saved cases."""
     known = specs.registry()
@@ -176,9 +208,28 @@ def prune_(options: argparse.Namespace) -> int:
 
 
 def _read(options: argparse.Namespace) -> Case | CallSequence:
-    folders = (corpus.SHIPPED, corpus.LARGE, corpus.FAILURES)
-    path = options.case if options.case.exists() else corpus.find(str(options.case), folders) or options.case
-    return sequences.read(path, max_elements=options.max_elements, max_bytes=options.max_bytes)
+    return sequences.read(_found(options.case), max_elements=options.max_elements, max_bytes=options.max_bytes)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CaseError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _found(path: Path) -> Path:
+    return path if path.exists() else corpus.find(str(path), (corpus.SHIPPED, corpus.LARGE, corpus.FAILURES)) or path
+
+
+def _all_in(path: Path) -> list[Path]:
+    """Return the saved cases of a folder or a JSONL file, or the one that is named."""
+    if path.is_dir() and not corpus.files([path]):
+        raise CaseError(f"{path}: no saved case is there")
+    if path.is_dir():
+        return corpus.files([path])
+    return [Path(f"{path}#{line.id}") for line in cases.lines(path)] if path.suffix == cases.LINES else [_found(path)]
 
 
 def _positive(text: str) -> int:
@@ -189,7 +240,7 @@ def _positive(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="The suite, and saved cases.")
-    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|export-onnx|list|corpus")
+    commands = parser.add_subparsers(required=True, metavar="run|reproduce|versus|show|export-onnx|trace|list|corpus")
     # ``main`` takes it, with options that are pytest's; here it is for those who ask for help.
     commands.add_parser(RUN, help="judge: takes the options of pytest, as pytest --pyargs conformance does")
     known = argparse.ArgumentParser(add_help=False)
@@ -232,6 +283,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     exported.add_argument("out", type=Path, metavar="OUT", help="the folder in which the test has one of its own")
     exported.set_defaults(command=export_onnx)
+    traces = commands.add_parser("trace", help="data sets of FlashInfer Trace, the format of flashinfer-bench")
+    ways = traces.add_subparsers(required=True, metavar="write|read")
+    limited = argparse.ArgumentParser(add_help=False)
+    limited.add_argument("--max-elements", type=int, default=cases.MAX_ELEMENTS, help="limit (default: %(default)s)")
+    written = ways.add_parser("write", parents=[known, limited], help="write cases as definitions and workloads")
+    saved = "a file, FILE.jsonl, FILE.jsonl#ID, the id of a saved case, or a folder of cases"
+    written.add_argument("cases", nargs="+", type=Path, metavar="CASES", help=saved)
+    written.add_argument("--out", type=Path, required=True, metavar="DATASET", help="a new folder")
+    written.set_defaults(command=write_trace)
+    read = ways.add_parser("read", parents=[limited], help="write the workloads of a definition as cases")
+    read.add_argument("definition", type=Path, metavar="DEFINITION.json", help="in its data set; its reference is run")
+    read.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a new folder, for --workload")
+    read.add_argument("--limit", type=_positive, metavar="N", help="the first N workloads (default: all)")
+    read.set_defaults(command=read_trace)
     all_ = commands.add_parser("list", parents=[known], help="print the ops, their dtypes and the saved cases")
     all_.add_argument("--op", help="this op only")
     all_.add_argument("--corpus", type=Path, help="the saved cases of this folder")

@@ -186,8 +186,11 @@ class _Signature:
             name: max(one.times for one in every if isinstance(one, _Size) and one.name == name) for name in self.names
         }
         self.fixed = max(
-            math.prod(one.times for one in shape.sizes if isinstance(one, _Size) and not one.name)
-            for shape in self.shapes
+            1,
+            *(
+                math.prod(one.times for one in shape.sizes if isinstance(one, _Size) and not one.name)
+                for shape in self.shapes
+            ),
         )
 
     def cases(self, dtypes: Sequence[str]) -> st.SearchStrategy[Case]:

@@ -147,6 +147,8 @@ class Options:
         if not self.pairs:
             wanted = "; ".join(f"{op} takes {', '.join(known[op].dtypes)}" for op in self.ops)
             raise pytest.UsageError(f"no op that was asked for takes the dtypes that were asked for: {wanted}")
+        self.drawn = [(op, dtype) for op, dtype in self.pairs if known[op].drawn]
+        """Those of which calls are drawn."""
         self.arguments = [
             *(part for name in specs.brought() for part in ("--specs", name)),
             *(part for op in self.ops for part in ("--op", op)),
@@ -381,10 +383,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         paths = options.saved()
         metafunc.parametrize("saved", paths, ids=list(map(corpus.name, paths)))
     elif "whole_op" in metafunc.fixturenames:
-        metafunc.parametrize("whole_op", list(dict(options.pairs)) if options.sequences else [])
+        metafunc.parametrize("whole_op", list(dict(options.drawn)) if options.sequences else [])
     else:
         # A run that asks only for sequences judges no single cases.
-        metafunc.parametrize(("op", "dtype"), [] if options.checks == [SEQUENCE] else options.pairs)
+        metafunc.parametrize(("op", "dtype"), [] if options.checks == [SEQUENCE] else options.drawn)
 
 
 @pytest.fixture(scope="session")

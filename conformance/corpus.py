@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -164,3 +165,19 @@ def write(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Generator[Path]:
+    """Yield a new folder that becomes ``path`` if nothing is raised, and is removed otherwise.
+
+    Raises CaseError: something is there already."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CaseError(f"{path}: is there already; name a new folder")
+    temporary = path.absolute().with_name(f".{path.absolute().name}.{os.getpid()}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -2,23 +2,29 @@
 
 A definition is a JSON file: axes, constant or variable; inputs and outputs with a shape of axes and a dtype; and the
 source of a reference, a function ``run``. Reading one runs that source. Its workloads are a file of a JSON object on
-each line: drawn calls have their sizes and numbers, not their elements.
+each line: drawn calls have their sizes and numbers, and ``save_workloads`` makes cases of them, with their elements.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import hashlib
 import math
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
+import torch
 
-from conformance import authoring
+from conformance import authoring, cases, corpus
 from conformance.authoring import ArgumentError
+from conformance.cases import Case
 from conformance.spec import OpSpec
 from strategies import dtypes as dtype_names
+from strategies import stored, tensors
+from strategies.specs import TensorSpec
 
 MOST = 1 << 22
 """The most elements of an input whose sizes are those of a workload; larger workloads are left out."""
@@ -46,9 +52,25 @@ class Definition(msgspec.Struct, frozen=True):
     constraints: tuple[str, ...] | None = None
 
 
+class Random(msgspec.Struct, frozen=True, tag="random"):
+    """Elements, or a number, to be drawn."""
+
+
+class Scalar(msgspec.Struct, frozen=True, tag="scalar"):
+    value: bool | int | float
+
+
+class Blob(msgspec.Struct, frozen=True, tag="safetensors"):
+    """Elements in a file of the data set."""
+
+    path: str
+    tensor_key: str
+
+
 class Workload(msgspec.Struct, frozen=True):
     axes: dict[str, int]
-    inputs: dict[str, dict[str, Any]]
+    inputs: dict[str, Random | Scalar | Blob]
+    uuid: str
 
 
 class _Line(msgspec.Struct, frozen=True):
@@ -71,12 +93,73 @@ def definition(path: Path | str, *, workloads: Path | str | None = None, **numbe
     """
     path = Path(path)
     found = _read(path)
-    fixed = {name: axis.value for name, axis in found.axes.items() if axis.type == "const" and axis.value}
-    _check(path, found, fixed)
-    lines = list(_workloads(_beside(path) if workloads is None else Path(workloads), found, fixed))
-    given = {
-        name: value["value"] for one in lines[:1] for name, value in one.inputs.items() if value.get("type") == "scalar"
-    }
+    if unmet := _unmet(path, found):
+        raise ArgumentError(
+            f"{path}: drawn calls would not meet the constraint {unmet!r}. Write an OpSpec that does "
+            "(docs/adding-an-op.md, section 3), or judge its workloads (python -m conformance trace read)"
+        )
+    return _described(path, found, workloads, numbers)
+
+
+def operator(path: Path | str) -> OpSpec:
+    """Return the OpSpec of a definition, as ``--specs`` takes it. One with constraints that drawn calls would not meet
+    is judged by saved cases alone. Raises ArgumentError."""
+    path = Path(path)
+    found = _read(path)
+    spec = authoring.operator(found.name, **_described(path, found, None, {}))
+    return dataclasses.replace(spec, drawn=_unmet(path, found) is None)
+
+
+def save_workloads(
+    path: Path | str, out: Path, *, limit: int | None = None, max_elements: int = cases.MAX_ELEMENTS
+) -> list[str]:
+    """Write the workloads of a definition, from the data set that it is in, as cases with their data into the new
+    folder ``out``; return lines for people. The cases are of the op that ``operator`` returns.
+
+    Elements and numbers to be drawn follow from the workload's uuid.
+
+    :param limit: The most workloads.
+    :param max_elements: Workloads whose operands have more elements together are left out, and named.
+    :raises ArgumentError: A definition, a workload or a file of elements that cannot be read, or does not fit the
+        others. Nothing is written then.
+    :raises CaseError: ``out`` is there already. :raises StoredError: safetensors is not installed.
+    """
+    path = Path(path)
+    found = _read(path)
+    operator(path)
+    beside = _beside(path)
+    if beside is None:
+        raise ArgumentError(f"{path}: no workloads are beside it, in workloads/.../{path.stem}.jsonl")
+    stored.library()
+    workloads = _workloads(beside, found)[:limit]
+    told: list[str] = []
+    count = 0
+    if not workloads:
+        raise ArgumentError(f"{beside}: it has no workload of {found.name}")
+    with corpus.whole_folder(out) as folder:
+        for one in workloads:
+            where = f"{beside}: workload {one.uuid!r}"
+            shapes = _shapes(where, found, one)
+            total = sum(math.prod(shape) for shape in shapes.values())
+            if total > max_elements:
+                told.append(f"left out {where}: it has {total} elements; --max-elements allows {max_elements}")
+                continue
+            case = _case(where, beside.parents[2], found, one, shapes, folder)
+            (folder / f"{cases.case_id(case)}.json").write_bytes(cases.encode(case))
+            count += 1
+        if not count:
+            raise ArgumentError("; ".join(("no workload is left", *told)))
+    return [*told, f"wrote {count} of {len(workloads)} workloads of {found.name} to {out}"]
+
+
+def _described(path: Path, found: Definition, workloads: Path | str | None, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``definition`` returns, whatever the constraints."""
+    fixed = _fixed(found)
+    beside = _beside(path) if workloads is None else Path(workloads)
+    lines = _workloads(beside, found) if beside is not None else []
+    # Not those that are too large to be judged often.
+    lines = [one for one in lines if all(math.prod(shape) <= MOST for shape in _sizes(found, one).values())]
+    given = {name: one.value for line in lines[:1] for name, one in line.inputs.items() if isinstance(one, Scalar)}
     reference = _run(path, found)
     arguments = [_argument(path, name, tensor, fixed, given | numbers) for name, tensor in found.inputs.items()]
     floating = [_dtype(one.dtype) for one in found.inputs.values() if one.shape is not None]
@@ -92,35 +175,32 @@ def definition(path: Path | str, *, workloads: Path | str | None = None, **numbe
     }
 
 
-def operator(path: Path | str) -> OpSpec:
-    """Return the OpSpec of a definition, as ``--specs`` takes it. Raises ArgumentError."""
-    found = _read(Path(path))
-    return authoring.operator(found.name, **definition(path))
-
-
 def _read(path: Path) -> Definition:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Definition)
+        found = msgspec.json.decode(path.read_bytes(), type=Definition)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path}: no definition of FlashInfer Trace: {error}") from None
-
-
-def _check(path: Path, found: Definition, fixed: dict[str, int]) -> None:
-    """Refuse a definition whose drawn calls would not be calls of it."""
     for name, tensor in found.inputs.items():
         for axis in tensor.shape or ():
             if axis not in found.axes or not axis.isidentifier():
                 raise ArgumentError(f"{path}: input {name!r} has an axis {axis!r}, which the definition has not")
+    return found
+
+
+def _fixed(found: Definition) -> dict[str, int]:
+    return {name: axis.value for name, axis in found.axes.items() if axis.type == "const" and axis.value is not None}
+
+
+def _unmet(path: Path, found: Definition) -> str | None:
+    """Return a constraint that drawn calls would not meet: one of more than constant axes."""
     for one in found.constraints or ():
         try:
             names = {node.id for node in ast.walk(ast.parse(one, mode="eval")) if isinstance(node, ast.Name)}
         except SyntaxError:
             raise ArgumentError(f"{path}: the constraint {one!r} is no expression") from None
-        if not names <= {*fixed}:
-            raise ArgumentError(
-                f"{path}: drawn calls would not meet the constraint {one!r}. Write an OpSpec that does "
-                "(docs/adding-an-op.md, section 3)"
-            )
+        if not names <= {*_fixed(found)}:
+            return one
+    return None
 
 
 def _beside(path: Path) -> Path | None:
@@ -133,19 +213,93 @@ def _beside(path: Path) -> Path | None:
     return None
 
 
-def _workloads(path: Path | None, found: Definition, fixed: dict[str, int]) -> Iterator[Workload]:
-    """Read the workloads of a definition, but for those that are too large to be judged."""
-    if path is None:
-        return
+def _workloads(path: Path, found: Definition) -> list[Workload]:
+    """Read the workloads of a definition."""
     try:
         lines = msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path}: no workloads of FlashInfer Trace: {error}") from None
-    for one in (line.workload for line in lines if line.definition == found.name):
-        sizes = fixed | one.axes
-        shapes = (tensor.shape or () for tensor in found.inputs.values())
-        if all(math.prod(sizes.get(axis, 1) for axis in shape) <= MOST for shape in shapes):
-            yield one
+    return [line.workload for line in lines if line.definition == found.name]
+
+
+def _sizes(found: Definition, one: Workload) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a workload; an axis that nobody knows has -1."""
+    sizes = one.axes | _fixed(found)
+    return {
+        name: tuple(sizes.get(axis, -1) for axis in tensor.shape)
+        for name, tensor in found.inputs.items()
+        if tensor.shape is not None
+    }
+
+
+# --- cases -------------------------------------------------------------------------------------------------------
+
+
+def _shapes(where: str, found: Definition, one: Workload) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a workload. Raises ArgumentError: it does not fit the definition."""
+    shapes = _sizes(found, one)
+    for name, shape in shapes.items():
+        for axis, size in zip(found.inputs[name].shape or (), shape, strict=True):
+            if size < 0:
+                raise ArgumentError(f"{where}: it has no size of axis {axis!r}, or a negative one")
+    for name, given in one.inputs.items():
+        if name not in found.inputs:
+            raise ArgumentError(f"{where}: the definition has no input {name!r}")
+        if isinstance(given, Scalar if name in shapes else Blob):
+            raise ArgumentError(f"{where}: input {name!r} is a {'tensor' if name in shapes else 'number'}")
+    return shapes
+
+
+def _case(
+    where: str,
+    root: Path,
+    found: Definition,
+    one: Workload,
+    shapes: Mapping[str, tuple[int, ...]],
+    folder: Path,
+) -> Case:
+    """Return a workload as a case, whose elements are saved to the folder."""
+    args: list[cases.Argument] = []
+    digests: list[str] = []
+    seed = int.from_bytes(hashlib.sha256(one.uuid.encode()).digest()[:8])
+    for place, (name, tensor) in enumerate(found.inputs.items()):
+        # What a workload does not name is random, as in flashinfer-bench.
+        given, dtype = one.inputs.get(name, Random()), _dtype(tensor.dtype)
+        if isinstance(given, Scalar):
+            args.append(given.value)
+        elif isinstance(given, Blob):
+            elements = _elements(f"{where}: input {name!r}", root, given)
+            have = dtype_names.from_torch(elements.dtype), tuple(elements.shape)
+            if have != (dtype, shapes[name]):
+                told = f"{have[0]}{list(have[1])}, and not {dtype}{list(shapes[name])}"
+                raise ArgumentError(f"{where}: input {name!r} is {told}")
+            args.append(tensors.keep(elements, elements.stride(), 0, folder))
+            digests.append(tensors.digest(elements))
+        elif name in shapes:
+            spec = TensorSpec(shapes[name], dtype, seed=seed)
+            args.append(spec)
+            digests.append(tensors.digest(tensors.materialize(spec, len(digests))))
+        else:
+            args.append(tensors.materialize(TensorSpec((), dtype, seed=seed), place).item())
+    note = f"workload {one.uuid} of {found.name}"
+    return Case(op=found.name, args=tuple(args), digests=tuple(digests), note=note)
+
+
+def _elements(where: str, root: Path, given: Blob) -> torch.Tensor:
+    """Return the tensor of a file of the data set. Raises ArgumentError."""
+    inside = PurePosixPath(given.path)
+    # By its text alone: caches of data sets have symbolic links to files elsewhere.
+    if inside.is_absolute() or ".." in inside.parts:
+        raise ArgumentError(f"{where}: {given.path!r} is not within the data set")
+    try:
+        with stored.library().safe_open(root / inside, "pt") as file:
+            return file.get_tensor(given.tensor_key)
+    # safetensors has an exception of its own, and raises others.
+    except Exception as error:  # noqa: BLE001
+        raise ArgumentError(f"{where}: {root / inside} cannot be read: {error}") from None
+
+
+# --- definitions -------------------------------------------------------------------------------------------------
 
 
 def _argument(path: Path, name: str, tensor: Tensor, fixed: dict[str, int], numbers: dict[str, Any]) -> Any:

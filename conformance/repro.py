@@ -81,7 +81,7 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     failed = verdict.failure.check if verdict.failure else ""
     copies, reference = "written" in prepared.spec.checks, prepared.reference.operands
     data = {
-        "reference": _qualified(prepared.spec.reference, case.op),
+        "reference": qualified(prepared.spec.reference, case.op),
         "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
         "operands": [_operand(tensor) for tensor in prepared.inputs],
@@ -166,7 +166,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         found = answer or Expected(one.double(), judged=torch.zeros((), dtype=torch.bool), bound=one.double())
         results.append(_result(one, found, prepared.reference, verdict) | {"strides": None, "shares": True})
     data = {
-        "reference": _qualified(prepared.spec.reference, case.op),
+        "reference": qualified(prepared.spec.reference, case.op),
         "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
         "operands": [_operand(tensor) for tensor in inputs],
@@ -197,6 +197,20 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     return data, "\n".join(lines)
 
 
+def literal(argument: Any) -> str:
+    """Return the source of an argument that is no tensor, where ``torch`` is imported."""
+    match argument:
+        case DType(name):
+            return f"torch.{name}"
+        case Ints(items):
+            return repr(list(items))
+        case NonFinite(text):
+            return f"float({text!r})"
+    return (
+        f"float({str(argument)!r})" if isinstance(argument, float) and not math.isfinite(argument) else repr(argument)
+    )
+
+
 def _call(case: Case) -> str:
     """Return the call as it would be written by hand."""
     count = 0
@@ -215,13 +229,11 @@ def _call(case: Case) -> str:
                 return f"{it}.transpose(-2, -1)" if turned else it
             case View(operand, dim, start, length):
                 return f"operands[{operand}].narrow({dim}, {start}, {length})"
-            case DType(name):
-                return f"torch.{name}"
+            case DType() | Ints():
+                return literal(argument)
             case Variant(name):
                 variant = f"importlib.import_module('torch.nn.attention.bias').CausalVariant.{name}"
                 return f"own({case.op}, {variant})" if case.form == forms.call_contexts.OWN else variant
-            case Ints(items):
-                return repr(list(items))
             case NonFinite(value):
                 return number(float(value))
         return number(argument)
@@ -230,11 +242,8 @@ def _call(case: Case) -> str:
         if case.form == forms.NUMPY and (found := forms.of_numpy(value, seed(case))) is not value:
             if isinstance(found, tuple):
                 return f"({''.join(f'{number(one)}, ' for one in value)})"
-            return f"importlib.import_module('numpy').{type(found).__name__}({number_text(value)})"
-        return number_text(value)
-
-    def number_text(value: Any) -> str:
-        return f"float({str(value)!r})" if isinstance(value, float) and not math.isfinite(value) else repr(value)
+            return f"importlib.import_module('numpy').{type(found).__name__}({literal(value)})"
+        return literal(value)
 
     for name in case.kwargs:
         if not name.isidentifier() or keyword.iskeyword(name):
@@ -374,7 +383,7 @@ def _pack(array: np.ndarray) -> str:
     return base64.b85encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
 
 
-def _qualified(reference: Any, op: str) -> str:
+def qualified(reference: Any, op: str) -> str:
     """Return where a script finds torch's function, as ``module:name``: the reference itself, or the function that a
     reference with a signature of its own stands for; empty where torch has no such function."""
     spaces = [space for space in TORCH_SPACES if hasattr(space, op)]

@@ -185,6 +185,9 @@ class OpSpec:
     """A dim of the case of which parts can be computed alone, if there is one."""
     parts: Callable[[Call], Parts | None] = lambda call: None
     """How the result of a call that is not refused falls into parts, of which a few are judged where it is large."""
+    drawn: bool = True
+    """Whether calls are drawn. Not where ``cases`` do not know what the contents of operands have to be: saved cases
+    alone are judged then."""
     again: str = ""
     """How a saved case is judged again, where ``python -m conformance reproduce`` does not know the op."""
     gradients: Callable[[Call, torch.Tensor], Mapping[int | str, Running]] | None = None

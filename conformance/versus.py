@@ -186,6 +186,8 @@ def _asked(ops: Sequence[str], dtypes: Sequence[str]) -> tuple[list[tuple[str, s
     for op in ops:
         if op not in known:
             raise CaseError(unknown_name("op", op, sorted(known)))
+        if not known[op].drawn:
+            raise CaseError(f"no calls of {op} are drawn: its saved cases alone are judged")
         if "distribution" in known[op].checks:
             raise CaseError(f"results of {op} are random: implementations need not agree")
     valid = list(dict.fromkeys(dtype for spec in known.values() for dtype in spec.dtypes))
