@@ -223,7 +223,8 @@ def malformed(ours: Any, theirs: Any) -> str:
 
 def _differ(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor has elements of different bytes."""
-    rows = tensor.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8)
+    # Not ``contiguous``: of one element it leaves any stride.
+    rows = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1, 1).view(torch.uint8)
     return bool((rows != rows[:1]).any())
 
 
