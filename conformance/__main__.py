@@ -156,10 +156,12 @@ def read_trace(options: argparse.Namespace) -> int:
     # What derives bounds takes a while to import, and other commands need none of it.
     from conformance import flashinfer_trace
 
-    with _writing(options.out):
-        lines = flashinfer_trace.save_workloads(
-            options.definition, options.out, limit=options.limit, max_elements=options.max_elements
-        )
+    limits = {"limit": options.limit, "max_elements": options.max_elements}
+    try:
+        with _writing(options.out):
+            lines = flashinfer_trace.save_workloads(options.definition, options.out, **limits)
+    except flashinfer_trace.ArgumentError as error:
+        raise CaseError(str(error)) from None
     print("\n".join(lines))
     return PASSED
 

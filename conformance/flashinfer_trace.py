@@ -20,7 +20,7 @@ import torch
 
 from conformance import authoring, cases, corpus
 from conformance.authoring import ArgumentError
-from conformance.cases import Case
+from conformance.cases import Case, Same
 from conformance.spec import OpSpec
 from strategies import dtypes as dtype_names
 from strategies import stored, tensors
@@ -29,6 +29,7 @@ from strategies.specs import TensorSpec
 MOST = 1 << 22
 """The most elements of an input whose sizes are those of a workload; larger workloads are left out."""
 _DTYPES = {"float8_e4m3": "float8_e4m3fn"}
+_POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 class Axis(msgspec.Struct, frozen=True):
@@ -107,7 +108,14 @@ def operator(path: Path | str) -> OpSpec:
     path = Path(path)
     found = _read(path)
     spec = authoring.operator(found.name, **_described(path, found, None, {}))
-    return dataclasses.replace(spec, drawn=_unmet(path, found) is None)
+    if _unmet(path, found) is None:
+        return spec
+
+    def takes(case: Case) -> bool:
+        # One operand in the place of another may be an index that points anywhere.
+        return spec.takes(case) and not any(isinstance(one, Same) for one in case.args)
+
+    return dataclasses.replace(spec, drawn=False, takes=takes)
 
 
 def save_workloads(
@@ -291,12 +299,18 @@ def _elements(where: str, root: Path, given: Blob) -> torch.Tensor:
     # By its text alone: caches of data sets have symbolic links to files elsewhere.
     if inside.is_absolute() or ".." in inside.parts:
         raise ArgumentError(f"{where}: {given.path!r} is not within the data set")
+    path = root / inside
     try:
-        with stored.library().safe_open(root / inside, "pt") as file:
+        with path.open("rb") as file:
+            if file.read(len(_POINTER)) == _POINTER:
+                raise ArgumentError(f"{where}: {path} is a pointer of Git LFS: git lfs pull")
+        with stored.library().safe_open(path, "pt") as file:
             return file.get_tensor(given.tensor_key)
+    except ArgumentError:
+        raise
     # safetensors has an exception of its own, and raises others.
     except Exception as error:  # noqa: BLE001
-        raise ArgumentError(f"{where}: {root / inside} cannot be read: {error}") from None
+        raise ArgumentError(f"{where}: {path} cannot be read: {error}") from None
 
 
 # --- definitions -------------------------------------------------------------------------------------------------
