@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -148,7 +149,7 @@ def _results(call: _Call) -> tuple[tuple[tuple[int, ...], str], ...]:
     names: dict[str, Any] = {}
     try:
         exec(compile(call.source, "reference", "exec"), names)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings(action="ignore"):
             result = names["run"](**(call.inputs | _elements(call)))
     except stored.StoredError:
         raise

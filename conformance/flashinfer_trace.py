@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -33,7 +33,7 @@ _POINTER = b"version https://git-lfs.github.com/spec/v1"
 
 
 class Axis(msgspec.Struct, frozen=True):
-    type: str
+    type: Literal["const", "var"]
     value: int | None = None
 
 
@@ -141,9 +141,9 @@ def save_workloads(
     stored.library()
     workloads = _workloads(beside, found)[:limit]
     told: list[str] = []
-    count = 0
     if not workloads:
         raise ArgumentError(f"{beside}: it has no workload of {found.name}")
+    root = next(one.parent for one in beside.parents if one.name == "workloads")
     with corpus.whole_folder(out) as folder:
         for one in workloads:
             where = f"{beside}: workload {one.uuid!r}"
@@ -152,12 +152,11 @@ def save_workloads(
             if total > max_elements:
                 told.append(f"left out {where}: it has {total} elements; --max-elements allows {max_elements}")
                 continue
-            case = _case(where, beside.parents[2], found, one, shapes, folder)
+            case = _case(where, root, found, one, shapes, folder)
             (folder / f"{cases.case_id(case)}.json").write_bytes(cases.encode(case))
-            count += 1
-        if not count:
+        if not (written := len(corpus.files([folder]))):
             raise ArgumentError("; ".join(("no workload is left", *told)))
-    return [*told, f"wrote {count} of {len(workloads)} workloads of {found.name} to {out}"]
+    return [*told, f"wrote {written} cases of {len(workloads)} workloads of {found.name} to {out}"]
 
 
 def _described(path: Path, found: Definition, workloads: Path | str | None, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -165,9 +164,9 @@ def _described(path: Path, found: Definition, workloads: Path | str | None, numb
     fixed = _fixed(found)
     beside = _beside(path) if workloads is None else Path(workloads)
     lines = _workloads(beside, found) if beside is not None else []
-    # Not those that are too large to be judged often.
-    lines = [one for one in lines if all(math.prod(shape) <= MOST for shape in _sizes(found, one).values())]
     given = {name: one.value for line in lines[:1] for name, one in line.inputs.items() if isinstance(one, Scalar)}
+    # Not the sizes of those that are too large to be judged often.
+    lines = [one for one in lines if all(math.prod(shape) <= MOST for shape in _sizes(found, one).values())]
     reference = _run(path, found)
     arguments = [_argument(path, name, tensor, fixed, given | numbers) for name, tensor in found.inputs.items()]
     floating = [_dtype(one.dtype) for one in found.inputs.values() if one.shape is not None]
@@ -277,7 +276,7 @@ def _case(
             args.append(given.value)
         elif isinstance(given, Blob):
             elements = _elements(f"{where}: input {name!r}", root, given)
-            have = dtype_names.from_torch(elements.dtype), tuple(elements.shape)
+            have = str(elements.dtype).removeprefix("torch."), tuple(elements.shape)
             if have != (dtype, shapes[name]):
                 told = f"{have[0]}{list(have[1])}, and not {dtype}{list(shapes[name])}"
                 raise ArgumentError(f"{where}: input {name!r} is {told}")
