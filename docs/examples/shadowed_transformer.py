@@ -109,7 +109,8 @@ def main(count=20):
         with conformance.shadow(model, report=None) as report:
             model(tokens)
         print(
-            f"{name}, right: {report.judged.total()} of {report.calls.total()} calls judged, {len(report.failures)} wrong"
+            f"{name}, right: {report.judged.total()} of {report.calls.total()} calls judged, "
+            f"{len(report.failures)} wrong"
         )
         assert not report.failures, report
 
