@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,11 @@ from strategies import stored
 
 CASES, WORKLOAD = "cases", "workload"
 """The folders of the failing cases and of calls that are kept, in that of the report."""
+SECONDS, FIXED = 1e-7, 10_000
+"""The seconds that judging an element may take before any call of its op was judged, and the elements that count for
+what a call costs whatever its size."""
+SHARE = 0.7
+"""The part of its time that judging gets: beside it the model itself is slower, since it finds the caches cold."""
 _OWN = ("conformance", "strategies")
 
 
@@ -159,6 +164,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         self.report = Report()
         self._seen: collections.Counter[tuple[str, str]] = collections.Counter()
         self._kept: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._rates: dict[str, float] = {}
         self._began = time.perf_counter()
         if self._model is not None:
             for path, module in self._model.named_modules():
@@ -242,13 +248,17 @@ class Shadow(contextlib.AbstractContextManager[Report]):
             return function(*args, **kwargs)
         path = (self._paths() or [""])[-1]
         with self._lock:
-            number = self.report.calls.total()
+            number, before = self.report.calls.total(), self.report.seconds
             self.report.calls[which.op] += 1
             live = self._taken(which, path, args, kwargs, number)
+            seconds = self.report.seconds - before
         result = function(*args, **kwargs)
         if live is not None:
             with self._lock:
+                before = self.report.seconds
                 self._judge(live, which, called, path, number, result)
+                seconds += self.report.seconds - before
+                self._rates[which.op] = seconds / _elements(args, kwargs)
         return result
 
     def _taken(
@@ -257,7 +267,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         """The call with copies of its operands, if it is to be judged."""
         place = path, which.op
         self._seen[place] += 1
-        if (self._seen[place] - 1) % self._every or self._spent():
+        if (self._seen[place] - 1) % self._every or self._spent(self._cost(which.op, args, kwargs)):
             return None
         with self._timed():
             try:
@@ -266,13 +276,18 @@ class Shadow(contextlib.AbstractContextManager[Report]):
                 self.report.unjudged[which.op, str(why)] += 1
         return None
 
-    def _spent(self) -> bool:
-        report, own = self.report, time.perf_counter() - self._began - self.report.seconds
+    def _spent(self, cost: float) -> bool:
+        """Tell whether judging a call, which may take ``cost`` seconds, is too much."""
+        seconds, own = self.report.seconds + cost, time.perf_counter() - self._began - self.report.seconds
         return (
-            (self._limit is not None and report.judged.total() >= self._limit)
-            or (self._seconds is not None and report.seconds >= self._seconds)
-            or (self._slowdown is not None and report.seconds >= (self._slowdown - 1) * own)
+            (self._limit is not None and self.report.judged.total() >= self._limit)
+            or (self._seconds is not None and seconds >= self._seconds)
+            or (self._slowdown is not None and seconds >= (self._slowdown - 1) * own * SHARE)
         )
+
+    def _cost(self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+        """Estimate the seconds of judging a call by the last one of the op."""
+        return self._rates.get(op, SECONDS) * _elements(args, kwargs)
 
     def _judge(self, live: LiveCall, which: Named, called: str, path: str, number: int, result: Any) -> None:
         with self._timed():
@@ -337,6 +352,10 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         finally:
             self._local.judging = False
             self.report.seconds += time.perf_counter() - began
+
+
+def _elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    return FIXED + sum(one.numel() for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
 
 
 class _Mode(TorchFunctionMode):

@@ -1,4 +1,5 @@
-"""Time operators beside torch and torch.compile: one row for each benchmark of each OpSpec.
+"""Time operators beside torch and torch.compile: one row for each benchmark of each OpSpec, for each call of a sample
+(``--sampled``), or for each saved call of a model (``--workload``).
 
 ``pytest conformance/benchmarks/test_ops.py --benchmark-only --benchmark-json FILE`` (``nox -s bench -- ops``). On CUDA
 the figure is device time by events, for small calls the host's time; without a GPU host time of the small rows only,
@@ -21,7 +22,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import conformance.implementations
 from conformance import cases, runner
-from conformance.benchmarks import _rows, _sampled
+from conformance.benchmarks import _rows, _sampled, _workloads
 from conformance.benchmarks._replay import Replay
 from conformance.benchmarks.conftest import COMPILED
 from conformance.implementations import TORCH, TORCH_SPACES, Implementation, ImplementationError, load
@@ -33,10 +34,14 @@ CLOCK = Replay()
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.getoption
-    ops, dtypes = option("--op") or (), option("--dtype") or ()
+    ops, dtypes, count, folders = (option(name) or () for name in ("--op", "--dtype", "--sampled", "--workload"))
+    if count and folders:
+        raise pytest.UsageError("--sampled draws calls, and --workload has them: choose one")
     try:
-        count = option("--sampled")
-        found = _sampled.drawn(count, option("--seed"), ops, dtypes) if count else _rows.selected(ops, dtypes)
+        if folders:
+            found = _workloads.rows(folders, ops, dtypes, option("--max-elements"))
+        else:
+            found = _sampled.drawn(count, option("--seed"), ops, dtypes) if count else _rows.selected(ops, dtypes)
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     metafunc.parametrize(("spec", "row"), found.values(), ids=found)

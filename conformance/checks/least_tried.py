@@ -42,7 +42,7 @@ def choose(case: Case, what: str, names: Sequence[str], tells: bool = True) -> s
     """Return one of the names, of which there is at least one.
 
     :param what: The kind of choice.
-    :param tells: Whether the try counts: a case that shows nothing of how elements are found leaves the option to others.
+    :param tells: Whether the try counts: a case that shows nothing of how elements are found leaves it to others.
     """
     # The names are part of the key: an implementation that offers more has choices of its own.
     seed, identity = cases.seed(case), (cases.case_id(case), what, *names)

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,6 +189,16 @@ def test_sampling(how, judged):
             found.relu(torch.ones(2))
     assert report.calls.total() == 4
     assert report.judged.total() == len(report.failures) == judged
+
+
+def test_a_call_that_would_take_more_than_is_left_is_not_judged():
+    found = SimpleNamespace(relu=lambda input: input)
+    with conformance.shadow(found, report=None, slowdown=3) as report:
+        time.sleep(0.2)
+        found.relu(torch.ones(2))
+        found.relu(torch.ones(1).expand(1 << 36))
+    assert report.calls.total() == 2
+    assert report.judged.total() == 1
 
 
 class _Calls(torch.nn.Module):

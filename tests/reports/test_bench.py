@@ -8,12 +8,15 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+import conformance
 from conformance import spec as specs
-from conformance.benchmarks import _rows
+from conformance.benchmarks import _rows, _workloads
 from conformance.benchmarks.test_first_call import PROCESSES, apart
 from reports import read
 
@@ -84,6 +87,44 @@ def test_rows_are_written_with_all_that_a_report_needs(tmp_path):
         assert row.median == pytest.approx(statistics.median(row.seconds), rel=1e-4)
     assert {"torch", "triton", "ninetoothed"} <= set(device.environment)
     assert "node" not in json.loads((tmp_path / "b.json").read_text())["machine_info"]
+
+
+class Model(torch.nn.Module):
+    """Calls of two layers that differ in their floats, and two by masks."""
+
+    def forward(self, mask):
+        for layer in range(2):
+            torch.softmax(torch.full((2, 3), float(layer)), -1)
+            torch.bitwise_and(mask, mask if layer else mask.new_ones(2, 3))
+        torch.mm(torch.zeros(4, 8), torch.zeros(8, 1).expand(8, 2))
+        return torch.add(torch.zeros(1, 3).expand(2, 3), torch.ones(2, 3))
+
+
+@pytest.fixture
+def workload(tmp_path):
+    model = Model()
+    with torch.no_grad(), conformance.shadow(model, report=tmp_path, keep=9):
+        model(torch.ones(2, 3, dtype=torch.bool).triu())
+    return tmp_path / "workload"
+
+
+def test_saved_calls_of_a_model_are_rows(workload, tmp_path):
+    rows = _workloads.rows([workload], (), (), 1000)
+    assert Counter(spec.name for spec, _ in rows.values()) == {"add": 1, "bitwise_and": 2, "mm": 1, "softmax": 1}
+    found = {spec.name: (row.bytes, row.flops) for spec, row in rows.values()}
+    # Each element once: those of an expanded operand, too.
+    assert found["add"] == (4 * (3 + 6 + 6), 0)
+    assert found["mm"] == (4 * (32 + 8 + 8), 2 * 4 * 8 * 2)
+    assert [*_workloads.rows([workload], ("mm",), ("float32",), 1000)] == [name for name in rows if name[:2] == "mm"]
+    for arguments in ((("gelu",), (), 1000), (("mm",), ("float64",), 1000), ((), (), 8)):
+        with pytest.raises(ValueError, match=r"can be timed|max-elements"):
+            _workloads.rows([workload], *arguments)
+    done = bench(tmp_path, "--workload", str(workload), "--op", "softmax", "--benchmark-only", "--benchmark-quiet")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"softmax +float32 +2x3, -1 +host", done.stdout), done.stdout
+    done = bench(tmp_path, "--workload", str(workload), "--sampled", "3")
+    assert done.returncode == pytest.ExitCode.INTERRUPTED
+    assert "choose one" in done.stdout + done.stderr
 
 
 def test_work_that_was_not_done_is_an_error(tmp_path):
