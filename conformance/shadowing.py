@@ -277,12 +277,13 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         return None
 
     def _spent(self, cost: float) -> bool:
-        """Tell whether judging a call, which may take ``cost`` seconds, is too much."""
-        seconds, own = self.report.seconds + cost, time.perf_counter() - self._began - self.report.seconds
+        """Tell whether a limit is reached, or judging a call, which may take ``cost`` seconds, would slow the block down
+        too much."""
+        own = time.perf_counter() - self._began - self.report.seconds
         return (
             (self._limit is not None and self.report.judged.total() >= self._limit)
-            or (self._seconds is not None and seconds >= self._seconds)
-            or (self._slowdown is not None and seconds >= (self._slowdown - 1) * own * SHARE)
+            or (self._seconds is not None and self.report.seconds >= self._seconds)
+            or (self._slowdown is not None and self.report.seconds + cost >= (self._slowdown - 1) * own * SHARE)
         )
 
     def _cost(self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:

@@ -186,7 +186,7 @@ class OpSpec:
     parts: Callable[[Call], Parts | None] = lambda call: None
     """How the result of a call that is not refused falls into parts, of which a few are judged where it is large."""
     drawn: bool = True
-    """Whether calls are drawn. Not where ``cases`` do not know what the contents of operands have to be: saved cases
+    """The suite draws calls. False where ``cases`` do not know what the contents of operands have to be: saved cases
     alone are judged then."""
     again: str = ""
     """How a saved case is judged again, where ``python -m conformance reproduce`` does not know the op."""

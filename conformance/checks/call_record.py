@@ -107,7 +107,7 @@ class Trial:
 
     @functools.cached_property
     def tells(self) -> bool:
-        """Whether the elements of torch's result differ; where it has one, those of the first operand."""
+        """Tell whether the elements of torch's result differ; where it has one, those of the first operand."""
         found = [one for one in self.reference.tensors() if one.numel()]
         found += self.inputs[:1] if all(one.numel() == 1 for one in found) else []
         return any(_differ(one) for one in found)
