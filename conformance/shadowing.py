@@ -277,7 +277,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         return None
 
     def _spent(self, cost: float) -> bool:
-        """Tell whether a limit is reached, or a call that takes ``cost`` seconds to judge would slow the block too much."""
+        """Tell whether a limit is reached, or judging a call, for ``cost`` seconds, would slow the block too much."""
         own = time.perf_counter() - self._began - self.report.seconds
         return (
             (self._limit is not None and self.report.judged.total() >= self._limit)
