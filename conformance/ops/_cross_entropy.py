@@ -173,6 +173,13 @@ def _in_range(loss: Loss, terms: np.ndarray) -> np.ndarray:
     return oracles.in_range(total, loss.dtype) & np.isfinite(total)
 
 
+def _of_any(loss: Loss, terms: np.ndarray) -> np.ndarray:
+    """Tell of each loss whether any of its terms is one of these."""
+    rows = loss.picked(terms) if loss.is_index and not loss.smoothed else terms.any(axis=-1)
+    rows = rows & ~loss.ignored if loss.is_index else rows
+    return np.asarray(rows if loss.reduction == "none" else rows.any())
+
+
 def expected(call: Call) -> Expected:
     loss = Loss(call.args, call.kwargs)
     with np.errstate(all="ignore"):
@@ -199,10 +206,11 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
         if y is not None:
             plainly |= ~np.isfinite(y) & ~(np.isinf(y) & (np.abs(value) <= bound))
         within = _in_range(loss, terms) & bool(plainly.all() and np.isfinite(w).all())
-    # What is infinite or NaN in float64 is so for its operands; the rest is judged where its error is known.
+    # What is NaN in float64 is so for its operands, and what is infinite, unless a term may be infinite, too, of any
+    # sign; the rest is judged where its error is known.
     known = np.isfinite(found.error)
     error = np.where(known, found.error, 0.0) * (2 if loss.dtype == torch.float64 else 1)
-    judged = (known | ~np.isfinite(plain)) & within
+    judged = (known | np.isnan(plain) | np.isinf(plain) & ~_of_any(loss, np.isfinite(value) & np.isinf(bound))) & within
     return elementwise.within(
         call, plain.reshape(shape), error.reshape(shape), loss.dtype, judged=judged.reshape(shape)
     )

@@ -242,32 +242,47 @@ def neighbours(
 
 
 def tensor_core_sums(
-    a: np.ndarray, b: np.ndarray, terms: int, formats: tuple[torch.dtype, torch.dtype]
+    a: np.ndarray,
+    b: np.ndarray,
+    terms: int,
+    formats: tuple[torch.dtype, torch.dtype],
+    apart: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """``a`` (M, K) @ ``b`` (N, K).T of finite 8-bit numbers in float64 as an H100's tensor cores add it up, ``terms``
     of K at a time, and the most that can be cut off in doing so.
 
     32 products are aligned to the largest of them and of the sum so far, and cut off 13 bits below its leading one, as
     their sum is (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). The exponent of a product is the sum of its factors',
-    of which a subnormal one has that of the smallest normal number (seen on an H200)."""
-    sum, lost = np.zeros((2, a.shape[0], b.shape[0]))
+    of which a subnormal one has that of the smallest normal number (seen on an H200).
+
+    :param apart: How far an element may be from that of ``a`` and of ``b``: what is cut off a product of these is
+        another amount for each of its numbers, and at most a unit.
+    """
+    a_apart, b_apart = apart or (np.zeros(a.shape), np.zeros(b.shape))
+    sum, sum_apart, lost = np.zeros((3, a.shape[0], b.shape[0]))
     exponents = [
-        np.where(x == 0, _NONE, np.maximum(_exponent(x), bounds.FORMATS[dtype].least))
-        for x, dtype in zip((a, b), formats, strict=True)
+        np.where(x == 0, _NONE, np.maximum(_exponent(np.abs(x) + off), bounds.FORMATS[dtype].least))
+        for x, off, dtype in zip((a, b), (a_apart, b_apart), formats, strict=True)
     ]
     for first in range(0, a.shape[1], 32):
         part = slice(first, first + 32)
-        added = np.concatenate([a[:, None, part] * b[None, :, part], sum[..., None]], axis=2)
+        x, y, x_apart, y_apart = a[:, None, part], b[None, :, part], a_apart[:, None, part], b_apart[None, :, part]
+        added = np.concatenate([x * y, sum[..., None]], axis=2)
+        off = np.concatenate([np.abs(x) * y_apart + x_apart * (np.abs(y) + y_apart), sum_apart[..., None]], axis=2)
         largest = (exponents[0][:, None, part] + exponents[1][None, :, part]).max(axis=2)
-        kept = _cut(added, np.maximum(largest, _exponent(sum))[..., None])
-        whole = kept.sum(axis=2)
-        sum = _cut(whole, _exponent(whole))
-        off = added - kept
+        unit = _unit(np.maximum(largest, _exponent(np.abs(sum) + sum_apart)))[..., None]
+        kept = _cut(added, unit)
+        whole, whole_apart = kept.sum(axis=2), np.where(off > 0, off + unit, 0.0).sum(axis=2)
+        # A sum that ties change may be as large as the next power of two.
+        unit_of_sum = _unit(_exponent(np.abs(whole) + whole_apart))
+        sum = _cut(whole, unit_of_sum)
+        sum_apart = np.where(whole_apart > 0, whole_apart + unit_of_sum, 0.0)
+        up, down = (np.where(off > 0, unit, np.maximum(side, 0)).sum(axis=2) for side in (added - kept, kept - added))
         # What is cut off positive and off negative terms cancels in part, which depends on the order of terms.
-        lost += np.maximum(np.maximum(off, 0).sum(axis=2), np.maximum(-off, 0).sum(axis=2)) + np.abs(whole - sum)
+        lost += np.maximum(up, down) + np.where(whole_apart > 0, unit_of_sum, np.abs(whole - sum))
         if (first + 32) % terms == 0 or first + 32 >= a.shape[1]:
             yield sum, lost
-            sum, lost = np.zeros((2, *sum.shape))
+            sum, sum_apart, lost = np.zeros((3, *sum.shape))
 
 
 _NONE = -1000
@@ -279,10 +294,13 @@ def _exponent(values: np.ndarray) -> np.ndarray:
     return np.where(values == 0, _NONE, np.frexp(values)[1] - 1)
 
 
-def _cut(values: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """Without what is less than 2^-13 of 2^``exponent``."""
-    unit = np.ldexp(1.0, exponent - 13)
+def _cut(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
     return np.trunc(values / unit) * unit
+
+
+def _unit(exponent: np.ndarray) -> np.ndarray:
+    """What is cut off beside 2^``exponent`` is less."""
+    return np.ldexp(1.0, exponent - 13)
 
 
 # --- calls -------------------------------------------------------------------------------------------------------

@@ -169,6 +169,27 @@ def indices(draw: st.DrawFn, shape: Shape, classes: int, least: int = 1) -> tupl
     return TensorSpec(shape, dtype, listed(numbers), draw(tensors.SEEDS), layout), ignored
 
 
+def with_classes(case: Case, target: Argument, classes: int, ignored: int | None) -> Case:
+    """The case; where its target lists an index that is no class and not ignored, with a class: such a one stops a
+    GPU for good."""
+    if not isinstance(target, TensorSpec) or not target.values.startswith(LISTED) or not classes:
+        return case
+    left_out = -100 if ignored is None else ignored
+    numbers = [int(number) for number in target.values.removeprefix(LISTED).split(",")]
+    legal = [number if number == left_out else number % classes for number in numbers]
+    changed = replace(target, values=listed(legal), specials=())
+    args = tuple(changed if one is target else one for one in case.args)
+    kwargs = {name: changed if one is target else one for name, one in case.kwargs.items()}
+    return case if changed == target else replace(case, args=args, kwargs=kwargs, digests=())
+
+
+def defined(case: Case) -> Case:
+    """The case, with indices of classes."""
+    given = oracle.named(case.args, case.kwargs)
+    shape = elementwise.meta(given["input"], oracle.operands(case)).shape
+    return with_classes(case, given["target"], shape[min(len(shape) - 1, 1)] if shape else 0, given["ignore_index"])
+
+
 def listed(numbers: Sequence[int]) -> str:
     return LISTED + ",".join(map(str, numbers))
 
@@ -320,6 +341,7 @@ SPEC = OpSpec(
     scenes=lambda dtypes: _no_weights(dtypes) | _wide_probabilities(dtypes),
     refused=refused,
     dtypes=dtype_names.FLOATING,
+    defined=defined,
     takes=takes,
     constants=constants,
     batch=batch,

@@ -182,8 +182,9 @@ def _ties(left: Rows, right: Rows) -> np.ndarray:
 def _cut_off(left: Rows, right: Rows, scales: np.ndarray) -> np.ndarray:
     """What tensor cores may cut off in sums of 128 terms, of scales (M, N, blocks)."""
     a, b = _finite(left.value), _finite(right.value)
+    apart, formats = (_finite(left.apart), _finite(right.apart)), (left.dtype, right.dtype)
     lost = np.zeros((len(a), len(b)))
-    for block, (_, cut) in enumerate(fp8.tensor_core_sums(a, b, fp8.BLOCK, (left.dtype, right.dtype))):
+    for block, (_, cut) in enumerate(fp8.tensor_core_sums(a, b, fp8.BLOCK, formats, apart)):
         lost += cut * scales[:, :, block]
     return _finite(lost)
 

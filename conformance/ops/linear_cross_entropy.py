@@ -168,6 +168,13 @@ def _sizes_of(draw: st.DrawFn, small: bool) -> tuple[int, int, int]:
     return rows, terms, max(classes, 1)
 
 
+def defined(case: Case) -> Case:
+    """The case, with indices of classes."""
+    given = oracle.named(case.args, case.kwargs)
+    shape = elementwise.meta(given["linear_weight"], oracle.operands(case)).shape
+    return cross_entropy.with_classes(case, given["target"], shape[0] if shape else 0, given["ignore_index"])
+
+
 # --- refused calls -----------------------------------------------------------------------------------------------
 
 
@@ -301,6 +308,7 @@ SPEC = OpSpec(
     scenes=lambda dtypes: cases(dtypes, scenes=True),
     refused=refused,
     dtypes=dtype_names.FLOATING,
+    defined=defined,
     takes=takes,
     constants=constants,
     batch=batch,

@@ -97,6 +97,15 @@ def test_who_does_not_claim_it_is_not_asked():
         assert found.status == UNCLAIMED
 
 
+@NEEDS_GPU
+@pytest.mark.parametrize("name", ["ntops.torch", "torch"])
+def test_a_number_that_is_read_from_a_tensor_fits_no_graph(name):
+    case = Case(op="clamp", args=(spec(2), spec(), 3))
+    implementation = load(name)
+    found = finding("graph", case, claiming("clamp", "graph", implementation.function("clamp")))
+    assert found.status == PASSED
+
+
 def test_without_a_gpu_they_do_not_apply():
     verdict = runner.judge(CALLS["silu"], load("ntops.torch"), CPU, CONTEXTS)
     assert not {one.check for one in verdict.findings} & {*CONTEXTS}

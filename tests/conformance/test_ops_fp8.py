@@ -71,6 +71,25 @@ def test_small_terms_beside_large_ones_may_be_cut_off():
     assert judged(case, right).passed
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_cut_off_beside_ties_is_within_the_bound(seed):
+    """A product whose element was a tie loses other bits than the middle of its two numbers."""
+    generator = np.random.default_rng(seed)
+    whole = (generator.integers(1, 16, (2, 1, 96)) * 2.0 ** generator.integers(-3, 4, (2, 1, 96))).astype(float)
+    if seed % 2:
+        whole *= generator.choice([-1.0, 1.0], whole.shape)
+    steps = 2.0 ** (np.frexp(whole)[1] - 4) / 2 * (generator.random(whole.shape) < 0.1)
+    formats = (torch.float8_e4m3fn, torch.float8_e4m3fn)
+    (_, lost), *others = fp8.tensor_core_sums(*(whole + steps), 128, formats, tuple(steps))
+    assert not others
+    for _ in range(100):
+        a, b = whole + 2 * steps * generator.integers(0, 2, whole.shape)
+        assert np.abs(a @ b.T - next(fp8.tensor_core_sums(a, b, 128, formats))[0]) <= lost
+        assert next(fp8.tensor_core_sums(a, b, 128, formats))[1] <= lost
+    exact = next(fp8.tensor_core_sums(*whole, 128, formats))[1]
+    assert exact <= next(fp8.tensor_core_sums(*whole, 128, formats, (np.zeros((1, 96)),) * 2))[1] <= exact
+
+
 def test_scaled_mm_passes():
     shapes = {"a_scale": (32, 1), "b_scale": (1, 48)}
     for scales in ({}, {name: TensorSpec(shape, "float32", "positive") for name, shape in shapes.items()}):

@@ -11,6 +11,7 @@ from torch.nn import functional
 from conformance import cases
 from conformance.ops import _linear_cross_entropy as oracle
 from conformance.ops import linear_cross_entropy as spec
+from conformance.spec import Call
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 ANY = settings(max_examples=150, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -72,3 +73,12 @@ def test_what_is_ruled_out_is_not_off():
     value, off = np.array([[-0.5, -1.0, -np.inf]]), np.array([[0.1, 0.2, 0.0]])
     assert np.isfinite(oracle.moved(value, off)).all()
     assert oracle.moved(value, off)[0, 2] == 0
+
+
+@pytest.mark.parametrize(("first", "is_judged"), [(0, False), (-100, True)])
+def test_what_may_be_infinite_of_any_sign_takes_the_mean_with_it(first, is_judged):
+    """A logit of the first row overflows, or not: its loss may be anything, beside one that is infinite."""
+    left, right = torch.tensor([[65504.0], [-1.0]]).half(), torch.tensor([[torch.inf], [-1.2]]).half()
+    found = spec.SPEC.expected(Call((left, right, torch.tensor([first, 0])), {}, None))
+    assert bool(found.judged.all()) == is_judged
+    assert torch.isinf(found.value).all()

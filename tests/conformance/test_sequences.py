@@ -409,3 +409,26 @@ def test_sequences_that_are_there_twice_are_pruned(tmp_path, capsys):
     assert "1 removed" in capsys.readouterr().out
     assert not copy.exists()
     assert len(list(tmp_path.glob("*.json"))) == 3
+
+
+@pytest.mark.parametrize("op", ["cross_entropy", "linear_cross_entropy"])
+def test_no_call_has_an_index_that_stops_a_gpu(op):
+    """torch's CPU raises an IndexError for an index that is no class and not ignored; a GPU does nothing any more."""
+
+    def is_taken(case: Case) -> bool:
+        args, kwargs, _ = cases.materialize(case)
+        message = ""
+        try:
+            registry()[case.op].reference(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            message = str(error)
+        assert "out of bounds" not in message
+        return not message
+
+    drawn = sequence_draws.drawn(op, registry()[op].dtypes, 6, 3)
+    calls = {cases.case_id(step.case): step.case for sequence in drawn for step in sequence.steps}
+    taken = [case for case in calls.values() if is_taken(case)]
+    assert len(taken) > 100
+    for case in taken:
+        for number, change in enumerate(sequence_draws.VARIATIONS.values()):
+            is_taken(sequence_draws.vary(change, case, number))
