@@ -241,9 +241,9 @@ def refuses_as(error: BaseException | None, refusal: type[BaseException]) -> boo
 
 
 def describe(error: BaseException | None) -> str:
-    """Return an exception as one line of text."""
+    """Return an exception as one line of text; of a long one both ends, since compilers say last what is wrong."""
     text = " ".join(runtime.said(error).split())
-    return f"{type(error).__name__}: {text[:300]}{'...' if len(text) > 300 else ''}"
+    return f"{type(error).__name__}: {text if len(text) <= 300 else f'{text[:100]} ... {text[-200:]}'}"
 
 
 def _kind(value: Any) -> str:
