@@ -58,6 +58,7 @@ def shadow(
     seconds: float | None = None,
     slowdown: float | None = None,
     keep: int = 0,
+    semantics: str = "cuda",
 ) -> AbstractContextManager[Report]:
     """Judge the calls that a running model makes: ``with shadow("their.module", model=model) as report: model(x)``.
 
@@ -77,8 +78,10 @@ def shadow(
         slower in the block than alone.
     :param keep: So many judged calls of each operator in each module are saved, right or not, in the folder
         ``workload`` of ``report``: the suite replays them for any implementation (``--workload``).
+    :param semantics: Whose semantics count where torch's CPU and CUDA differ: "cuda", or for calls on the CPU "cpu".
     :return: A context that gives a ``conformance.shadowing.Report``.
-    :raises ValueError: ``ops`` has a name that is not among them, ``every`` is below 1, or ``keep`` has no ``report``.
+    :raises ValueError: ``ops`` or ``semantics`` has a name that is not among them, ``every`` is below 1, or ``keep``
+        has no ``report``.
     :raises conformance.implementations.ImplementationError: There is no such module, or it has no operator's function.
     :raises strategies.stored.StoredError: There is no safetensors, and ``report`` is not None.
     """
@@ -95,4 +98,5 @@ def shadow(
         seconds=seconds,
         slowdown=slowdown,
         keep=keep,
+        semantics=semantics,
     )

@@ -19,12 +19,13 @@ import msgspec
 import torch
 from torch.overrides import TorchFunctionMode
 
-from conformance import corpus, runtime
+from conformance import corpus, runtime, semantics
 from conformance import spec as specs
 from conformance.checks import DEVIATION, FAILED, Finding
 from conformance.implementations import ImplementationError, module_of
 from conformance.live_calls import LINEAR, LiveCall, Named, Unjudged, named
 from conformance.names import unknown_name
+from conformance.semantics import NAMES
 from strategies import stored
 
 CASES, WORKLOAD = "cases", "workload"
@@ -59,6 +60,8 @@ class Failure(msgspec.Struct, frozen=True):
     """Where the case is saved; of several failures of an op in one module the first alone is."""
     implementation: str = "MODULE"
     """What has the function, where it was named."""
+    semantics: str = semantics.CUDA
+    """Those by which it was judged."""
 
     def __str__(self) -> str:
         where = f"{self.module or 'no module'}" + (f" (layer {self.layer})" if self.layer is not None else "")
@@ -66,7 +69,8 @@ class Failure(msgspec.Struct, frozen=True):
         return told + (f"\n    {self._again()}" if self.case else "")
 
     def _again(self) -> str:
-        return f"python -m conformance reproduce {self.case} --implementation {self.implementation}"
+        command = f"python -m conformance reproduce {self.case} --implementation {self.implementation}"
+        return command + (f" {semantics.OPTION} {self.semantics}" if self.semantics != semantics.CUDA else "")
 
 
 @dataclasses.dataclass
@@ -132,6 +136,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         seconds: float | None = None,
         slowdown: float | None = None,
         keep: int = 0,
+        semantics: str = semantics.CUDA,
     ) -> None:
         self._implementation = judged if isinstance(judged, str) else "MODULE"
         self._named = judged if isinstance(judged, str) else getattr(judged, "__name__", type(judged).__name__)
@@ -142,6 +147,9 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         for op in self._ops:
             if op not in known:
                 raise ValueError(unknown_name("op", op, known))
+        if semantics not in NAMES:
+            raise ValueError(f"semantics={semantics!r}: {' or '.join(NAMES)}")
+        self._semantics = semantics
         if every < 1:
             raise ValueError(f"every={every}: at least 1")
         self._every, self._limit, self._seconds, self._slowdown = every, limit, seconds, slowdown
@@ -290,7 +298,9 @@ class Shadow(contextlib.AbstractContextManager[Report]):
         return self._rates.get(op, SECONDS) * _elements(args, kwargs)
 
     def _judge(self, live: LiveCall, which: Named, called: str, path: str, number: int, result: Any) -> None:
-        with self._timed():
+        # A call on a GPU has those of CUDA.
+        meant = self._semantics if live.device.type == "cpu" else semantics.CUDA
+        with self._timed(), semantics.within(meant):
             try:
                 finding = live.judged(result)
             except Unjudged as why:
@@ -340,6 +350,7 @@ class Shadow(contextlib.AbstractContextManager[Report]):
                 finding.share,
                 saved,
                 self._implementation,
+                semantics.chosen(),
             )
         )
 

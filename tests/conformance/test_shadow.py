@@ -300,6 +300,28 @@ def test_the_example(capsys):
     assert capsys.readouterr().out.count(" 0 wrong ") == 4
 
 
+def test_a_model_of_the_cpu_by_the_semantics_of_the_cpu(tmp_path):
+    """torch gives NaN for the gelu of infinity where it has vectors to fill, and rounds a number to the half type."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return functional.gelu(x), torch.add(x.half(), 1.001, alpha=3)
+
+    model, x = Model(), torch.full((64,), torch.inf)
+    for name, wrong in (("cuda", ["gelu"]), ("cpu", [])):
+        with torch.no_grad(), conformance.shadow(model, report=tmp_path, semantics=name) as report:
+            model(x)
+            model(torch.linspace(-3, 3, 64))
+        assert report.judged.total() == 4
+        assert [one.op for one in report.failures] == wrong
+        assert bool(report.deviations) is (name == "cuda")
+
+    library = SimpleNamespace(silu=lambda x, inplace=False: functional.silu(x) * 1.01)
+    with conformance.shadow(library, report=tmp_path, semantics="cpu") as report:
+        library.silu(torch.ones(3))
+    assert str(report.first).endswith("--implementation MODULE --semantics cpu")
+
+
 def test_a_model_that_raises_is_left():
     model = torch.nn.Sequential(_Calls(lambda x: x @ torch.ones(7)))
     with pytest.raises(RuntimeError, match="size"), conformance.shadow(model, report=None) as report:
@@ -317,6 +339,7 @@ def test_a_model_that_raises_is_left():
         ("live_model", {"every": 0}, ValueError, "every=0: at least 1"),
         ("live_model", {"keep": 1}, ValueError, "keep=1: calls are saved in the folder of the report"),
         ("live_model", {"keep": -1}, ValueError, "keep=-1: at least 0"),
+        ("live_model", {"semantics": "gpu"}, ValueError, "semantics='gpu': cuda or cpu"),
         ("no_such_module", {}, ImplementationError, "importing 'no_such_module' failed"),
         ("json", {}, ImplementationError, "'json' has no function that is called as an op is"),
     ],
