@@ -7,6 +7,9 @@ import threading
 
 import torch
 
+LAYERS, SMALL = 20, 1 << 12
+"""The calls of one shape that a deep model makes before it differentiates the first of them, of results of up to so many
+elements."""
 STEEPER = -2.0
 """The factor of the second gradient of the result where gradients are asked for twice. A power of two, so that it
 rounds nothing."""
@@ -26,12 +29,16 @@ def _twice(value, wanted, dout, _):
 
 
 def _between(value, wanted, dout, other):
-    """Return the gradients of a call after which another one with other contents was made and differentiated; a third
-    one follows before they are looked at. Another thread asks for them, as in a pipeline of stages."""
+    """Return the gradients of a call after which another one with other contents was made and differentiated, and
+    ``LAYERS`` more were made; another one follows before they are looked at. Another thread asks for them, as in a
+    pipeline of stages."""
     following, operands = other()
     if following.requires_grad:
         plain(following, operands, dout)
+    # Kept, as the graph of a model keeps them.
+    layers = [other() for _ in range(LAYERS if value.numel() <= SMALL else 0)]
     found = _in_a_thread(lambda: plain(value, wanted, dout))
+    del layers
     following, operands = other()
     if following.requires_grad:
         plain(following, operands, dout)

@@ -31,6 +31,7 @@ from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Vari
 from conformance.checks import RARE, Outcome, builtin_class
 from conformance.checks.gradients import expected as expected_gradients
 from conformance.checks.gradients import told, wish
+from conformance.sequence_staging import PLAIN
 from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
 from conformance.runner import Verdict, prepare
@@ -189,12 +190,21 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         f"    for n in {list(way.wanted)}:",
         "        operands[n] = operands[n].detach().requires_grad_()",
         f"    value, wanted = {plain}, [operands[n] for n in {list(way.wanted)}]",
+        *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
         f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
+        *(f"    {_SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
         "    # None stands for zeros.",
         f"    zeros = [torch.zeros_like(one) for one in wanted]{' * 2' if way.twice else ''}",
         "    return tuple(zero.detach() if one is None else one for one, zero in zip(found, zeros, strict=True))",
     )
     return data, "\n".join(lines)
+
+
+_SETTINGS = {
+    "deterministic": "torch.use_deterministic_algorithms({value}, warn_only=True)",
+    "default_dtype": "torch.set_default_dtype(torch.{value})",
+}
+"""The lines that set ``gradients.SETTINGS``."""
 
 
 def literal(argument: Any) -> str:

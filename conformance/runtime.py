@@ -358,6 +358,7 @@ def _differentiated(made, given, wish, again, before):
     Return the result alone where it knows nothing of gradients.
 
     ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
+    ``wish["settings"]``: what the user has set by then, as ``sequence_staging.applied`` takes it.
 
     :param again: Makes the call with other operands.
     :param before: The node of the operand of a call in place, and its version, before that. If the call writes it, it
@@ -386,7 +387,8 @@ def _differentiated(made, given, wish, again, before):
         own = [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(copies)]
         return again(own), [own[n] for n in wish["wanted"]]
 
-    return result, *kind(value, wanted, dout, other)
+    with sequence_staging.applied(wish["settings"], everything=False):
+        return result, *kind(value, wanted, dout, other)
 
 
 @contextlib.contextmanager

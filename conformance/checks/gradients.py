@@ -31,6 +31,8 @@ are; or calls with other contents are made and differentiated in between; or the
 differentiated again; or the call is made in place."""
 KINDS = (*PLAIN, *OTHERS)
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced")
+SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
+"""What the user has set while gradients are asked for, as ``sequences.Settings``."""
 COARSE = 1e-3
 """The error of a second derivative, relative to the largest one, from which on a term is missing: it has no bound."""
 MOST = 1 << 17
@@ -50,6 +52,8 @@ class Wish:
     """The gradient of the result."""
     overwritten: int | None = None
     """As ``wish["overwritten"]`` of ``runtime._differentiated``."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """One of ``SETTINGS``."""
 
     @property
     def twice(self) -> bool:
@@ -63,7 +67,8 @@ class Wish:
     def asked(self) -> dict[str, Any]:
         """Return the request to the judged process."""
         dout = len(cases.operands(self.case))
-        return {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
+        asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
+        return asked | {"settings": self.settings}
 
 
 def gradients(trial: Trial) -> Finding:
@@ -112,7 +117,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if kind == "second order":
         asked, dtype = _ordinary(_tamed(case), dtype)
     dout = _dout(kind, tuple(result.shape), dtype, seed)
-    return Wish(kind, asked, (tuple(floating), some)[seed // 3 % 2], dout, changed[seed // 19 % len(changed)])
+    wanted, settings = (tuple(floating), some)[seed // 3 % 2], SETTINGS[seed // 37 % len(SETTINGS)]
+    return Wish(kind, asked, wanted, dout, changed[seed // 19 % len(changed)], settings)
 
 
 def _is_in_place(case: Case, result: torch.Tensor) -> bool:
@@ -167,16 +173,29 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
     # What is asked for twice, or after a change, is laid out in any way, too.
     match LAYOUTS[seed // 29 % len(LAYOUTS)] if kind in OTHERS else kind:
         case "transposed" if rank > 1:
-            layout = Layout(order=tuple(reversed(range(rank))))
+            orders = _orders(rank)
+            layout = Layout(order=orders[seed // 41 % len(orders)])
         case "expanded" if rank:
             layout = Layout(expanded=(seed // 13 % rank,))
         case "one for all":
             layout = Layout(expanded=tuple(range(rank)))
         case "sliced" if rank:
-            layout = Layout(steps=(*(1 for _ in shape[1:]), 2), offset=1)
+            # Every second element; or rows that are parts of wider ones, as a concatenation hands them back.
+            wider = Layout(padding=(*(0 for _ in shape[1:]), 3), offset=1)
+            layout = (Layout(steps=(*(1 for _ in shape[1:]), 2), offset=1), wider)[seed // 43 % 2]
         case "zeros":
             values = "zeros"
     return TensorSpec(shape, dtype, values, seed // 17 % 256, layout)
+
+
+def _orders(rank: int) -> list[tuple[int, ...]]:
+    """Return orders of dims in memory: the reverse one; heads between tokens and their elements, as a model joins them
+    again; channels last."""
+    dims = tuple(range(rank))
+    found = [dims[::-1]]
+    if rank > 2:
+        found += [(*dims[:-3], dims[-2], dims[-3], dims[-1]), (dims[0], *dims[2:], dims[1])]
+    return found
 
 
 def _overwritten(case: Case) -> list[int | None]:
@@ -241,7 +260,8 @@ def told(way: Wish) -> str:
         "in place": ", of the call in place",
     }
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
-    return f"gradients of operands {operands}{how.get(way.kind, '')}, for that of the result {values}"
+    under = "".join(f", {name}={value}" for name, value in way.settings.items())
+    return f"gradients of operands {operands}{how.get(way.kind, '')}{under}, for that of the result {values}"
 
 
 def _missing(outcome: Outcome) -> str | None:
