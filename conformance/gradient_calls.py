@@ -8,8 +8,8 @@ import threading
 import torch
 
 LAYERS, SMALL = 20, 1 << 12
-"""The calls of one shape that a deep model makes before it differentiates the first of them, of results of up to so many
-elements."""
+"""The calls of one shape that a deep model makes before it differentiates the first of them, of results of up to so
+many elements."""
 STEEPER = -2.0
 """The factor of the second gradient of the result where gradients are asked for twice. A power of two, so that it
 rounds nothing."""

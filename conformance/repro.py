@@ -31,10 +31,10 @@ from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Vari
 from conformance.checks import RARE, Outcome, builtin_class
 from conformance.checks.gradients import expected as expected_gradients
 from conformance.checks.gradients import told, wish
-from conformance.sequence_staging import PLAIN
 from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
 from conformance.runner import Verdict, prepare
+from conformance.sequence_staging import PLAIN
 from conformance.spec import Expected
 from strategies.specs import TensorSpec
 

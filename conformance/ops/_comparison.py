@@ -99,6 +99,29 @@ def _thresholds(draw: st.DrawFn, half: str) -> elementwise.Operands:
     return spec, TensorSpec((), "float32", f"{values.LISTED}{number}")
 
 
+@st.composite
+def _wholes(draw: st.DrawFn, whole: str, half: str) -> elementwise.Operands:
+    """Whole numbers, and one of a half type without dims, in which torch compares: it rounds some of them to that."""
+    number = 2 ** (dtype_names.format_of(half).mantissa + 1) * draw(st.sampled_from((1, 2, 4)))
+    shape = (draw(elementwise.shapes.sizes(5, 300)),)
+    spec = draw(tensors.tensors(shape, whole, values="zeros", specials=()))
+    listed = ",".join(str(number + more) for more in (0, 1, -1, 3, 8))
+    return replace(spec, values=f"{values.LISTED}{listed}"), TensorSpec((), half, f"{values.LISTED}{number}")
+
+
+def beside_halves(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    """Calls of ``_wholes``."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        halves = [name for name in dtypes if name in dtype_names.HALF]
+        whole = [name for name in dtypes if name in ("int16", "int32", "int64")]
+        if not halves or not whole:
+            return st.nothing()
+        return _wholes(whole[0], halves[0]).map(lambda operands: Case(op=op, args=operands))
+
+    return draws
+
+
 def thresholds(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     """Calls of ``_thresholds``."""
 
@@ -154,7 +177,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         reference=function,
         cases=cases(name),
         large=_large.grown(cases(name)),
-        scenes=_scenes.beside(_scenes.of_elements(cases(name)), thresholds(name)),
+        scenes=_scenes.beside(_scenes.of_elements(cases(name)), thresholds(name), beside_halves(name)),
         refused=refused(name),
         dtypes=dtypes,
         outs=OUTS,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import msgspec
+import torch
 from hypothesis import strategies as st
 
 from conformance import cases
@@ -14,15 +15,18 @@ from conformance.cases import Argument, Case, DType, Same
 from conformance.ops import _sizes
 from conformance.spec import parameters, registry
 from strategies import layouts, models, tensors
-from strategies.dtypes import is_floating
+from strategies.dtypes import is_floating, to_torch
 from strategies.shapes import Shape
-from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 
 Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 
 _BATCH, _SEVERAL, _SHORT_ROWS = st.integers(1, 3), st.integers(2, 4), st.integers(513, 700)
 _FLAG = st.booleans()
-_MANY_DIMS = st.tuples(*(st.integers(1, 4) for _ in range(6)))
+_MANY_DIMS = st.one_of(*(st.tuples(*(st.integers(1, most) for _ in range(dims))) for dims, most in ((6, 4), (8, 3))))
+"""More dims than kernels take strides."""
+MASKED = 256, 1024
+"""Elements at the start of a row that a mask leaves out: all of a kernel's first tile, or of several."""
 OUTER = (64, 128), (1025, 1500)
 """Rows and columns of a column beside a row: more results than 16 bits count, of more columns than a block has."""
 STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
@@ -81,9 +85,9 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
                 if draw(_FLAG):
                     staged.reverse()
             case "windows" if not float64:
-                # Of more dims than kernels take strides, with a number for each of some dims.
+                # With a number for each of some dims.
                 place = draw(_MANY_DIMS)
-                ones = [draw(st.integers(1, 62)) for _ in given[1:]]
+                ones = [draw(st.integers(1, 2 ** len(place) - 2)) for _ in given[1:]]
                 some = (tuple(1 if one >> dim & 1 else size for dim, size in enumerate(place)) for one in ones)
                 staged = [(place, None), *((shape, None) for shape in some)]
             case "outer" if not float64:
@@ -111,7 +115,70 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
         # Of equal numbers no place of a row shows.
         return msgspec.structs.replace(spec, values="normal", specials=()) if is_outer else spec
 
-    return _changed(case, lambda name, old: argument(old))
+    return _in_arena(draw, _changed(case, lambda name, old: argument(old)))
+
+
+def _in_arena(draw: st.DrawFn, case: Case) -> Case:
+    """Now and then the call with an ``out`` that lies before its first operand in one storage, as that of an engine
+    that plans all memory; else the case."""
+    first, out = case.args[0], case.kwargs.get("out")
+    if draw(st.integers(0, 4)) or out not in (None, Same(0)) or not isinstance(first, TensorSpec) or not first.shape:
+        return case
+    if first.layout.expanded or layouts.overlaps(first.layout) or case.kwargs.get("inplace") or _is_tied_but(case, out):
+        return case
+    room = layouts.storage_size(first.layout, first.shape) - first.layout.offset + draw(st.integers(0, 3))
+    behind = msgspec.structs.replace(first, layout=msgspec.structs.replace(first.layout, offset=room))
+    kwargs = case.kwargs | {"out": Same(0, shift=-room)}
+    found = msgspec.structs.replace(case, args=(behind, *case.args[1:]), kwargs=kwargs)
+    return found if _is_taken(found, first) else case
+
+
+def _is_tied_but(case: Case, out: Argument) -> bool:
+    return any(isinstance(one, Same) and one is not out for one in (*case.args, *case.kwargs.values()))
+
+
+def _is_taken(case: Case, first: TensorSpec) -> bool:
+    """Tell whether the result is as the first operand is, and torch takes an ``out``."""
+    tensors_of = [torch.empty(spec.shape, dtype=to_torch(spec.dtype), device="meta") for spec in cases.operands(case)]
+    args, kwargs = cases.bind(case, tensors_of)
+    try:
+        result = registry()[case.op].reference(*args, **{name: v for name, v in kwargs.items() if name != "out"})
+    # Whatever torch refuses.
+    except Exception:  # noqa: BLE001
+        return False
+    return bool(registry()[case.op].outs) and (tuple(result.shape), result.dtype) == (
+        first.shape,
+        to_torch(first.dtype),
+    )
+
+
+def masked_rows(cases_of: Cases) -> Cases:
+    """Calls of an op over the last dim, of rows whose first elements are all -inf."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        floats = [name for name in dtypes if is_floating(name)]
+        return _masked(cases_of(tuple(floats))) if floats else st.nothing()
+
+    return draws
+
+
+@st.composite
+def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
+    case = draw(calls.filter(lambda one: isinstance(one.args[0], TensorSpec)))
+    input = case.args[0]
+    assert isinstance(input, TensorSpec)
+    rows, left_out = draw(_BATCH), draw(st.sampled_from(MASKED))
+    columns = left_out + draw(st.integers(1, 300))
+    if _is_float64(case):
+        rows, columns = 1, MASKED[0] + draw(st.integers(1, 100))
+        left_out = MASKED[0]
+    which = draw(st.integers(0, rows - 1))
+    mask = Special(which * columns, "-inf", left_out)
+    values = input.values if input.values in ("normal", "uniform", "positive") else "normal"
+    spec = TensorSpec((rows, columns), input.dtype, values, input.seed, CONTIGUOUS, (mask,))
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    args = (spec, -1, *case.args[2:])
+    return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
 
 
 def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:
@@ -132,10 +199,10 @@ def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> 
     assert isinstance(input, TensorSpec)
     kind = draw(st.sampled_from(("activations", "short", *("statistics", "hidden") * 2, *(("windows",) * several))))
     if kind == "windows":
-        # Of more dims than kernels take strides.
         shape = draw(_MANY_DIMS)
-        dim = tuple(sorted(draw(st.sets(st.integers(0, 5), min_size=1, max_size=4))))
-        layout = Layout(order=tuple(draw(st.permutations(range(6)))))
+        dims = len(shape)
+        dim = tuple(sorted(draw(st.sets(st.integers(0, dims - 1), min_size=1, max_size=4))))
+        layout = Layout(order=tuple(draw(st.permutations(range(dims)))))
     elif kind == "activations" or (float64 and kind != "statistics"):
         ((shape, layout),) = draw(models.activations(budget))
     elif kind == "short":
@@ -170,7 +237,8 @@ def _of_norms(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     kind = draw(st.sampled_from(("activations", "short", "whole", "windows")))
     if kind == "windows":
         shape = draw(_MANY_DIMS)
-        layout, dims = Layout(order=tuple(draw(st.permutations(range(6))))), draw(st.sampled_from((1, 1, 2)))
+        layout = Layout(order=tuple(draw(st.permutations(range(len(shape))))))
+        dims = draw(st.sampled_from((1, 1, 2)))
     elif kind == "short" and not float64:
         shape = draw(_short())
     elif kind == "whole" and not float64:

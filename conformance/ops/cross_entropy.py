@@ -17,6 +17,7 @@ from conformance.ops import _cross_entropy as oracle
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _norms as norms
 from conformance.ops import _sizes
+from conformance.ops._scenes import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
@@ -57,13 +58,29 @@ def _wide(draw: st.DrawFn, half: str) -> Case:
     rows, classes = draw(st.integers(1, 9)), draw(st.integers(2, 300))
     target = draw(tensors.tensors((rows, classes), "float32", values=("unit", "positive"), specials=()))
     input = draw(tensors.tensors((rows, classes), half, specials=()))
-    return elementwise.case("cross_entropy", (input, target), reduction=draw(st.sampled_from((None, *REDUCTIONS))))
+    kwargs = {"reduction": draw(st.sampled_from((None, *REDUCTIONS)))}
+    kwargs["label_smoothing"] = draw(st.sampled_from((None, *SMOOTHINGS)))
+    return elementwise.case("cross_entropy", (input, target), **kwargs)
 
 
 def _wide_probabilities(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
     """Logits of half types, and probabilities in float32, as mixed precision leaves them."""
     halves = [name for name in dtypes if name in dtype_names.HALF]
     return _wide(halves[0]) if halves and "float32" in dtypes else st.nothing()
+
+
+@st.composite
+def _first_words_banned(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Rows of a vocabulary of which the first words, a tile of them or several, may not be said."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
+    wide = draw(st.sampled_from(MASKED))
+    rows, banned = (1, MASKED[0]) if dtype == "float64" else (draw(st.integers(1, 3)), wide)
+    classes = banned + draw(st.integers(2, 300))
+    words = [draw(st.integers(banned, classes - 1)) for _ in range(rows)]
+    mask = Special(draw(st.integers(0, rows - 1)) * classes, "-inf", banned)
+    input = TensorSpec((rows, classes), dtype, "normal", draw(tensors.SEEDS), specials=(mask,))
+    reduction = draw(st.sampled_from((None, *REDUCTIONS, "none")))
+    return elementwise.case("cross_entropy", (input, TensorSpec((rows,), "int64", listed(words))), reduction=reduction)
 
 
 @st.composite
@@ -338,7 +355,7 @@ SPEC = OpSpec(
     reference=torch.nn.functional.cross_entropy,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
-    scenes=lambda dtypes: _no_weights(dtypes) | _wide_probabilities(dtypes),
+    scenes=lambda dtypes: st.one_of(_no_weights(dtypes), _first_words_banned(dtypes), _wide_probabilities(dtypes)),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     defined=defined,

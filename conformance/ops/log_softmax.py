@@ -95,7 +95,7 @@ SPEC = OpSpec(
     reference=log_softmax,
     cases=_CASES,
     large=_large.grown(_CASES, rows=True),
-    scenes=_scenes.of_rows(_CASES),
+    scenes=_scenes.beside(_scenes.of_rows(_CASES), _scenes.masked_rows(_CASES)),
     refused=_renamed(softmax.refused),
     dtypes=dtype_names.FLOATING,
     batch=softmax.batch,

@@ -182,7 +182,7 @@ SPEC = OpSpec(
     reference=softmax,
     cases=cases,
     large=_large.grown(cases, rows=True, widths=models.VOCABULARIES),
-    scenes=_scenes.of_rows(cases),
+    scenes=_scenes.beside(_scenes.of_rows(cases), _scenes.masked_rows(cases)),
     refused=refused,
     dtypes=DTYPES,
     batch=batch,
