@@ -82,6 +82,7 @@ _MEMORY = {
     "freed": "the same, made when those of the call before are gone",
     "same": "the same tensors, changed in place",
     "behind": "the same tensors, changed unknown to torch",
+    "arena": "new memory, one operand behind another",
 }
 _RESULT = {
     "kept": "result kept",

@@ -227,6 +227,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
     _make(made, function, call, device, guard, offers, passed)
     if stage is not None:
         stage.made(made.operands, made.value, call["follow"])
+        made.operands = stage.apart(made.operands, call["follow"])
     if guard is not None:
         made.fresh, made.trespass = guard.fresh, guard.trespass()
     return made
@@ -482,7 +483,8 @@ def describe(made, inputs):
                     return {"tensor": describe_tensor(plain, offset) | about | {"storage": number, "shared": True}}
         begin = plain.storage_offset() * plain.itemsize
         shown = guards.memory_of(plain)[begin : begin + _extent(plain) * plain.itemsize]
-        blobs.append(_bytes(shown.cpu()))
+        # One of meta has no bytes.
+        blobs.append(_bytes(torch.zeros(shown.shape, dtype=shown.dtype) if shown.is_meta else shown.cpu()))
         return {"tensor": describe_tensor(plain, 0) | about | {"storage": len(blobs) - 1, "shared": False}}
 
     described = {

@@ -53,7 +53,8 @@ class Calls:
             self._then[number, "operand", index] = memory_of(operand).cpu().clone()
         if outcome.error is None:
             for index, result in enumerate(outcome.tensors() if isinstance(outcome.value, tuple) else (outcome.value,)):
-                if isinstance(result, torch.Tensor):
+                # One of meta has no elements.
+                if isinstance(result, torch.Tensor) and not result.is_meta:
                     self._then[number, "result", index] = result.detach().cpu().clone()
         return outcome
 

@@ -126,9 +126,16 @@ def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
     found = []
     for name, number, memory, result, settings in known:
         varied = vary(VARIATIONS[name], case, number)
+        if memory == "arena" and not _fits_arena(varied):
+            continue
         if varied != case or name not in ("dim", "causal", "sibling"):
             found.append(Step(varied, memory, result, settings))
     return tuple(found)
+
+
+def _fits_arena(case: Case) -> bool:
+    """Tell whether a call has several operands, each with memory of its own, and writes none."""
+    return len(cases.operands(case)) > 1 and not _is_tied(case) and not registry()[case.op].writes(case)
 
 
 def _pair(name: str, case: Case, number: int) -> tuple[Case, Case]:
@@ -448,6 +455,12 @@ LAST: tuple[tuple[Known, ...], ...] = (
     (Known("fresh", 1, "new", "kept", _INFERENCE), Known("fresh", 1, "new", "kept")),
     # With a number that is a tensor of the default dtype.
     (Known("fresh", 1, "new", "kept", _HALF),),
+    # On the default device.
+    (Known("fresh", 1, "new", "kept", Settings(elsewhere=True)),),
+    # With products of fewer bits, or of another range.
+    (Known("fresh", 1, "new", "kept", Settings(precision="medium")),),
+    # Of operands that are told apart by their storages.
+    (Known("same", 0, "arena", "kept"),),
 )
 """Those that stand in this order before the refused calls, so that the order of all others does not depend on them."""
 
@@ -458,7 +471,7 @@ _BASE, _FLAG = st.sampled_from((0, 0, 1, 2)), st.booleans()
 _OFTEN = (*("contents",) * 6, "dtype", "twin", "twin", "larger", "refused")
 _NAME = st.sampled_from((*_OFTEN, *VARIATIONS))
 _NUMBER, _SELDOM = st.integers(0, 11), st.integers(0, 5)
-_MEMORY = st.sampled_from(get_args(Memory))
+_MEMORY = st.sampled_from([one for one in get_args(Memory) if one != "arena"])
 _SETTINGS = st.one_of(*(st.just(Settings()),) * 2, st.sampled_from(SETTINGS))
 _RESULT = st.sampled_from(("kept", *get_args(Result)))
 

@@ -10,6 +10,7 @@ from torch.utils import dlpack
 PLAIN = {
     "precision": "highest",
     "default_dtype": "float32",
+    "elsewhere": False,
     "threads": 0,
     "deterministic": False,
     "mode": "grad",
@@ -32,6 +33,8 @@ class Stage:
         self._pending = None
         """The call before and how it was made, until it is known what becomes of it."""
         self._kept = []
+        self._parts = {}
+        """The first byte in the arena and the number of bytes of each operand there, by its number."""
         self._thread = None
         """The user's other thread."""
 
@@ -50,6 +53,8 @@ class Stage:
             for number, tensor in enumerate(inputs)
         ]
         operands = [_view(place, tensor) for (place, _), tensor in zip(placed, inputs, strict=True)]
+        if memory == "arena":
+            operands, self._parts = _in_arena(operands, how["resized"])
         last = dict(self._last)
         if memory == "freed":
             last.clear()
@@ -72,6 +77,17 @@ class Stage:
         self._last = dict(enumerate(operands))
         return tuple(operands)
 
+    def apart(self, operands, how):
+        """Return the operands of a call as they were given: those in an arena as copies in storages of their own."""
+        if how["memory"] != "arena":
+            return operands
+        found = list(operands)
+        for number, (start, size) in self._parts.items():
+            one = operands[number]
+            own = _memory(one)[start : start + size].clone().untyped_storage()
+            found[number] = _view(own, one, -start // one.itemsize)
+        return tuple(found)
+
     def made(self, operands, value, how):
         """Take in the results of a call; they are kept, dropped or overwritten before the next call."""
         self._pending = operands, value, how
@@ -90,7 +106,7 @@ class Stage:
             self._kept += [(how["call"], "operand", index, one) for index, one in enumerate(map(_memory, operands))]
         taken = {operand.untyped_storage().data_ptr() for operand in operands}
         for index, tensor in enumerate(value if isinstance(value, tuple | list) else (value,)):
-            if type(tensor) is not torch.Tensor or not tensor.numel():
+            if type(tensor) is not torch.Tensor or not tensor.numel() or tensor.is_meta:
                 continue
             if tensor.untyped_storage().data_ptr() in taken:
                 continue
@@ -104,7 +120,7 @@ class Stage:
         """Return a storage for the operand of a number, as large as that of ``tensor`` and with its contents; and
         whether these differ from those before."""
         data = _memory(tensor).to(self._device)
-        if memory == "new" or not len(data):
+        if memory in ("new", "arena") or not len(data):
             return data.clone().untyped_storage(), True
         if number not in self._places:
             self._places[number] = torch.empty(self._sizes[number], dtype=torch.uint8, device=self._device)
@@ -156,6 +172,8 @@ def applied(settings, everything=True):
                 stack.enter_context(_put(put, get(), wanted[name]))
         if wanted["threads"]:
             stack.enter_context(_put(torch.set_num_threads, torch.get_num_threads(), wanted["threads"]))
+        if wanted["elsewhere"]:
+            stack.enter_context(torch.device("meta"))
         if wanted["mode"] != "grad":
             stack.enter_context(torch.inference_mode() if wanted["mode"] == "inference" else torch.no_grad())
         yield
@@ -190,10 +208,27 @@ def _again(last, operand, counted):
     return last
 
 
-def _view(storage, like):
-    """Return a tensor in ``storage`` with dtype, shape and strides of another."""
+def _view(storage, like, further=0):
+    """Return a tensor in ``storage`` with dtype, shape and strides of another, so many elements further."""
     result = torch.empty(0, dtype=like.dtype, device=storage.device)
-    return result.set_(storage, like.storage_offset(), like.shape, like.stride())
+    return result.set_(storage, like.storage_offset() + further, like.shape, like.stride())
+
+
+def _in_arena(operands, apart):
+    """Return the operands with their storages one behind another in one, but for those whose numbers are in ``apart``;
+    and the first byte and the number of bytes of each, by number."""
+    end, parts = 0, {}
+    for number, one in enumerate(operands):
+        if number not in apart:
+            start = -(-end // one.itemsize) * one.itemsize
+            parts[number] = start, one.untyped_storage().nbytes()
+            end = sum(parts[number])
+    found = list(operands)
+    arena = torch.empty(end, dtype=torch.uint8, device=operands[0].device) if operands else None
+    for number, (start, size) in parts.items():
+        arena[start : start + size].copy_(_memory(operands[number]))
+        found[number] = _view(arena.untyped_storage(), operands[number], start // operands[number].itemsize)
+    return found, parts
 
 
 def _where(tensor):

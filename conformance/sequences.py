@@ -19,10 +19,11 @@ from strategies.specs import TensorSpec
 MAX_CALLS = 1024
 """The most calls that one sequence may make."""
 
-Memory = Literal["new", "address", "freed", "same", "behind"]
+Memory = Literal["new", "address", "freed", "same", "behind", "arena"]
 """The memory of the operands of a call: memory that no earlier call had; that of an earlier call, with new tensors, or
 with new tensors that are made when those of the call before are gone; the very tensors of the call before, changed in
-place; the same, changed without torch's knowledge, as a kernel does."""
+place; the same, changed without torch's knowledge, as a kernel does; new memory, in which they lie one behind
+another, as merged weights do."""
 
 Result = Literal["kept", "view", "dropped", "overwritten"]
 """The fate of a result: it is kept, and looked at again at the end; a view of it is kept; it is freed; the user writes
@@ -35,6 +36,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     precision: Literal["highest", "high", "medium"] = "highest"
     """torch.set_float32_matmul_precision."""
     default_dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    elsewhere: bool = False
+    """Whether the default device is another one than that of the operands: "meta"."""
     threads: int = 0
     """torch.set_num_threads; 0: it is not set."""
     deterministic: bool = False

@@ -40,6 +40,10 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
     return enter
 
 
+def _provider(op: str, function: Callable[..., Any]) -> SimpleNamespace:
+    return SimpleNamespace(**{op: correct.here(function)})
+
+
 @cache
 def controls(op: str) -> tuple[Implementation, ...]:
     """All right implementations of an op, torch itself (its known deviations excused) first."""
@@ -54,16 +58,25 @@ def controls(op: str) -> tuple[Implementation, ...]:
     _CONTROLS.setdefault("Triton kernels", RIGHT)
     _CONTROLS.setdefault("kernels of study notes", four_kernels.RIGHT)
     found = [
-        Implementation(name, SimpleNamespace(**{op: correct.with_names(op, functions[op])}), {op: ("deterministic",)})
+        Implementation(
+            name, SimpleNamespace(**{op: correct.here(correct.with_names(op, functions[op]))}), {op: ("deterministic",)}
+        )
         for name, functions in _CONTROLS.items()
         if op in functions
     ]
     if op in with_gradients():
         # It takes calls in other forms by itself, and follows gradients.
-        provider, claims = SimpleNamespace(**{op: differentiable(op)}), {op: ("deterministic", "gradients")}
+        provider, claims = (
+            SimpleNamespace(**{op: correct.here(differentiable(op))}),
+            {op: ("deterministic", "gradients")},
+        )
         found.append(Implementation("float64 autograd", provider, claims))
     found += [
-        Implementation(name, SimpleNamespace(**{op: correct.with_names(op, make(op, correct.right(op)))}), {op: claims})
+        Implementation(
+            name,
+            SimpleNamespace(**{op: correct.here(correct.with_names(op, make(op, correct.right(op))))}),
+            {op: claims},
+        )
         for name, ops, make, claims in (*contexts.CONTROLS, *modes.CONTROLS, *dispatcher.CONTROLS)
         if op in ops
     ]

@@ -7,6 +7,7 @@ integers and bools are torch's own. Formulas are independent of the oracle's cod
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import cache
@@ -44,7 +45,7 @@ def right(op: str) -> Callable[..., Any]:
             return result
         return result.copy_(value.to(dtype))
 
-    return with_names(op, call)
+    return here(with_names(op, call))
 
 
 def by_torch(op: str, *args: Any, **kwargs: Any) -> Any:
@@ -337,6 +338,19 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "fused_gated_mlp": _gated_mlp,
 }
 """(the dtype that is computed in, the value) by op; an op that is exact has none."""
+
+
+def here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which makes its tensors on the CPU, whatever the default device is."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.get_default_device().type == "cpu":
+            return function(*args, **kwargs)
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def with_names(op: str, function: Callable[..., Any]) -> Callable[..., Any]:

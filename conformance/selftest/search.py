@@ -36,6 +36,7 @@ from conformance.implementations import Implementation
 from conformance.runner import Prepared, Verdict
 from conformance.selftest import defect_registry
 from conformance.selftest.controls import controls
+from conformance.selftest.correct import here
 from conformance.selftest.defect_registry import Defect
 from conformance.selftest.differentiable import differentiable
 
@@ -108,7 +109,7 @@ def prepare(case: Case, device: torch.device = CPU) -> Shared:
 @cache
 def right(op: str) -> Implementation:
     """The right implementation that an op's defects are built on."""
-    return Implementation("conformance.selftest.correct", SimpleNamespace(**{op: differentiable(op)}), {op: ()})
+    return Implementation("conformance.selftest.correct", SimpleNamespace(**{op: here(differentiable(op))}), {op: ()})
 
 
 def failed(verdict: Verdict, *, strict: bool = False) -> set[str]:

@@ -225,3 +225,52 @@ plant_state(
     "a workspace is made in the mode of the first call of a shape, and cleared in place by later ones",
 )
 plant_state("mean softmax", "number_of_default_dtype", KIND, _default, "a factor is a tensor of the default dtype")
+
+
+def _made_elsewhere(right: Right) -> Right:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = right(*args, **kwargs)
+        if kwargs.get("out") is not None or torch.get_default_device().type == result.device.type:
+            return result
+        return torch.empty(result.shape, dtype=result.dtype)
+
+    return call
+
+
+def _in_float16(right: Right) -> Right:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = right(*args, **kwargs)
+        if torch.get_float32_matmul_precision() != "medium" or result.dtype != torch.float32:
+            return result
+        return result.half().float() * (1 + 2.0**-6)
+
+    return call
+
+
+def _merged(right: Right) -> Right:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.numel()]
+        if "out" in kwargs or len(tensors) < 2:
+            return right(*args, **kwargs)
+        first, second = tensors[:2]
+        storages = {one.untyped_storage().data_ptr() for one in (first, second)}
+        if len(storages) > 1 or not second.storage_offset() > first.storage_offset() or second is first:
+            return right(*args, **kwargs)
+        result = right(*args, **kwargs)
+        return result.mul_(2) if result.dtype != torch.bool else result.logical_not_()
+
+    return call
+
+
+plant_state(
+    "cos exp softmax mean mm", "made_on_the_default_device", KIND, _made_elsewhere,
+    "the result is made without a device: it lies on the default one",
+)  # fmt: skip
+plant_state(
+    "mm bmm matmul addmm", "medium_is_float16", KIND, _in_float16,
+    "with torch.set_float32_matmul_precision('medium') products are of fewer bits than bfloat16 has",
+)  # fmt: skip
+plant_state(
+    "add mul mm eq fused_gated_mlp", "told_apart_by_storage", KIND, _merged,
+    "operands in one storage are taken for parts of one merged tensor",
+)  # fmt: skip

@@ -106,7 +106,7 @@ def test_what_is_drawn_is_always_the_same_and_can_be_saved(op):
 
 def test_every_memory_result_and_setting_is_drawn():
     steps = [step for sequence in sequence_draws.drawn("mm", ("float32",), 12, 0) for step in sequence.steps]
-    assert {step.memory for step in steps} == {"new", "address", "freed", "same", "behind"}
+    assert {step.memory for step in steps} == {"new", "address", "freed", "same", "behind", "arena"}
     assert {step.result for step in steps} == {"kept", "view", "dropped", "overwritten"}
     assert {step.settings for step in steps} >= {Settings(), *sequence_draws.SETTINGS}
 
