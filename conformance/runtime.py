@@ -383,8 +383,9 @@ def _differentiated(made, given, wish, again, before):
     kind = gradient_calls.KINDS.get(wish["kind"], gradient_calls.plain)
 
     def other():
-        """Make the call with negative operands, and return its result and the operands that have a gradient."""
-        copies = [one.detach().neg() if one.is_floating_point() else one for one in given]
+        """Make the call with -2 times its operands, and return its result and the operands that have a gradient."""
+        # Of the other sign alone squares would be the same.
+        copies = [one.detach() * -2 if one.is_floating_point() else one for one in given]
         own = [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(copies)]
         return again(own), [own[n] for n in wish["wanted"]]
 

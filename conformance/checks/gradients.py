@@ -35,7 +35,7 @@ SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"d
 """What the user has set while gradients are asked for, as ``sequences.Settings``."""
 COARSE = 1e-3
 """The error of a second derivative, relative to the largest one, from which on a term is missing: it has no bound."""
-MOST = 1 << 17
+MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
 
 

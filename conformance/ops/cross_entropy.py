@@ -73,8 +73,8 @@ def _wide_probabilities(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
 def _first_words_banned(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     """Rows of a vocabulary of which the first words, a tile of them or several, may not be said."""
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
-    wide = draw(st.sampled_from(MASKED))
-    rows, banned = (1, MASKED[0]) if dtype == "float64" else (draw(st.integers(1, 3)), wide)
+    banned = MASKED[0] if dtype == "float64" else draw(st.sampled_from(MASKED))
+    rows = 1 if dtype == "float64" else draw(st.integers(1, 3))
     classes = banned + draw(st.integers(2, 300))
     words = [draw(st.integers(banned, classes - 1)) for _ in range(rows)]
     mask = Special(draw(st.integers(0, rows - 1)) * classes, "-inf", banned)
