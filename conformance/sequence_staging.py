@@ -224,10 +224,11 @@ def _in_arena(operands, apart):
             parts[number] = start, one.untyped_storage().nbytes()
             end = sum(parts[number])
     found = list(operands)
-    arena = torch.empty(end, dtype=torch.uint8, device=operands[0].device) if operands else None
-    for number, (start, size) in parts.items():
-        arena[start : start + size].copy_(_memory(operands[number]))
-        found[number] = _view(arena.untyped_storage(), operands[number], start // operands[number].itemsize)
+    if parts:
+        arena = torch.empty(end, dtype=torch.uint8, device=operands[0].device)
+        for number, (start, size) in parts.items():
+            arena[start : start + size].copy_(_memory(operands[number]))
+            found[number] = _view(arena.untyped_storage(), operands[number], start // operands[number].itemsize)
     return found, parts
 
 
