@@ -180,6 +180,9 @@ PRECISION = 120
 
 def to_double(value: mpmath.mpf) -> tuple[float, float]:
     """Return the nearest float64 to an mpmath number, and the rest; the rest is 0 where the first is not finite."""
+    if isinstance(value, mpmath.mpc):
+        # The root of a negative number, say.
+        return math.nan, 0.0
     high = float(value)
     return (high, float(value - high)) if math.isfinite(high) else (high, 0.0)
 

@@ -205,7 +205,10 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
         plainly = np.isfinite(terms) | ~np.isfinite(value)
         if y is not None:
             plainly |= ~np.isfinite(y) & ~(np.isinf(y) & (np.abs(value) <= bound))
-        within = _in_range(loss, terms) & bool(plainly.all() and np.isfinite(w).all())
+        # A share beyond the range is infinite, and NaN times a probability or a weight of 0.
+        beyond = np.isfinite(value) & ~oracles.in_range(np.abs(value), loss.dtype)
+        within = _in_range(loss, terms) & ~_of_any(loss, beyond)
+        within &= bool(plainly.all() and np.isfinite(w).all())
     # What is NaN in float64 is so for its operands, and what is infinite, unless a term may be infinite, too, of any
     # sign; the rest is judged where its error is known.
     known = np.isfinite(found.error)

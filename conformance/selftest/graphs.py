@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -75,6 +76,23 @@ def of_a_thread(op: str) -> Call:
         if not getattr(kept, "has_operands", False):
             raise RuntimeError("nothing was saved for the backward pass")
         return step.gradients()
+
+    return _before(op, wrong, note)
+
+
+@_planted(("rms_norm", "layer_norm", "logsumexp", "softmax"), "graphs")
+def ring_of_16(op: str) -> Call:
+    """What the backward pass needs lies in a ring of 16 buffers for each shape: a deeper model reads that of others."""
+    rings: dict[Any, collections.deque[int]] = {}
+
+    def note(*args: Any, **kwargs: Any) -> None:
+        operands = _tensors(*args, **kwargs)
+        rings.setdefault(_key(operands[:1]), collections.deque(maxlen=16)).append(operands[0].data_ptr())
+
+    def wrong(step: Step) -> Gradients:
+        known = rings.get(_key(step.operands[:1]), ())
+        found = step.gradients()
+        return found if step.operands[0].data_ptr() in known else [None if one is None else one * 2 for one in found]
 
     return _before(op, wrong, note)
 

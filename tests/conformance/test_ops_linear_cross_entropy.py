@@ -82,3 +82,10 @@ def test_what_may_be_infinite_of_any_sign_takes_the_mean_with_it(first, is_judge
     found = spec.SPEC.expected(Call((left, right, torch.tensor([first, 0])), {}, None))
     assert bool(found.judged.all()) == is_judged
     assert torch.isinf(found.value).all()
+
+
+def test_a_share_beyond_the_range_is_not_judged():
+    """Its product with a probability of 0 is NaN in float32."""
+    left, right = torch.tensor([[torch.finfo(torch.float32).min]]), torch.tensor([[0.5], [-0.9]])
+    for target in ([[torch.inf, 0.0]], [[0.0, 1.0]]):
+        assert not spec.SPEC.expected(Call((left, right, torch.tensor(target)), {}, None)).judged.any()

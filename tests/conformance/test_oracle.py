@@ -129,3 +129,9 @@ def test_range_is_that_of_the_compute_dtype():
     values = np.array([1e5, 3e38, 4e38, math.inf, math.nan])
     assert oracle.in_range(values, torch.float16).tolist() == [True, True, False, True, True]
     assert oracle.in_range(values, torch.float64).all()
+
+
+def test_what_has_no_real_value_is_nan():
+    high, low = oracle.by_mpmath(lambda row: [mpmath.sqrt(x) for x in row], np.array([[4.0, -4.0]]))
+    assert (high[0, 0], low[0, 0]) == (2, 0)
+    assert np.isnan(high[0, 1])
