@@ -46,6 +46,9 @@ def fused_gated_mlp(x, gate_weight, up_weight, activation="silu"):
     if activation not in ACTIVATIONS:
         raise ValueError(f"argument 'activation' is {activation!r}; valid are {', '.join(ACTIVATIONS)}")
 
+    # A member of an enum of strings is equal to one, and another word in a kernel's source.
+    activation = ACTIVATIONS[ACTIVATIONS.index(activation)]
+
     if not x.dtype.is_floating_point:
         raise NotImplementedError(
             f"argument 'x' has dtype {x.dtype}; fused_gated_mlp is defined for floating-point only"

@@ -1,5 +1,7 @@
 """What torch refuses is refused with torch's exception class and a message that names the argument."""
 
+import enum
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import ntops
 from ntops.autograd import FORMULAS
 from ntops.host.arguments import common_device
+from ntops.launch import kernel_sources
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -132,3 +135,16 @@ def test_bools_of_numpy_are_numbers():
     x = torch.tensor([1.0, -2.0], device=DEVICE)
     assert torch.equal(ntops.torch.add(x, np.True_), x + 1)
     assert torch.equal(ntops.torch.clamp(x, np.False_), x.clamp(0))
+
+
+def test_an_activation_may_be_a_member_of_an_enum_of_strings(monkeypatch):
+    """torch takes such words, too; a kernel is made of the first that is met."""
+
+    class Activation(enum.StrEnum):
+        GELU = "gelu"
+
+    monkeypatch.setattr(kernel_sources, "_kernels", {})
+    kernel_sources._generated.cache_clear()
+    x, gate, up = (torch.randn(rows, 12, device=DEVICE) for rows in (3, 20, 20))
+    found = ntops.torch.fused_gated_mlp(x, gate, up, Activation.GELU)
+    assert torch.equal(found, ntops.torch.fused_gated_mlp(x, gate, up, "gelu"))
