@@ -29,10 +29,16 @@ def check_out(out, dtype, device, exact_dtype=False):
 
 
 def check_written(tensor, name):
-    """Refuse to write a tensor of which several elements share one place in memory.
+    """Refuse to write a tensor of which several elements share one place in memory, or one that inference mode made
+    outside of it.
 
-    :raises RuntimeError: A dim is expanded (stride 0).
+    :raises RuntimeError: A dim is expanded (stride 0), or autograd could not know of the change.
     """
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"argument '{name}' was made in inference mode, and may be written there alone; clone() it first"
+        )
+
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         raise RuntimeError(
             f"argument '{name}' is expanded: several of its elements are one place in memory; clone() it first"

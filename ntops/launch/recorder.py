@@ -374,6 +374,8 @@ def _describer(kinds):
                 f"{name}.stride()",
                 f"{name}.get_device()",
                 f"pointer{place} & 15",
+                # What inference mode made may not be written outside of it.
+                f"{name}.is_inference()",
             ]
             # The recording checks which arguments are the same memory.
             key += [f"pointer{place} == pointer{other}" for other in places]

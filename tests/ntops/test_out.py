@@ -161,3 +161,27 @@ def test_an_empty_result_resizes_out():
         ntops.torch.add(torch.empty(0, 4, device=DEVICE), 1, out=out)
 
     assert out.shape == (0, 4)
+
+
+WRITES = {
+    "add": lambda to, tensor: to.add(tensor, tensor, out=tensor),
+    "relu": lambda to, tensor: to.relu(tensor, inplace=True),
+    "dropout": lambda to, tensor: to.dropout(tensor, 0.5, True, True),
+    "mm": lambda to, tensor: to.mm(torch.ones_like(tensor), torch.ones_like(tensor), out=tensor),
+    "sum": lambda to, tensor: to.sum(torch.ones(3, 2, 2, device=DEVICE), 0, out=tensor),
+}
+
+
+@pytest.mark.parametrize("op", WRITES)
+def test_what_inference_mode_made_is_written_there_alone(op):
+    with torch.inference_mode():
+        tensor = torch.ones(2, 2, device=DEVICE)
+    # Whatever was recorded of others is not repeated for it.
+    for _ in range(3):
+        WRITES[op](ntops.torch, torch.ones(2, 2, device=DEVICE))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="inference mode"):
+            WRITES[op](ntops.torch, tensor)
+    assert torch.equal(tensor, torch.ones_like(tensor))
+    with torch.inference_mode():
+        WRITES[op](ntops.torch, tensor)
