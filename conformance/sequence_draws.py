@@ -455,8 +455,8 @@ LAST: tuple[tuple[Known, ...], ...] = (
     (Known("fresh", 1, "new", "kept", _INFERENCE), Known("fresh", 1, "new", "kept")),
     # With a number that is a tensor of the default dtype.
     (Known("fresh", 1, "new", "kept", _HALF),),
-    # On the default device.
-    (Known("fresh", 1, "new", "kept", Settings(elsewhere=True)),),
+    # On another default device.
+    (Known("fresh", 1, "new", "kept", Settings(default_device="meta")),),
     # With products of fewer bits, or of another range.
     (Known("fresh", 1, "new", "kept", Settings(precision="medium")),),
     # Of operands that are told apart by their storages.

@@ -10,7 +10,7 @@ from torch.utils import dlpack
 PLAIN = {
     "precision": "highest",
     "default_dtype": "float32",
-    "elsewhere": False,
+    "default_device": "cpu",
     "threads": 0,
     "deterministic": False,
     "mode": "grad",
@@ -172,8 +172,8 @@ def applied(settings, everything=True):
                 stack.enter_context(_put(put, get(), wanted[name]))
         if wanted["threads"]:
             stack.enter_context(_put(torch.set_num_threads, torch.get_num_threads(), wanted["threads"]))
-        if wanted["elsewhere"]:
-            stack.enter_context(torch.device("meta"))
+        if wanted["default_device"] != PLAIN["default_device"]:
+            stack.enter_context(torch.device(wanted["default_device"]))
         if wanted["mode"] != "grad":
             stack.enter_context(torch.inference_mode() if wanted["mode"] == "inference" else torch.no_grad())
         yield

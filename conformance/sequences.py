@@ -36,8 +36,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     precision: Literal["highest", "high", "medium"] = "highest"
     """torch.set_float32_matmul_precision."""
     default_dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    elsewhere: bool = False
-    """Whether the default device is another one than that of the operands: "meta"."""
+    default_device: Literal["cpu", "meta"] = "cpu"
+    """torch.set_default_device."""
     threads: int = 0
     """torch.set_num_threads; 0: it is not set."""
     deterministic: bool = False

@@ -32,7 +32,7 @@ differentiated again; or the call is made in place."""
 KINDS = (*PLAIN, *OTHERS)
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
-"""What the user has set while gradients are asked for, as ``sequences.Settings``."""
+"""Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
 COARSE = 1e-3
 """The error of a second derivative, relative to the largest one, from which on a term is missing: it has no bound."""
 MOST = 1 << 18

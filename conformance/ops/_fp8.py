@@ -299,7 +299,7 @@ def _cut(values: np.ndarray, unit: np.ndarray) -> np.ndarray:
 
 
 def _unit(exponent: np.ndarray) -> np.ndarray:
-    """What is cut off beside 2^``exponent`` is less."""
+    """Return the last bit that is kept beside 2^``exponent``: what is cut off is less."""
     return np.ldexp(1.0, exponent - 13)
 
 

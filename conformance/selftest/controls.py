@@ -58,25 +58,16 @@ def controls(op: str) -> tuple[Implementation, ...]:
     _CONTROLS.setdefault("Triton kernels", RIGHT)
     _CONTROLS.setdefault("kernels of study notes", four_kernels.RIGHT)
     found = [
-        Implementation(
-            name, SimpleNamespace(**{op: correct.here(correct.with_names(op, functions[op]))}), {op: ("deterministic",)}
-        )
+        Implementation(name, _provider(op, correct.with_names(op, functions[op])), {op: ("deterministic",)})
         for name, functions in _CONTROLS.items()
         if op in functions
     ]
     if op in with_gradients():
         # It takes calls in other forms by itself, and follows gradients.
-        provider, claims = (
-            SimpleNamespace(**{op: correct.here(differentiable(op))}),
-            {op: ("deterministic", "gradients")},
-        )
-        found.append(Implementation("float64 autograd", provider, claims))
+        claims = {op: ("deterministic", "gradients")}
+        found.append(Implementation("float64 autograd", _provider(op, differentiable(op)), claims))
     found += [
-        Implementation(
-            name,
-            SimpleNamespace(**{op: correct.here(correct.with_names(op, make(op, correct.right(op))))}),
-            {op: claims},
-        )
+        Implementation(name, _provider(op, correct.with_names(op, make(op, correct.right(op)))), {op: claims})
         for name, ops, make, claims in (*contexts.CONTROLS, *modes.CONTROLS, *dispatcher.CONTROLS)
         if op in ops
     ]

@@ -82,7 +82,7 @@ def of_a_thread(op: str) -> Call:
 
 @_planted(("rms_norm", "layer_norm", "logsumexp", "softmax"), "graphs")
 def ring_of_16(op: str) -> Call:
-    """What the backward pass needs lies in a ring of 16 buffers for each shape: a deeper model reads that of others."""
+    """Statistics for the backward pass lie in a ring of 16 for each shape: a deeper model reads others."""
     rings: dict[Any, collections.deque[int]] = {}
 
     def note(*args: Any, **kwargs: Any) -> None:
