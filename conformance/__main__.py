@@ -48,8 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(given[1:])
     options = _parser().parse_args(given)
     try:
-        spec_files.bring(getattr(options, "specs", ()))
-        with semantics.within(getattr(options, "semantics", semantics.CUDA)):
+        with contextlib.ExitStack() as only_here:
+            only_here.callback(specs.forget, spec_files.bring(getattr(options, "specs", ())))
+            only_here.enter_context(semantics.within(getattr(options, "semantics", semantics.CUDA)))
             return options.command(options)
     except _BAD as error:
         print(f"error: {error}", file=sys.stderr)

@@ -78,7 +78,9 @@ class Options:
 
     def __init__(self, config: pytest.Config) -> None:
         try:
-            spec_files.bring(config.getoption("--specs") or ())
+            brought = spec_files.bring(config.getoption("--specs") or ())
+            # A run in the same process after this one has specs of its own.
+            config.add_cleanup(lambda: specs.forget(brought))
             known = specs.registry()
         except specs.SpecError as error:
             raise pytest.UsageError(str(error)) from None

@@ -247,7 +247,8 @@ def registry() -> dict[str, OpSpec]:
     return found
 
 
-_brought: list[str] = []
+_brought: dict[str, list[str]] = {}
+"""What ``bring`` was called with, and the ops that each name added."""
 
 
 def brought() -> tuple[str, ...]:
@@ -255,18 +256,33 @@ def brought() -> tuple[str, ...]:
     return tuple(_brought)
 
 
-def bring(names: Sequence[str], defined: Callable[[str], OpSpec] | None = None) -> None:
+def bring(names: Sequence[str], defined: Callable[[str], OpSpec] | None = None) -> list[str]:
     """Add the OpSpecs of modules to the registry of this process. A name is a module's, or a file ``*.py``.
 
     :param defined: Returns the OpSpec that a file ``*.json`` describes, or raises ValueError.
 
     A module's OpSpecs are its attributes of that class. Raises SpecError: a module that cannot be imported, has none,
-    is written for another ``API`` (its ``CONFORMANCE_API``), or names an op that there is.
+    is written for another ``API`` (its ``CONFORMANCE_API``), or names an op that there is; then nothing is added.
+
+    Returns the names that had not been brought before, for ``forget``.
     """
+    new: list[str] = []
+    try:
+        for name in names:
+            if name not in _brought:
+                _brought[name] = _add(name, registry(), f"--specs {name}", defined)
+                new.append(name)
+    except SpecError:
+        forget(new)
+        raise
+    return new
+
+
+def forget(names: Sequence[str]) -> None:
+    """Undo ``bring`` of these."""
     for name in names:
-        if name not in _brought:
-            _add(name, registry(), f"--specs {name}", defined)
-            _brought.append(name)
+        for op in _brought.pop(name):
+            del registry()[op]
 
 
 @contextlib.contextmanager
@@ -281,7 +297,8 @@ def registered(spec: OpSpec) -> Generator[None]:
         del registry()[spec.name]
 
 
-def _add(name: str, known: dict[str, OpSpec], called: str, defined: Callable[[str], OpSpec] | None = None) -> None:
+def _add(name: str, known: dict[str, OpSpec], called: str, defined: Callable[[str], OpSpec] | None = None) -> list[str]:
+    """Add the OpSpecs of a module or a file to ``known``, all or none; return the names of those that are new."""
     if not name.isprintable():
         raise SpecError(f"{called!r}: not a name")
     if defined is not None and name.endswith(".json"):
@@ -294,8 +311,11 @@ def _add(name: str, known: dict[str, OpSpec], called: str, defined: Callable[[st
     for spec in found:
         if not spec.name.isidentifier():
             raise SpecError(f"{called}: the name of an op is an identifier, and {spec.name!r} is none")
-        if known.setdefault(spec.name, spec) is not spec:
+        if known.get(spec.name, spec) is not spec:
             raise SpecError(f"{called}: there is an op {spec.name!r} already")
+    added = [spec.name for spec in found if spec.name not in known]
+    known.update((spec.name, spec) for spec in found)
+    return added
 
 
 def _of_module(name: str, called: str) -> list[OpSpec]:

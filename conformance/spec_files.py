@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from conformance import spec as specs
 
 
-def bring(names: Sequence[str]) -> None:
+def bring(names: Sequence[str]) -> list[str]:
     """Add the OpSpecs of these to the registry of this process, as ``spec.bring`` does. Raises SpecError."""
-    specs.bring(names, _defined)
+    return specs.bring(names, _defined)
 
 
 def _defined(path: str) -> specs.OpSpec:

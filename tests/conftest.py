@@ -1,8 +1,14 @@
 import gc
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Tests start programs in folders of their own, which find the checkout and what this process finds by PYTHONPATH.
+_FOUND = dict.fromkeys((str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND))
 
 # How long an example takes depends on what else the machine does. ``test_load.py`` sees that no test says otherwise.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])

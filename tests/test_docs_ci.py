@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -27,8 +26,7 @@ def project(tmp_path) -> Path:
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True)
 
 
 def suite(folder: Path) -> subprocess.CompletedProcess[str]:

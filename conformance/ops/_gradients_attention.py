@@ -83,10 +83,11 @@ def _weights(q: Running, k: Running, scale: float, added: np.ndarray, allowed: n
     off = bounds.score_error(size, plain, q.shape[-1], dtype)
     if bounds.uses_tf32(dtype):
         off = off + bounds.TF32_BIAS * size + bounds.TF32_WALK * bounds.tf32_spread(q.value, k.mT.value) * abs(scale)
-    # What is not finite in a query or key, or beyond the range, is anybody's.
+    # What is not finite in a query or key, or beyond the range, is anybody's in its whole row: what a mask hides may
+    # still be added to it.
     lost = ~(q.error.sum(-1, keepdims=True) + np.swapaxes(k.error.sum(-1, keepdims=True), -1, -2) == 0)
     lost |= ~(2 * size * max(1.0, 1 / max(abs(scale), 1e-300)) <= bounds.FORMATS[q.compute].max)
-    row = (lost & allowed).any(-1, keepdims=True)
+    row = lost.any(-1, keepdims=True)
     total, least, most = (_log_sum(score + sign * off) for sign in (0, -1, 1))
     value = np.where(allowed, np.exp(score - total), 0.0)
     high, low = np.minimum(np.exp(score + off - least), 1.0), np.exp(score - off - most)

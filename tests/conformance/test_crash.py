@@ -55,7 +55,7 @@ def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """``pytest conformance`` as its user runs it, without the saved cases of the package."""
     command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), "-p", "no:cacheprovider", "--device", "cpu"]
     command += ["--corpus", str(folder), "--dtype", "float32", "--hypothesis-seed", "1", *arguments]
-    path = f"{ROOT}{os.pathsep}{HERE}"
+    path = f"{os.environ['PYTHONPATH']}{os.pathsep}{HERE}"
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 

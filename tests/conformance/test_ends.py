@@ -120,7 +120,7 @@ def test_ctrl_c(tmp_path, workers):
     command += ["--implementation", "interrupted", "--dtype", "float32", "--op", "abs", "--op", "neg"]
     command += ["--check", "values", "--check", "metadata", "--metrics", "m.json", "-k", "test_legal"]
     command += ["--hypothesis-seed", "1"]
-    path = f"{ROOT}{os.pathsep}{tmp_path}"
+    path = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}"
     run = subprocess.Popen(
         command,
         cwd=tmp_path,

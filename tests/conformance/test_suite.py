@@ -17,7 +17,7 @@ import torch
 from conformance import __main__ as command_line
 from conformance import case_files, cases, corpus, forkserver, plain_calls, runner
 from conformance.cases import Case
-from conformance.spec import registry
+from conformance.spec import SpecError, bring, brought, registry
 from strategies.specs import TensorSpec
 
 pytest_plugins = ["pytester"]
@@ -112,6 +112,21 @@ def test_profiles(suite, monkeypatch):
     assert "profile ci, 12 cases for each op and dtype, --hypothesis-seed 0" in suite(*QUICK).stdout.str()
     deep = suite(*QUICK, "--hypothesis-profile", "deep", "--hypothesis-seed", "7").stdout.str()
     assert "profile deep, 12 cases for each op and dtype, --hypothesis-seed 7" in deep
+
+
+def test_specs_are_those_of_one_run(suite, pytester, monkeypatch):
+    """In the same process the next run, and the next command, knows what it is given and no more."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    one = "import dataclasses\nfrom conformance.ops import abs\nSPEC = dataclasses.replace(abs.SPEC, name='of_one')\n"
+    pytester.makepyfile(of_one_run=one, of_none="")
+    before = set(registry())
+    assert suite("--specs", "of_one_run.py", "--device", "cpu", "--op", "of_one", "--collect-only").ret == 0
+    assert (set(registry()), brought()) == (before, ())
+    assert command_line.main(["list", "--specs", "of_one_run.py"]) == 0
+    assert (set(registry()), brought()) == (before, ())
+    with pytest.raises(SpecError):
+        bring(["of_one_run.py", "of_none.py"])
+    assert (set(registry()), brought()) == (before, ())
 
 
 def test_passing_run(suite, pytester):
@@ -304,7 +319,7 @@ def test_workers_lose_nothing(tmp_path):
     options = ("--op", "relu", "--op", "eq", "--dtype", "float16", "--dtype", "int8", "--max-examples", "15")
     options += ("--check", "values", "--hypothesis-seed", "1", "--device", "cpu", "--metrics", "m.json")
     planted = "conformance.selftest.planted:eq_nan_equals_nan"
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).parent}"}
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}"}
     found = []
     for workers in ("0", "2"):
         folder = tmp_path / workers

@@ -47,7 +47,7 @@ def hostile_run(folder: bytes, *arguments: str | bytes) -> subprocess.CompletedP
     """Judge ``vile`` in a folder, and an environment, whose names are no UTF-8."""
     os.makedirs(folder)
     Path(os.fsdecode(folder), "vile.py").write_text(VILE)
-    path = os.fsencode(str(ROOT)) + b":" + folder
+    path = os.environb[b"PYTHONPATH"] + b":" + folder
     environment = {**os.environb, b"PYTHONPATH": path, b"VILE": b"\xff\xfe", b"V\xffLE": b"x"}
     command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "--device", "cpu", "-k", "test_legal"]
     command += ["--implementation", "vile", "--max-examples", "2", "--dtype", "float32", "--op", "abs", "--op", "neg"]

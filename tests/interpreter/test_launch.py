@@ -1,6 +1,7 @@
 """What reaches a kernel is what the compiler would give it; what cannot be run is refused with a message."""
 
 import collections
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -263,7 +264,7 @@ def test_nothing_is_added_to_the_module_of_a_kernel():
 def python(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": "/nonexistent", **environment},
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ["PYTHONPATH"], "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,
     )

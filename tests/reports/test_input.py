@@ -226,10 +226,8 @@ def test_counts_that_cannot_be_are_named(tmp_path, record, message):
 
 def reports(*arguments, **options):
     command = [sys.executable, "-m", "reports", *map(str, arguments)]
-    inherited = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=inherited | options.pop("env", {}), **options
-    )
+    environment = os.environ | options.pop("env", {})
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, **options)
 
 
 def test_where_nothing_can_be_written_one_line_says_so(tmp_path):
