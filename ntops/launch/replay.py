@@ -20,9 +20,11 @@ INT = {int}
 # This many sources stay compiled; most calls differ from others only in sizes and numbers.
 SOURCES = 4096
 
-# The functions that torch.cuda.current_device and Triton call in the end; a torch without CUDA lacks them.
-current_device = getattr(torch._C, "_cuda_getDevice", lambda: None)
-current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: None)
+# The functions that torch.cuda.current_device and Triton call in the end. A torch without CUDA lacks them, and without a
+# GPU they raise: kernels may be compiled there all the same.
+_gpu = torch.cuda.is_available()
+current_device = torch._C._cuda_getDevice if _gpu else lambda: None
+current_stream = torch._C._cuda_getCurrentRawStream if _gpu else lambda device: None
 # torch's own compiler checks inputs and allocates with these functions, all at once and without the dispatcher:
 # layer_norm takes 7.9 us of an H200's host so (torch's own takes 11.0), and 13.3 us if each tensor is checked by
 # itself.

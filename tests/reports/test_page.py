@@ -287,17 +287,18 @@ def test_a_million_failing_cases(tmp_path):
     path = tmp_path / "many.json"
     subprocess.run([sys.executable, "-c", MANY, str(path)], check=True)
     code = (
-        "import resource, sys; from reports.__main__ import main; code = main(sys.argv[1:]);"
-        "usage = resource.getrusage(resource.RUSAGE_SELF);"
-        # The maxrss of usage is also that of the process that started this one, which runs many tests.
-        "peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'));"
-        "print(peak, usage.ru_utime + usage.ru_stime); sys.exit(code)"
+        "import resource, sys; from reports.__main__ import main;"
+        # The maxrss of getrusage is also that of the process that started this one, which runs many tests.
+        "peak = lambda: int(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')));"
+        "imports = peak(); code = main(sys.argv[1:]); usage = resource.getrusage(resource.RUSAGE_SELF);"
+        "print(peak() - imports, usage.ru_utime + usage.ru_stime); sys.exit(code)"
     )
     command = [sys.executable, "-c", code, "build", str(path), "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     kilobytes, seconds = map(float, done.stdout.splitlines()[-1].split())
-    assert kilobytes < 1e6
+    # How much the imports take depends on torch's libraries.
+    assert kilobytes < 6e5
     # Of the processor: how long it takes by the clock depends on what else the machine does.
     assert seconds < 30
     assert "1,000,000" in (tmp_path / "report.html").read_text()
