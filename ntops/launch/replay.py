@@ -20,8 +20,8 @@ INT = {int}
 # This many sources stay compiled; most calls differ from others only in sizes and numbers.
 SOURCES = 4096
 
-# The functions that torch.cuda.current_device and Triton call in the end. A torch without CUDA lacks them; without a GPU
-# they raise, and kernels may be compiled there all the same.
+# The functions that torch.cuda.current_device and Triton call in the end. A torch without CUDA lacks them; without a
+# GPU they raise, and kernels may be compiled there all the same.
 _gpu = torch.cuda.is_available()
 current_device = torch._C._cuda_getDevice if _gpu else lambda: None
 current_stream = torch._C._cuda_getCurrentRawStream if _gpu else lambda device: None
