@@ -29,8 +29,13 @@ from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
 from conformance.sequences import CallSequence
 from conformance.worker import Child
 
-# The time of an example depends on the machine's load. Cases have a limit of their own, which is for hangs.
-_TIMELESS = hypothesis.settings(deadline=None, suppress_health_check=(HealthCheck.too_slow,))
+# The time of an example depends on the machine's load. Cases have a limit of their own, which is for hangs. What
+# Hypothesis explains of a failure, by more calls, is in no message of ours.
+_TIMELESS = hypothesis.settings(
+    deadline=None,
+    suppress_health_check=(HealthCheck.too_slow,),
+    phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
+)
 PROFILES = {
     "smoke": hypothesis.settings(_TIMELESS, max_examples=15),
     "ci": hypothesis.settings(_TIMELESS, max_examples=100, derandomize=True),

@@ -4,14 +4,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Tests start programs in folders of their own, which find the checkout and what this process finds by PYTHONPATH.
 _FOUND = dict.fromkeys((str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND))
 
 # How long an example takes depends on what else the machine does. ``test_load.py`` sees that no test says otherwise.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Explaining a failure means to trace what is called, and tests of shrinking have many failures.
+PHASES = [phase for phase in Phase if phase is not Phase.explain]
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=PHASES)
 settings.load_profile("tests")
 
 
