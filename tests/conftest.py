@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+sys.path.append(str(Path(__file__).parent / "support"))
 # Tests start programs in folders of their own, which find the checkout and what this process finds by PYTHONPATH.
 _FOUND = dict.fromkeys((str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND))

@@ -92,7 +92,7 @@ def write(recording, constants, tensors, result, state, out=None):
         return None
 
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    scope = {"runtime": knobs.runtime, "stream_of": current_stream, "enter": enter, "leave": leave}
+    scope: dict[str, object] = {"runtime": knobs.runtime, "stream_of": current_stream, "enter": enter, "leave": leave}
     scope |= {"entered": getattr(enter, "calls", enter), "left": getattr(leave, "calls", leave)}
     scope |= {"empty": torch.empty_strided, "empty_cuda": _empty_cuda}
     # If a profiler wants to see launches, Triton launches and reports them.

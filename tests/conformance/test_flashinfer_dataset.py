@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked_python
 import live_model
 import pytest
 import torch
@@ -302,7 +302,7 @@ def test_the_suite_replays_a_workload_that_was_read(dataset, tmp_path, command):
     for path in (gelu, softmax):
         line += ["--specs", str(path), "--workload", str(tmp_path / path.parent.name), "--op", path.stem]
     line += ["--corpus", "own", "-k", "test_saved", "-n", "0", "-p", "no:cacheprovider", "--metrics", str(metrics)]
-    made = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    made = forked_python.run(line, cwd=tmp_path, timeout=280)
     assert made.returncode == 1, made.stdout + made.stderr
     records = {record["op"]: record for record in json.loads(metrics.read_bytes())["records"]}
     assert {op: (one["passed"], one["failed"]) for op, one in records.items()} == {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
+import forked_python
 import pytest
 import torch
 
@@ -134,6 +134,6 @@ def test_the_suite_takes_a_definition_for_specs(dataset, tmp_path):
     command = [sys.executable, "-m", "conformance", "run", "--specs", str(path), "--implementation", "acme_kernels"]
     command += ["--op", "rmsnorm_h48", "--device", "cpu", "--hypothesis-profile", "smoke", "-q"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join((os.environ["PYTHONPATH"], str(tmp_path)))}
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    run = forked_python.run(command, cwd=tmp_path, env=env)
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
     assert "rmsnorm_h48" in run.stdout

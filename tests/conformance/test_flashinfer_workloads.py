@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -117,7 +117,7 @@ def test_no_calls_are_drawn_of_it(paged, tmp_path, command):
     (tmp_path / "own").mkdir()
     line = [sys.executable, "-m", "conformance", "run", "--specs", str(path), "--implementation", "library.py"]
     line += ["--op", "paged_d8", "--device", "cpu", "--corpus", "own", "--workload", "cases", "-n", "0", "-rs"]
-    made = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    made = forked_python.run(line, cwd=tmp_path, timeout=280)
     assert made.returncode == 0, made.stdout + made.stderr
     assert "of 1 cases 1 judged" in made.stdout
     assert command("versus", "torch", "torch", "--specs", path, "--op", "paged_d8")[0] == command_line.BAD_INPUT

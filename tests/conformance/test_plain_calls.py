@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 
 from conformance import __main__ as command
@@ -125,18 +125,11 @@ def test_a_script_writes_into_what_it_is_given(judged):
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_the_last_item_reports_what_a_script_shows(judged, tmp_path, processes):
     with judged("return input.clone()"):
-        found = subprocess.run(
-            [
-                *(sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "-n", processes),
-                *("--op", "relu", "--dtype", "float32", "--implementation", "seen", "--device", "cpu"),
-                *("--max-examples", "3", "--check", "values", "--check", "plain", "--corpus", tmp_path),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "-n", processes]
+        command += ["--op", "relu", "--dtype", "float32", "--implementation", "seen", "--device", "cpu"]
+        command += ["--max-examples", "3", "--check", "values", "--check", "plain", "--corpus", tmp_path]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        found = forked_python.run(command, cwd=tmp_path, env=env)
     assert found.returncode == 1
     assert "relu (float32): plain failed for seen" in found.stdout
     assert "Traceback" not in found.stdout

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 import torch
 
@@ -24,14 +24,10 @@ PROFILE = ("--max-examples", "120", "--hypothesis-seed", "0")
 
 def suite(*arguments: str) -> str:
     """What pytest prints of the suite, run as its users do."""
-    path = os.pathsep.join((str(HERE), os.environ.get("PYTHONPATH", "")))
-    found = subprocess.run(
-        [sys.executable, "-m", "pytest", "conformance", "-q", "-p", "no:cacheprovider", *PROFILE, *arguments],
-        cwd=HERE.parent.parent,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
+    path = os.pathsep.join((os.environ["PYTHONPATH"], str(HERE)))
+    command = [sys.executable, "-m", "pytest", "conformance", "-q", "-p", "no:cacheprovider", *PROFILE, *arguments]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    found = forked_python.run(command, cwd=HERE.parent.parent, env=environment)
     return found.stdout
 
 

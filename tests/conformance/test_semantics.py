@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 import torch
 from op_tools import call
@@ -132,7 +133,7 @@ def test_the_suite_its_children_and_its_metrics(like_cpu, tmp_path):
     command += ["--max-examples", "4", "--check", "values", "--check", "errors", "-n", "0", "-p", "no:cacheprovider"]
     for name, status in (("cuda", 1), ("cpu", 0)):
         told = [*command, "--semantics", name, "--metrics", f"{name}.json"]
-        made = subprocess.run(told, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+        made = forked_python.run(told, cwd=tmp_path, timeout=280)
         assert made.returncode == status, made.stdout
         found = json.loads((tmp_path / f"{name}.json").read_bytes())
         assert found["semantics"] == name
@@ -151,7 +152,7 @@ def test_a_script_judges_by_the_same_semantics(tmp_path):
     command = [sys.executable, "-m", "conformance", "run", "--implementation", str(wrong), "--device", "cpu"]
     command += ["--op", "gelu", "--dtype", "float32", "--corpus", "saved", "--max-examples", "1", "-n", "0"]
     command += ["--check", "values", "--semantics", "cpu", "-p", "no:cacheprovider"]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    made = forked_python.run(command, cwd=tmp_path, timeout=280)
     assert made.returncode == 1
     assert "reproduce saved/case.json" in made.stdout
     assert "--semantics cpu" in made.stdout

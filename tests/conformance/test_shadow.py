@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import forked_python
 import live_model
 import pytest
 import torch
@@ -383,7 +383,7 @@ def test_a_workload_is_kept_and_judged_by_the_suite(model, tmp_path, monkeypatch
     command += ["--corpus", "own", "--max-examples", "1", "--check", "values", "-k", "test_saved", "-n", "0"]
     command += ["-p", "no:cacheprovider", "--metrics", str(metrics)]
     monkeypatch.delenv(stored.FOLDERS)
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    made = forked_python.run(command, cwd=tmp_path, timeout=280)
     assert made.returncode == 1, made.stdout + made.stderr
     softmaxes = [path.stem for path in kept if path.stem.startswith("softmax")]
     records = {record["op"]: record for record in json.loads(metrics.read_bytes())["records"]}
@@ -398,6 +398,6 @@ def test_a_workload_is_kept_and_judged_by_the_suite(model, tmp_path, monkeypatch
 def test_a_workload_without_cases_is_a_usage_error(folder, message, tmp_path):
     (tmp_path / "empty").mkdir()
     command = [sys.executable, "-m", "conformance", "run", "--workload", folder, "-p", "no:cacheprovider"]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    made = forked_python.run(command, cwd=tmp_path, timeout=120)
     assert made.returncode == pytest.ExitCode.USAGE_ERROR
     assert f"--workload {folder}: {message}" in made.stderr

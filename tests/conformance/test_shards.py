@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 
 from conformance.conftest import Shard
 from reports import read
 from reports.__main__ import main
 
-CLEAN = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+WITHOUT_CI = {name: value for name, value in os.environ.items() if name != "CI"}
 COUNTS = ("cases", "passed", "failed", "refused", "not_provided")
 
 
@@ -23,10 +23,7 @@ def run(folder: Path, name: str, *options: str) -> Path:
     few = ("--op", "abs", "--op", "silu", "--dtype", "float32", "--implementation", "torch", "--max-examples", "4")
     few += ("--hypothesis-seed", "5", "-k", "legal or refused or saved", "--check", "values")
     path = folder / f"{name}.json"
-    done = subprocess.run(
-        [*command, *few, *options, "--metrics", str(path)],
-        cwd=folder, capture_output=True, text=True, env=CLEAN,
-    )  # fmt: skip
+    done = forked_python.run([*command, *few, *options, "--metrics", path], cwd=folder, env=WITHOUT_CI)
     assert done.returncode == 0, done.stdout + done.stderr
     return path
 
@@ -56,7 +53,7 @@ def test_two_shards_are_the_whole_run(tmp_path):
 
 def test_a_shard_needs_a_seed(tmp_path):
     command = [sys.executable, "-m", "conformance", "run", "--hypothesis-profile", "smoke", "--shard", "1/2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=CLEAN)
+    done = forked_python.run(command, cwd=tmp_path, env=WITHOUT_CI)
     assert done.returncode == 4
     assert "--hypothesis-seed, the same on every machine" in done.stderr
 

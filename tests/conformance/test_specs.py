@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import pytest
 
 from conformance import pytest_plugin
@@ -64,7 +65,7 @@ def project(tmp_path) -> Path:
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+    return forked_python.run([sys.executable, *arguments], cwd=folder, timeout=120)
 
 
 def test_an_op_from_outside_is_judged_saved_and_reproduced(project):
@@ -110,5 +111,6 @@ def test_the_plugin_leaves_other_projects_alone(tmp_path):
         "    assert pytestconfig.getoption('--op') == 'x'\n    assert 'conformance.spec' not in sys.modules\n"
     )
     plugin = ("-p", pytest_plugin.__name__, "-p", "no:cacheprovider")
-    done = python(tmp_path, "-m", "pytest", "-q", *plugin, "--op", "x")
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "--op", "x"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

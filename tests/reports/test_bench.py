@@ -6,11 +6,11 @@ import json
 import os
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import forked_python
 import pytest
 import torch
 
@@ -53,7 +53,7 @@ def bench(folder, *arguments, suite="test_ops.py"):
     ]
     # What a worker of pytest-xdist hands down would switch benchmarks off.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=inherited)
+    return forked_python.run(command, cwd=folder, env=inherited)
 
 
 def test_every_operator_has_rows_of_its_own_names_and_a_small_one():
