@@ -8,6 +8,7 @@ makes its own calls, of torch's functions, with ``perform`` too.
 from __future__ import annotations
 
 import contextlib
+import enum
 import faulthandler
 import functools
 import importlib
@@ -162,11 +163,18 @@ def decode(value, operands):
             import numpy
 
             return getattr(numpy, content[0])(content[1])
+        case "word":
+            return word(content)
         case "causal_variant":
             from torch.nn.attention.bias import CausalVariant
 
             return CausalVariant[content]
     raise ValueError(f"an argument of kind {kind!r}")
+
+
+def word(text):
+    """Return the member of an enum of strings that equals a string, as users' options often are."""
+    return enum.Enum("Option", {"CHOSEN": text}, type=str)(text)
 
 
 # --- a call ------------------------------------------------------------------------------------------------------

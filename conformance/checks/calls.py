@@ -19,8 +19,8 @@ Change = Callable[[TensorSpec], TensorSpec]
 
 def call_forms(trial: Trial) -> Finding:
     """Check that the call in another form that torch takes gives the right result: optional arguments by position or by
-    name, or given as their defaults, NumPy scalars, parameters and lazily negated tensors as operands, another default
-    dtype."""
+    name, or given as their defaults, NumPy scalars, strings as enums, parameters and lazily negated tensors as
+    operands, another default dtype."""
     variants = _variants(trial)
     # A trial that is not thorough tries one of each: another way to write it, other operands, other surroundings.
     kinds: tuple[Variants, ...] = ({}, {}, {})

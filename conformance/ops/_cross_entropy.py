@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -205,9 +207,14 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
         plainly = np.isfinite(terms) | ~np.isfinite(value)
         if y is not None:
             plainly |= ~np.isfinite(y) & ~(np.isinf(y) & (np.abs(value) <= bound))
+            # A probability may meet its share before the weight, which may be small.
+            unweighted = np.abs(value * y)
+            plainly &= np.isfinite(unweighted) | ~np.isfinite(value) | ~np.isfinite(y)
         # A share beyond the range is infinite, and NaN times a probability or a weight of 0.
         beyond = np.isfinite(value) & ~oracles.in_range(np.abs(value), loss.dtype)
         within = _in_range(loss, terms) & ~_of_any(loss, beyond)
+        if y is not None:
+            within &= _in_range(loss, unweighted)
         within &= bool(plainly.all() and np.isfinite(w).all())
     # What is NaN in float64 is so for its operands, and what is infinite, unless a term may be infinite, too, of any
     # sign; the rest is judged where its error is known.
@@ -217,6 +224,16 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
     return elementwise.within(
         call, plain.reshape(shape), error.reshape(shape), loss.dtype, judged=judged.reshape(shape)
     )
+
+
+def _in_any_order(*factors: Running) -> Running:
+    """Return the product of three, each step stored; of any error where two of them leave the range, which the third
+    may bring back."""
+    first, second, third = factors
+    pairs = (np.abs(one.value * other.value) for one, other in itertools.combinations(factors, 2))
+    most = functools.reduce(np.maximum, pairs)
+    found = ((first * second).stored() * third).stored()
+    return Running(found.value, np.where(most <= bounds.FORMATS[found.dtype].max, found.error, np.inf), found.dtype)
 
 
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
@@ -256,11 +273,9 @@ def gradients_of(loss: Loss, value: np.ndarray, bound: np.ndarray, dout: torch.T
         if loss.reduction == "mean":
             slope = (slope / float(np.prod(loss.shape))).stored()
         _, y = loss.probabilities()
-        weighted = (slope * weights).stored()
-        flow = -(weighted * y.stored()).stored()
-        of_target = -(weighted * shares).stored()
+        flow, of_target = -_in_any_order(slope, weights, y.stored()), -_in_any_order(slope, weights, shares)
         of_target = (of_target * numbers[0]).stored() if loss.smoothed else of_target
-        of_weight = -((slope * y.stored()).stored() * shares).stored()
+        of_weight = -_in_any_order(slope, y.stored(), shares)
         rows = tuple(range(len(loss.shape)))
         return {
             "input": back(flow - powers * flow.sum(-1, keepdims=True)),

@@ -1,4 +1,4 @@
-"""The OpSpec of linear cross entropy: what stands for torch's function before 2.13, and the bound of its logits."""
+"""The OpSpecs of cross entropy: what stands for torch's linear one before 2.13, and the bound of its logits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from conformance import cases
 from conformance.ops import _linear_cross_entropy as oracle
+from conformance.ops import cross_entropy
 from conformance.ops import linear_cross_entropy as spec
 from conformance.spec import Call
 
@@ -89,3 +90,16 @@ def test_a_share_beyond_the_range_is_not_judged():
     left, right = torch.tensor([[torch.finfo(torch.float32).min]]), torch.tensor([[0.5], [-0.9]])
     for target in ([[torch.inf, 0.0]], [[0.0, 1.0]]):
         assert not spec.SPEC.expected(Call((left, right, torch.tensor(target)), {}, None)).judged.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_probability_and_its_share_may_leave_the_range_together(dtype):
+    """A weight, or the gradient of the result, brings their product back only if it comes before it."""
+    logits, most = torch.tensor([[-1.0, -2.0, 0.5]], dtype=dtype), torch.finfo(dtype).max
+    weight, small = torch.full((3,), 2.0**-6, dtype=dtype), torch.full((1,), 2.0**-9, dtype=dtype)
+    for probability, is_known in ((most, False), (most / 64, True)):
+        target = torch.tensor([[0.5, probability, 0.25]], dtype=dtype)
+        call = Call((logits, target), {"weight": weight, "reduction": "none"}, None)
+        assert bool(cross_entropy.SPEC.expected(call).judged.all()) == is_known
+        of_weight = cross_entropy.SPEC.gradients(call, small)["weight"]
+        assert np.isfinite(of_weight.error).tolist() == [True, is_known, True]

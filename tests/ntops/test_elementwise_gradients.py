@@ -133,11 +133,11 @@ def test_a_gradient_that_is_expanded():
 
 @pytest.mark.parametrize(("name", "arguments"), [("mul", (1,)), ("mul", (True,)), ("div", (1.0,)), ("pow", (1,))])
 def test_a_factor_of_1_passes_no_gradient_on(name, arguments):
-    gradient = torch.ones(1, 1).expand(2, 1)
+    gradient = torch.ones(1, 1, device=DEVICE).expand(2, 1)
     strides = []
 
     for library in (torch, ntops.torch):
-        x = torch.ones(2, 1, requires_grad=True)
+        x = torch.ones(2, 1, device=DEVICE, requires_grad=True)
         (found,) = torch.autograd.grad(getattr(library, name)(x, *arguments), x, gradient)
         assert found.data_ptr() != gradient.data_ptr()
         strides.append(found.stride())
@@ -146,8 +146,8 @@ def test_a_factor_of_1_passes_no_gradient_on(name, arguments):
 
 
 def test_a_difference_of_alpha_minus_1_passes_no_gradient_on():
-    x, y = torch.ones(2, 3), torch.ones(2, 3, requires_grad=True)
-    gradient = torch.ones(2, 3)
+    x, gradient = (torch.ones(2, 3, device=DEVICE) for _ in range(2))
+    y = torch.ones(2, 3, device=DEVICE, requires_grad=True)
     (found,) = torch.autograd.grad(ntops.torch.sub(x, y, alpha=-1), y, gradient)
     assert torch.equal(found, gradient)
     assert found.data_ptr() != gradient.data_ptr()

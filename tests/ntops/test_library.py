@@ -14,6 +14,7 @@ import ntops
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 from ntops.library import registration, schemas
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NUMBERS = [(name, number) for name, calls in CALLS.items() for number in range(len(calls))]
 SCALES = {"quantize_fp8", "dequantize_fp8", "fp8_gemm"}
 """Operators with 0-d tensors that are not read as numbers."""
@@ -86,7 +87,7 @@ def test_opcheck(name, number):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("name", "place", "number"), [("pow", 1, 2), ("pow", 1, 0.5), ("pow", 0, 0.5), ("div", 0, 1)])
 def test_opcheck_of_numbers_beside_what_requires_a_gradient(name, place, number, dtype):
-    operands = [torch.full((3,), 1.5, dtype=dtype, requires_grad=True)]
+    operands = [torch.full((3,), 1.5, dtype=dtype, device=DEVICE, requires_grad=True)]
     operands.insert(place, number)
 
     with _Noted() as noted:
@@ -99,9 +100,9 @@ def test_opcheck_of_numbers_beside_what_requires_a_gradient(name, place, number,
 @pytest.mark.parametrize("name", ["eq", "argmax"])
 def test_what_has_no_gradient_is_written_beside_what_requires_one(name):
     """The version of what is written moves once."""
-    x = torch.arange(6.0).requires_grad_()
+    x = torch.arange(6.0, device=DEVICE).requires_grad_()
     arguments, dtype = ((x, 2.0), torch.bool) if name == "eq" else ((x, 0), torch.int64)
-    out = torch.zeros((6,) if name == "eq" else (), dtype=dtype)
+    out = torch.zeros((6,) if name == "eq" else (), dtype=dtype, device=DEVICE)
 
     assert getattr(ntops.torch, name)(*arguments, out=out) is out
     assert not out.requires_grad

@@ -321,7 +321,7 @@ def test_logsumexp_of_integers_and_of_no_elements():
 @pytest.mark.parametrize("dims", [None, 0, -1, (0, 2)], ids=str)
 def test_gradients_of_means_have_memory_of_their_own(dims):
     """As torch's, and unlike those of sums: a user may write to them."""
-    x = torch.randn(3, 4, 5).requires_grad_()
+    x = torch.randn(3, 4, 5, device=DEVICE).requires_grad_()
     (gradient,) = torch.autograd.grad(ntops.torch.mean(x, dims).sum(), x)
     assert gradient.stride() == x.stride()
     gradient.mul_(2)
@@ -330,7 +330,7 @@ def test_gradients_of_means_have_memory_of_their_own(dims):
 
 @pytest.mark.parametrize("dtype", [None, torch.float64], ids=str)
 def test_gradients_of_sums_have_the_strides_of_torchs(dtype):
-    x = torch.randn(3, 4, 5).requires_grad_()
+    x = torch.randn(3, 4, 5, device=DEVICE).requires_grad_()
     ours, theirs = (torch.autograd.grad(f(x, 1, dtype=dtype).sum(), x)[0] for f in (ntops.torch.sum, torch.sum))
     assert ours.stride() == theirs.stride()
     assert torch.equal(ours, theirs)

@@ -46,7 +46,7 @@ def run(
         asked, out, error = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
         asked.write(json.dumps({"arguments": arguments, "directory": str(cwd or os.getcwd())}).encode())
         asked.seek(0)
-        process = _server().fork(environment, error, [one.fileno() for one in (asked, out, error)])
+        process = _server(environment).fork(environment, error, [one.fileno() for one in (asked, out, error)])
         try:
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -60,7 +60,7 @@ def run(
 
 
 class _Server(forkserver._Server):
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
         load = (
             "import importlib.util as util, sys",
@@ -70,16 +70,24 @@ class _Server(forkserver._Server):
             f"module.serve({theirs.fileno()})",
         )
         with theirs:
+            command = [sys.executable, "-c", "; ".join(load)]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "; ".join(load)], stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
             )
 
 
-@functools.cache
-def _server() -> _Server:
-    server = _Server()
-    atexit.register(server.close)
-    return server
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}
+
+
+def _server(environment: Mapping[str, str]) -> _Server:
+    """Return the server of an environment: what is imported reads it, as Hypothesis reads CI. Folders that a program
+    adds to PYTHONPATH hide nothing that is imported."""
+    read = forkserver._what_is_read(environment) | {"PYTHONPATH": ""}
+    key = frozenset(read.items())
+    if key not in _servers:
+        _servers[key] = _Server({**environment, "PYTHONPATH": os.environ["PYTHONPATH"]})
+        atexit.register(_servers[key].close)
+    return _servers[key]
 
 
 # --- in the server -----------------------------------------------------------------------------------------------
