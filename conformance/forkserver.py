@@ -67,6 +67,8 @@ def start(program: str, environment: Mapping[str, str], printed: IO[bytes], desc
 
 def _main(program: str) -> Callable[..., object]:
     """Make the imports of a program, and return its function."""
+    # torch imports this, and SymPy with it, where a gradient is first asked for: 0.35 s of each process.
+    importlib.import_module("torch.fx.experimental.symbolic_shapes")
     if program == JUDGED:
         return _by_path("runtime").main
     from conformance import judge_main
