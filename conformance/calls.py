@@ -94,7 +94,7 @@ def encode(value: Any, operands: Sequence[torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, operands)
     if isinstance(value, str):
-        return {"word": str.__str__(value)}
+        return {"enum": str.__str__(value)}
     if isinstance(value, np.generic):
         return {"numpy": [type(value).__name__, value.item()]}
     if isinstance(value, torch.dtype):

@@ -25,7 +25,7 @@ from strategies.dtypes import is_floating
 from strategies.specs import TensorSpec
 
 BY_POSITION, BY_NAME, DEFAULTS, NUMPY = "by position", "by name", "defaults", "NumPy scalars"
-TENSORS, SIZES, WORDS = "0-d tensors", "sizes", "enums"
+TENSORS, SIZES, ENUMS = "0-d tensors", "sizes", "enums"
 FORMS = (
     BY_POSITION,
     BY_NAME,
@@ -33,7 +33,7 @@ FORMS = (
     NUMPY,
     TENSORS,
     SIZES,
-    WORDS,
+    ENUMS,
     call_contexts.PARAMETERS,
     call_contexts.NEGATED,
     call_contexts.WIDE,
@@ -52,7 +52,7 @@ another order; optional arguments with their default values; NumPy numbers, also
 tensors; tuples as ``torch.Size`` or lists; strings as members of an enum of strings; and those of
 ``conformance.call_contexts``."""
 
-_ALIKE = (BY_NAME, NUMPY, TENSORS, WORDS, call_contexts.TOGETHER)
+_ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
 """The forms in which torch's result is that of the plain form."""
 FACTORS = ("alpha", "beta", "eps", "p", "scale")
@@ -108,9 +108,9 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
     if case.form == SIZES:
         make = sizes(case)
         args = tuple(make(value) if type(value) is tuple else value for value in args)
-    if case.form == WORDS:
-        args = tuple(runtime.word(value) if type(value) is str else value for value in args)
-        kwargs = {name: runtime.word(value) if type(value) is str else value for name, value in kwargs.items()}
+    if case.form == ENUMS:
+        args = tuple(runtime.enum_member(value) if type(value) is str else value for value in args)
+        kwargs = {name: runtime.enum_member(value) if type(value) is str else value for name, value in kwargs.items()}
     return arguments(case, args, kwargs)
 
 
@@ -257,7 +257,7 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     NUMPY: _numbers,
     TENSORS: _factors,
     SIZES: lambda case: any(type(argument) is tuple for argument in case.args),
-    WORDS: lambda case: any(type(argument) is str for argument in (*case.args, *case.kwargs.values())),
+    ENUMS: lambda case: any(type(argument) is str for argument in (*case.args, *case.kwargs.values())),
     call_contexts.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
     call_contexts.NEGATED: _separate,
     call_contexts.WIDE: _narrow,

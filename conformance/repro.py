@@ -253,7 +253,7 @@ def _call(case: Case) -> str:
             if isinstance(found, tuple):
                 return f"({''.join(f'{number(one)}, ' for one in value)})"
             return f"importlib.import_module('numpy').{type(found).__name__}({literal(value)})"
-        if case.form == forms.WORDS and type(value) is str:
+        if case.form == forms.ENUMS and type(value) is str:
             return f"importlib.import_module('enum').Enum('Option', {{'CHOSEN': {value!r}}}, type=str)({value!r})"
         return literal(value)
 

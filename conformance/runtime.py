@@ -163,8 +163,8 @@ def decode(value, operands):
             import numpy
 
             return getattr(numpy, content[0])(content[1])
-        case "word":
-            return word(content)
+        case "enum":
+            return enum_member(content)
         case "causal_variant":
             from torch.nn.attention.bias import CausalVariant
 
@@ -172,7 +172,7 @@ def decode(value, operands):
     raise ValueError(f"an argument of kind {kind!r}")
 
 
-def word(text):
+def enum_member(text):
     """Return the member of an enum of strings that equals a string, as users' options often are."""
     return enum.Enum("Option", {"CHOSEN": text}, type=str)(text)
 

@@ -248,7 +248,7 @@ def registry() -> dict[str, OpSpec]:
 
 
 _brought: dict[str, list[str]] = {}
-"""What ``bring`` was called with, and the ops that each name added."""
+"""Names that ``bring`` was called with, and the ops that each of them added."""
 
 
 def brought() -> tuple[str, ...]:

@@ -205,15 +205,14 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
         terms = np.abs(value * w * (1.0 if y is None else y))
         # What overflows in float64 itself has no sum; what infinite factors make of what may be 0 is anybody's.
         plainly = np.isfinite(terms) | ~np.isfinite(value)
+        # A share beyond the range is infinite, and NaN times a probability or a weight of 0.
+        beyond = np.isfinite(value) & ~oracles.in_range(np.abs(value), loss.dtype)
+        within = _in_range(loss, terms) & ~_of_any(loss, beyond)
         if y is not None:
             plainly |= ~np.isfinite(y) & ~(np.isinf(y) & (np.abs(value) <= bound))
             # A probability may meet its share before the weight, which may be small.
             unweighted = np.abs(value * y)
             plainly &= np.isfinite(unweighted) | ~np.isfinite(value) | ~np.isfinite(y)
-        # A share beyond the range is infinite, and NaN times a probability or a weight of 0.
-        beyond = np.isfinite(value) & ~oracles.in_range(np.abs(value), loss.dtype)
-        within = _in_range(loss, terms) & ~_of_any(loss, beyond)
-        if y is not None:
             within &= _in_range(loss, unweighted)
         within &= bool(plainly.all() and np.isfinite(w).all())
     # What is NaN in float64 is so for its operands, and what is infinite, unless a term may be infinite, too, of any

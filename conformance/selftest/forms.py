@@ -163,17 +163,17 @@ def names_change_places(right: Right, *args: Any, input: Any = None, other: Any 
     return right(*args, **kwargs) if args else right(other, input, **kwargs)
 
 
-WITH_WORDS = "gelu div cross_entropy linear_cross_entropy fused_gated_mlp"
+WITH_STRINGS = "gelu div cross_entropy linear_cross_entropy fused_gated_mlp"
 
 
-@defect(WITH_WORDS, "names", "call_forms")
-def words_by_their_text(right: Right, *args: Any, **kwargs: Any) -> Any:
+@defect(WITH_STRINGS, "names", "call_forms")
+def enums_by_their_text(right: Right, *args: Any, **kwargs: Any) -> Any:
     """A string is looked up by how it prints, and one that is not known means the default: a member of an enum."""
     return right(*args, **{name: x for name, x in kwargs.items() if not isinstance(x, str) or str(x) == x})
 
 
-@defect(WITH_WORDS, "names", "call_forms")
-def plain_words_alone(right: Right, *args: Any, **kwargs: Any) -> Any:
+@defect(WITH_STRINGS, "names", "call_forms")
+def plain_strings_alone(right: Right, *args: Any, **kwargs: Any) -> Any:
     """A string of a class of its own is refused."""
     result = right(*args, **kwargs)
     if any(isinstance(x, str) and type(x) is not str for x in (*args, *kwargs.values())):

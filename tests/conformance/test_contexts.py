@@ -105,6 +105,7 @@ def test_what_is_not_claimed_is_not_called_with_fakes():
 @pytest.mark.parametrize("deviation", deviations.contexts.DEVIATIONS, ids=lambda one: one.name)
 def test_torch_really_deviates(deviation):
     torch_itself = load("torch")
+    # Of versions that do not have a function nothing can be shown.
     if torch_itself.function(deviation.case.op) is None:
         pytest.skip(f"torch {torch.__version__} has no {deviation.case.op}")
     assert {judged(check, deviation.case, torch_itself).status for check in deviation.checks} == {DEVIATION}

@@ -29,7 +29,7 @@ EXAMPLES = {
     ),
     forms.TENSORS: Case(op="sub", args=(X, replace(X, seed=2)), kwargs={"alpha": 0.5}),
     forms.SIZES: Case(op="rms_norm", args=(X, (4,))),
-    forms.WORDS: Case(op="gelu", args=(X,), kwargs={"approximate": "tanh"}),
+    forms.ENUMS: Case(op="gelu", args=(X,), kwargs={"approximate": "tanh"}),
     call_contexts.OWN: Case(
         op="scaled_dot_product_attention",
         args=(TensorSpec((1, 1, 3, 4), "float32"), *[TensorSpec((1, 1, 5, 4), "float32")] * 2),

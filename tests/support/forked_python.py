@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import json
 import os
 import random
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import forkserver
+from conformance import forkserver, spec
 
 
 def run(
@@ -95,12 +96,8 @@ def _server(environment: Mapping[str, str]) -> _Server:
 
 def serve(descriptor: int) -> None:
     """Make the imports, start the servers of the harness, which all that is forked uses, and fork."""
-    import hypothesis  # noqa: F401
-    import pytest  # noqa: F401
-    import torch  # noqa: F401
-
-    from conformance import session, spec  # noqa: F401
-
+    for name in ("hypothesis", "pytest", "torch", "conformance.session"):
+        importlib.import_module(name)
     spec.registry()
     # An import of ntops decides how Triton is imported.
     assert "triton" not in sys.modules
@@ -183,7 +180,8 @@ def _executed(arguments: Sequence[str], installed: Sequence[str]) -> tuple[Seque
         return another.args, 0
     except SystemExit as ended:
         return None, _status(ended.code)
-    except BaseException:  # noqa: BLE001 (as Python does)
+    # Python prints whatever ends a program, KeyboardInterrupt too.
+    except BaseException:  # noqa: BLE001
         traceback.print_exc()
         return None, 1
     return None, 0
