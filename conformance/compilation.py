@@ -18,7 +18,7 @@ import queue
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,9 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
             current = spec.name
             function = implementation.function(spec.name)
             if function is not None:
-                for case in _calls(spec, examples):
-                    args, kwargs = cases.bind(case, [_allocate(spec) for spec in cases.operands(case)])
+                for case, wanted in _calls(spec, examples):
+                    operands = [_allocate(spec) for spec in cases.operands(case)]
+                    args, kwargs = cases.bind(case, operands)
                     try:
                         function(*args, **kwargs)
                     except NotImplementedError as error:
@@ -172,34 +173,30 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
                         if not isinstance(error, NotProvided) and not spec.left_out(Call(args, kwargs, None)):
                             raise
                     else:
-                        _differentiate(function, args, kwargs)
+                        for numbers in wanted:
+                            _differentiate(function, case, operands, numbers)
     finally:
         JITFunction.run = launch
     return list(found.values())
 
 
-def _differentiate(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Call a function with operands that require a gradient, and run its backward pass, if it has one."""
-    if kwargs.get("out") is not None or kwargs.get("inplace") or not _floating((*args, *kwargs.values())):
+def _differentiate(function: Any, case: Case, operands: Sequence[torch.Tensor], wanted: Collection[int] | None) -> None:
+    """Call a function with operands of which the wanted ones require a gradient, None for all, and run its backward
+    pass, if it has one."""
+    floating = {n for n, one in enumerate(operands) if one.is_floating_point()}
+    chosen = floating if wanted is None else floating & {*wanted}
+    given = [one.detach().requires_grad_(n in chosen) for n, one in enumerate(operands)]
+    args, kwargs = cases.bind(case, given)
+    if kwargs.get("out") is not None or kwargs.get("inplace") or not chosen:
         return
-    args = tuple(_requiring(value) for value in args)
-    kwargs = {name: _requiring(value) for name, value in kwargs.items()}
     try:
         result = function(*args, **kwargs)
     except (NotImplementedError, RuntimeError):
         # It has no gradient, or writes to an operand that requires one, which autograd refuses.
         return
-    for one in _floating(result if isinstance(result, tuple) else (result,)):
-        if one.requires_grad:
+    for one in result if isinstance(result, tuple) else (result,):
+        if isinstance(one, torch.Tensor) and one.requires_grad:
             one.backward(torch.empty(one.shape, dtype=one.dtype), retain_graph=True)
-
-
-def _floating(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
-
-
-def _requiring(value: Any) -> Any:
-    return value.detach().requires_grad_() if _floating((value,)) else value
 
 
 def sampled(launches: Sequence[_Launch], start: int, step: int) -> list[_Launch]:
@@ -210,13 +207,14 @@ def sampled(launches: Sequence[_Launch], start: int, step: int) -> list[_Launch]
     return [launch for found in by_op.values() for launch in found[start % min(step, len(found)) :: step]]
 
 
-def _calls(spec: OpSpec, examples: int) -> list[Case]:
-    """Return calls of an op: its benchmark shapes, and calls of each dtype from its strategy, the same ones each
-    time."""
-    calls = [benchmark.case for benchmark in spec.benchmarks]
+def _calls(spec: OpSpec, examples: int) -> Iterator[tuple[Case, tuple[Collection[int] | None, ...]]]:
+    """Yield calls of an op, each with the sets of operands that are differentiated in turn, None for all: its benchmark
+    shapes, and calls of each dtype from its strategy, the same ones each time."""
+    # Gradients that nobody asks for may take many operations of torch, each on as much memory as the call has.
+    yield from ((benchmark.case, (spec.trained,)) for benchmark in spec.benchmarks)
+    sets = tuple(dict.fromkeys((None, spec.trained)))
     for dtype in spec.dtypes:
-        calls += drawing.drawn(spec.cases([dtype]), dtype, examples)
-    return calls
+        yield from ((case, sets) for case in drawing.drawn(spec.cases([dtype]), dtype, examples))
 
 
 def _allocate(spec: TensorSpec) -> torch.Tensor:

@@ -195,6 +195,8 @@ class OpSpec:
     the call, whose ``result`` is what the call itself returned, and the result's gradient. None: there are none."""
     constants: Callable[[Case], Collection[int]] = lambda case: ()
     """The operands of a differentiable call that may not require a gradient: torch has none of these."""
+    trained: tuple[int, ...] | None = None
+    """The operands whose gradients training asks for; None: all that have one. Others may be dear to differentiate."""
     features: Callable[[Case], Features] = of_arguments
     """Returns the features of a case that coverage counts; another function adds to those of the arguments, or replaces
     them."""

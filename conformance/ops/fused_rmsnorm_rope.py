@@ -330,6 +330,7 @@ SPEC = OpSpec(
     batch=batch,
     expected=expected,
     gradients=gradients.norm_and_rotation,
+    trained=(0, 1),
     # One and four prompts of 4096 tokens in models of 7 and of 70 billion parameters; a token of each of 16 sequences.
     benchmarks=(
         *(benchmark(count, 4096, hidden) for hidden in (4096, 8192) for count in (1, 4)),

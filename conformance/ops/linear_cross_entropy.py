@@ -330,6 +330,7 @@ SPEC = OpSpec(
     mixes=False,
     expected=oracle.expected,
     gradients=oracle.gradients,
+    trained=(0, 1),
     # Llama 2 7B and 3 8B, and a small call, whose time is the host's.
     benchmarks=tuple(_benchmark(*sizes) for sizes in ((8192, 4096, 32000), (8192, 4096, 128256), (4, 64, 128))),
 )

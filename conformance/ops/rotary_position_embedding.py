@@ -228,6 +228,7 @@ SPEC = OpSpec(
     batch=batch,
     expected=expected,
     gradients=gradients.rotation,
+    trained=(0,),
     # Queries of a prompt, of one token of each of 16 sequences, and of one token, in a model with 32 heads of 128.
     benchmarks=(benchmark(4, 2048, 32, 128), benchmark(16, 1, 32, 128), benchmark(1, 1, 32, 128)),
     sampled=_models.rotary("rotary_position_embedding", 1.5),
