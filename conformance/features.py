@@ -38,7 +38,7 @@ VALUES = {
     "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled", "uneven": "scaled",
     "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
     "normal_tiny": "scaled", "rising": "ordered", "first_large": "scaled", "cancelling": "scaled",
-    "powers": "scaled",
+    "powers": "scaled", "shifted": "scaled",
     "magnitudes": "plain", "bytes": "plain",
     "masked": "mask", "prefix": "mask",
     "halves": "repeated", "neighbours": "repeated",

@@ -286,7 +286,8 @@ def judge_prepared(
     findings = []
     for check in applicable(trial, checks, thorough):
         # Other calls would only go wrong in the same way.
-        if check in (*SAMPLED, *RARE, "bare", "gradients") and any(finding.status == FAILED for finding in findings):
+        makes_others = check in (*SAMPLED, *RARE, "bare", "gradients", "plain_operands")
+        if makes_others and any(finding.status == FAILED for finding in findings):
             continue
         findings.append(trial.excused(CHECKS[check](trial), case, check))
         if check in LAST_WORD and findings[-1].status == FAILED:

@@ -282,6 +282,12 @@ def _large_mean(chunk: _Chunk) -> Bits:
     return encode(chunk.normal() + mean, chunk.form)
 
 
+def _shifted(words: np.ndarray, chunk: _Chunk) -> Bits:
+    """A mean between 1/2 and 4, of either sign, and a deviation of 1, as activations and weights have."""
+    sign, exponent = int(words[0] & np.uint64(1)), int(words[1] & np.uint64(3))
+    return encode(chunk.normal() + (1 - 2 * sign) * 2.0 ** (exponent - 1), chunk.form)
+
+
 def _rising(chunk: _Chunk) -> Bits:
     """Rows of the last dim whose maximum rises at each power of two from 16 on, and with each 1024: from tile to tile,
     whatever power of two a tile has, but by so little that the tiles before still count."""
@@ -407,6 +413,7 @@ _RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "first_large": (_FLOAT, _first_large),
     "cancelling": (_FLOAT, _cancelling),
     "level": (_FLOAT, _level),
+    "shifted": (_FLOAT, _shifted),
     "powers": (_FLOAT, _powers),
     "ties": (_FLOAT, _ties),
     "masked": (_MASK, _masked),
@@ -420,7 +427,7 @@ TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
 ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level")
 """Rows of which sums, maxima and variances are hard to have."""
-NAMED = (*MASKS, *TABLES, *ROWS, "powers", "ties")
+NAMED = (*MASKS, *TABLES, *ROWS, "shifted", "powers", "ties")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
@@ -430,7 +437,7 @@ STORED = "stored:"
 """``stored:0123456789abcdef`` is no recipe either: the elements are in a file, ``strategies.stored``, and these are the
 16 hex digits of their digest."""
 # Recipes that take two words for the tensor.
-_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", *TABLES)
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", "shifted", *TABLES)
 
 RECIPES = tuple(_RECIPES)
 """Names of all recipes, simplest first."""

@@ -19,7 +19,7 @@ from conformance.checks.call_record import (
     malformed,
     refuses_as,
 )
-from conformance.checks.calls import call_forms, has_forms, has_layouts, layouts
+from conformance.checks.calls import call_forms, has_forms, has_layouts, has_no_plain_operands, layouts, plain_operands
 from conformance.checks.contexts import compiled, fake, from_threads, in_context, threads
 from conformance.checks.dispatcher import export, is_batched, is_checked, opcheck, vmap
 from conformance.checks.forms import aliasing, inplace, out_argument, special_values
@@ -63,7 +63,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
         *(gradients, modes, autocast, fake, vmap, opcheck, compiled, export, threads, graph, stream, device),
         *(config_invariant, settings, layout_invariant, batch_invariant),
-        *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, distribution),
+        *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, plain_operands, distribution),
     )
 }
 """The checks by name, in the order in which they are made: a failure is named after the first that fails."""
@@ -109,10 +109,11 @@ _APPLY = {
     **dict.fromkeys(("graph", "stream"), on_gpu),
     "device": on_two,
     "gradients": differentiable,
+    "plain_operands": has_no_plain_operands,
 }
 """Functions that tell whether one of these applies to a trial."""
 
-SELDOM = {"keywords": 16, "bare": 4, "gradients": 2, **RARE}
+SELDOM = {"keywords": 16, "bare": 4, "plain_operands": 2, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
 ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from conformance import call_contexts, cases, forms
-from conformance.cases import Case, Same
+from conformance import spec as specs
+from conformance.cases import Argument, Case, Same
 from conformance.checks.call_record import FAILED, PASSED, Finding, Trial
 from conformance.checks.forms import Variants, first, with_operands
 from conformance.checks.invariance import entangled
-from strategies.specs import Layout, TensorSpec
+from strategies.dtypes import is_floating
+from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.values import LISTED, NAMED, STORED
 
 Change = Callable[[TensorSpec], TensorSpec]
 
@@ -36,6 +39,51 @@ def layouts(trial: Trial) -> Finding:
     rows far apart, dims of one element with a stride of 1, strides of elements beyond 8 and 16 bits, of rows beyond 16,
     offsets beyond 20."""
     return first(trial, "layouts", _laid_out(trial.case))
+
+
+def plain_operands(trial: Trial) -> Finding:
+    """Check that the call with plain operands gives the right result: contiguous, with ordinary numbers, and in half of
+    the cases with at most one of the flags and without masks and factors that may be left out. Kernels have their
+    shortest way for these, and hardly any drawn call has nothing else."""
+    return first(trial, "plain_operands", {"with plain operands": _plain(trial.case)})
+
+
+def has_no_plain_operands(trial: Trial) -> bool:
+    """Tell whether an operand that is only read could be plainer, or an argument be left out."""
+    return not entangled(trial.case) and _plain(trial.case) != trial.case
+
+
+_PLAIN = ("normal", "shifted", "normal_large")
+
+
+def _plain(case: Case) -> Case:
+    seed = cases.seed(case)
+    values = _PLAIN[seed // 3 % len(_PLAIN)]
+
+    def change(spec: TensorSpec) -> TensorSpec:
+        plain = replace(spec, layout=CONTIGUOUS)
+        if not is_floating(spec.dtype) or spec.values.startswith((LISTED, STORED)):
+            return plain
+        return replace(plain, values=spec.values if spec.values in (*NAMED, *_PLAIN) else values, specials=())
+
+    return replace(with_operands(_alone(case) if seed // 7 % 2 else case, change), digests=())
+
+
+def _alone(case: Case) -> Case:
+    """Return the call without the arguments that may be left out, but for one flag, and for whole numbers: an index may
+    be one that a whole number leaves out."""
+    required, seed = specs.parameters(case.op, required=True), cases.seed(case)
+    flags = [name for name, value in case.kwargs.items() if value is True]
+    kept = {*required, *flags[seed // 11 % (len(flags) + 1) :][:1]}
+    kwargs = {name: value for name, value in case.kwargs.items() if name in kept or _is_of_numbers(value)}
+    return replace(case, kwargs=kwargs)
+
+
+def _is_of_numbers(value: Argument) -> bool:
+    """Tell whether an argument is a whole number, or a tensor of these."""
+    if isinstance(value, TensorSpec):
+        return value.dtype != "bool" and not is_floating(value.dtype)
+    return type(value) is int
 
 
 def has_layouts(trial: Trial) -> bool:
@@ -160,4 +208,17 @@ def has_forms(trial: Trial) -> bool:
 def _variants(trial: Trial) -> Variants:
     if trial.case.form:
         return {}
-    return {form: replace(trial.case, form=form, digests=()) for form in forms.possible(trial.case)}
+    written = {form: replace(trial.case, form=form, digests=()) for form in forms.possible(trial.case)}
+    return written | _with_numbers(trial)
+
+
+def _with_numbers(trial: Trial) -> Variants:
+    """Return the calls with a number for a tuple of it, where implementations may take one though torch refuses it."""
+    args = trial.case.args
+    found = {}
+    for place, argument in enumerate(args):
+        if isinstance(argument, tuple) and len(argument) == 1:
+            changed = replace(trial.case, args=(*args[:place], argument[0], *args[place + 1 :]), digests=())
+            if trial.spec.widened(changed) is not None:
+                found[f"a number for argument {place}"] = changed
+    return found

@@ -34,7 +34,7 @@ def refuses_in_place(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
-@defect("layer_norm rms_norm", "widened")
+@defect("layer_norm rms_norm", "widened", "call_forms")
 def int_counts_dims(right: Right, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
     """An int for the shape is taken, for the number of dims that are normalized."""
     if type(normalized_shape) is int and normalized_shape > 0:

@@ -1,12 +1,15 @@
 """Planted defects of layouts: misaligned starts, columns with room between them, no unit stride, one batch for all,
-more dims than a kernel has strides for."""
+more dims than a kernel has strides for; and of operands that lie as kernels like it best."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from conformance.selftest import families as of
-from conformance.selftest.defect_registry import plant
+from conformance.selftest.defect_registry import defect, plant
 
 
 def _vectors(x: torch.Tensor) -> torch.Tensor:
@@ -54,3 +57,15 @@ for _name, _change, _ops in (
 ):
     for _op in _ops.split():
         plant(_op, _name, "lie", "layouts", of.before(_change), (_change.__doc__ or "").rstrip("."))
+
+
+@defect("add layer_norm mm addmm fused_gated_mlp scaled_dot_product_attention", "lie", "plain_operands")
+def short_way_without_a_mask(right: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A short way for contiguous and finite operands writes whole blocks of 64 results alone."""
+    result = right(*args, **kwargs)
+    operands = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    if of.written(args, kwargs) or not all(x.is_contiguous() and x.isfinite().all() for x in operands):
+        return result
+    flat = result.flatten()
+    flat[flat.numel() // 64 * 64 :] = 0
+    return result.copy_(flat.view(result.shape))

@@ -20,7 +20,7 @@ from conformance.implementations import load
 from conformance.session import PROFILES, Run
 
 CPU = torch.device("cpu")
-DERIVED = ("inplace", "layouts", "out_argument", "aliasing", "special_values")
+DERIVED = ("inplace", "layouts", "plain_operands", "out_argument", "aliasing", "special_values")
 """Checks that judge another call, whose script says what is wrong with that one."""
 OTHER_OPERANDS = {"layout_invariant", "batch_invariant"}
 """Checks that judge a call of other operands: there defects of memory may show that the case itself does not have."""

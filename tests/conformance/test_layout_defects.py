@@ -11,9 +11,10 @@ from conformance.cases import Case, Same
 from conformance.checks import calls, forms
 from conformance.spec import registry
 from strategies import layouts
-from strategies.specs import TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 
 X, Y = TensorSpec((4, 8), "float32"), TensorSpec((2, 3, 8), "float32", seed=1)
+PLANTED = "conformance.selftest.planted:layer_norm_int_counts_dims"
 ADD = Case(op="add", args=(X, replace(X, seed=1)), kwargs={"out": TensorSpec((0,), "float32")})
 
 
@@ -46,6 +47,43 @@ def test_a_dim_of_one_may_have_any_stride():
     found = strided(Case(op="exp", args=(replace(Y, shape=(1, 8)),)))
     assert found["dims of one turned"] == (1, 1)
     assert "dims of one turned" not in strided(Case(op="exp", args=(replace(Y, shape=(1, 1)),)))
+
+
+def test_plain_operands():
+    strided_with_nan = replace(X, layout=Layout(steps=(1, 2)), specials=(Special(0, "nan"),), values="ascending")
+    counts = TensorSpec((4, 8), "int64", "integers", layout=Layout(offset=1))
+    rows = TensorSpec((8,), "float32", "listed:3,0,5", layout=Layout(steps=(2,)))
+    mask = replace(strided_with_nan, values="masked")
+    case = Case(op="add", args=(strided_with_nan, counts, rows, mask), kwargs={"out": strided_with_nan})
+    plain = calls._plain(case)
+    assert plain.args[0] in [replace(X, values=values) for values in calls._PLAIN]
+    assert plain.args[1] == replace(counts, layout=Layout())
+    assert plain.args[2] == replace(rows, layout=Layout())
+    assert plain.args[3] == replace(X, values="masked")
+    assert calls._plain(plain) == plain
+
+
+def test_what_a_plain_call_leaves_out():
+    query, index = TensorSpec((1, 2, 3, 4), "float32"), TensorSpec((3,), "int64", "integers")
+    optional = {"attn_mask": query, "scale": 0.5, "dropout_p": 0.0}
+    kept = {"enable_gqa": True, "is_causal": True}
+    found = set()
+    for seed in range(40):
+        args = (replace(query, seed=seed), query, query)
+        case = Case(op="scaled_dot_product_attention", args=args, kwargs={**optional, **kept, "slot": index, "n": 3})
+        alone = calls._alone(case).kwargs
+        assert {"slot", "n"} <= {*alone} <= {"slot", "n", *kept}
+        found.add(frozenset(alone) - {"slot", "n"})
+    assert found == {frozenset(), *(frozenset({name}) for name in kept)}
+
+
+def test_numbers_for_tuples_of_one():
+    case = Case(op="layer_norm", args=(TensorSpec((3, 5), "float32"), (5,)))
+    verdict = runner.judge(case, PLANTED, checks=["call_forms"])
+    assert verdict.failure is not None
+    assert verdict.failure.message.startswith("a number for argument 1: ")
+    # torch refuses a number, and so may others.
+    assert runner.judge(case, "torch", checks=["call_forms"]).status == "passed"
 
 
 def test_only_what_is_read_lies_otherwise():

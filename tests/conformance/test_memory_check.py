@@ -16,7 +16,7 @@ from conformance.session import PROFILES, Run
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels cannot be watched")
 CPU = torch.device("cpu")
 PLANTED = "conformance.selftest.planted"
-OTHERS = ("layout_invariant", "batch_invariant")
+OTHERS = ("layout_invariant", "batch_invariant", "inplace", "layouts", "plain_operands", "call_forms")
 
 
 def search(name: str, folder: Path):
@@ -47,7 +47,7 @@ def test_a_fault_is_a_failed_case(name, says, tmp_path):
     report = search(f"relu_{name}", tmp_path)
     failures = [failure for record in report.tally.sorted() for failure in record.failures]
     # Of a call in place, of other layouts and forms and of a part of the batch, too: by names of their own.
-    assert {failure.check for failure in failures} - {"inplace", "layouts", "call_forms", *OTHERS} == {"memory"}
+    assert {failure.check for failure in failures} - {*OTHERS} == {"memory"}
     paths = [tmp_path / f"{failure.id}.json" for failure in failures if failure.check in ("memory", "inplace")]
     saved = [case_files.read(path) for path in paths]
     assert saved

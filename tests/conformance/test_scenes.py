@@ -14,6 +14,7 @@ from conformance import cases, drawing, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import load
+from conformance.ops import _scenes
 from conformance.selftest import search
 from strategies import layouts
 from strategies.specs import TensorSpec
@@ -110,3 +111,10 @@ def test_tokens_of_scenes_are_few(op):
         assert left.shape[0] <= 4
         assert right.shape[0] >= 1
     assert any(case.args[-1].shape[0] >= 512 and case.args[-1].shape[1] > 64 for case in scenes(op, "float32"))
+
+
+def test_numbers_whose_product_is_beyond_64_bits():
+    # torch multiplies them in Python on the meta device, which tells whether an ``out`` may lie before the operand.
+    tensor = TensorSpec((2, 2), "int64")
+    cases_ = [Case(op="add", args=(tensor, 2**40 + n), kwargs={"alpha": 2**40}) for n in range(20)]
+    assert all(_scenes._in_arena(case) == case for case in cases_)

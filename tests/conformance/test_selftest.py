@@ -45,7 +45,7 @@ BY_OP = {
     "exp": ("autocast_out_too", "contiguous", "input_seen", "negation_unseen", "vectors_from_multiples"),
     "gelu": ("export_element_in_program",),
     "fp8_gemm": ("fast_accumulation",),
-    "layer_norm": ("nan_disturbs",),
+    "layer_norm": ("nan_disturbs", "short_way_without_a_mask"),
     "mul": ("vmap_first_for_all",),
     "neg": ("gradient_minus_forgotten", "opcheck_no_fake"),
     "quantize_fp8": ("toward_zero",),

@@ -35,7 +35,8 @@ def specs() -> list[tuple[TensorSpec, int]]:
     found = []
     # In the order in which they came to be.
     rows = tuple(recipe for recipe in values.ROWS if recipe != "level")
-    later = (values.MASKS, values.TABLES, ("powers",), ("ties",), rows, ("magnitudes",), ("bytes",), ("level",))
+    single = [(recipe,) for recipe in ("magnitudes", "bytes", "level", "shifted")]
+    later = (values.MASKS, values.TABLES, ("powers",), ("ties",), rows, *single)
     ordered = ([r for r in values.RECIPES if not any(r in recipes for recipes in later)], *later)
     for name, recipe in ((name, recipe) for recipes in ordered for name in dtypes.NAMES for recipe in recipes):
         if recipe in values.recipes_of(name):
