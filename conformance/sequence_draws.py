@@ -12,16 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
-import msgspec
 from hypothesis import strategies as st
 
 from conformance import case_files, cases, drawing, session
-from conformance.cases import Argument, Case, DType, Same, Variant, View
-from conformance.sequences import CallSequence, Memory, Result, Settings, Step, reseeded
-from conformance.spec import OpSpec, parameters, registry
-from strategies.dtypes import is_floating
-from strategies.specs import CONTIGUOUS, NORMAL, Layout, Special, TensorSpec
-from strategies.values import LISTED
+from conformance.cases import Case, Same, View
+from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, is_tied, twin, vary, whole
+from conformance.sequences import CallSequence, Memory, Result, Settings, Step
+from conformance.spec import OpSpec, registry
 
 PAIRS = 6
 """The number of pairs of calls in a sequence, of any case and a variation of it; but any two calls may disturb one
@@ -37,25 +34,7 @@ AFTER_REFUSALS = (("dim", 0), ("word", 0), ("twin", 3), ("twin", 5), ("causal", 
 options, they may meet what the refused call has left. Any calls follow a few more."""
 ELEMENTS = 2048
 """The most elements of the operands of a call in half the sequences: few caches depend on them, and small calls are
-quick to judge."""
-WIDE = 1 << 14
-"""Those of large calls in the others, for what is only kept of long rows, large weights and many tokens."""
-NUMBERS = ("other", "exponent", "min", "max", "alpha", "beta", "eps", "scale", "p")
-"""Parameters that take numbers: True, 1 and 1.0 are one key of a dict, but not the same to torch."""
-SWITCHES = ("interleaved", "training", "is_causal")
-WORDS = {
-    "rounding_mode": ("floor", "trunc"),
-    "approximate": ("none", "tanh"),
-    "activation": ("silu", "gelu"),
-    "granularity": ("row", "block"),
-    "causal_variant": (Variant("UPPER_LEFT"), Variant("LOWER_RIGHT")),
-    "dtype": (DType("float32"), DType("float16"), DType("float8_e5m2"), DType("float8_e4m3fn")),
-    "out_dtype": (DType("float16"), DType("bfloat16")),
-}
-OF_WORDS = {"gelu": ("approximate",), "fused_gated_mlp": ("activation",)}
-"""For each operator, the arguments that default to the first of their words."""
-OPTIONAL = (*WORDS, "alpha", "beta", "eps", "scale", "p", "dtype")
-"""Arguments that a call can do without."""
+quick to judge; ``WIDE`` is that of the others."""
 
 SETTINGS = (
     Settings(mode="inference"),
@@ -68,9 +47,6 @@ SETTINGS = (
     Settings(default_dtype="float16"),
     Settings(threads=3),
 )
-
-Variation = Callable[[Case, int], Case]
-"""A function that makes another case; the int chooses among several."""
 
 
 @cache
@@ -135,7 +111,7 @@ def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
 
 def _fits_arena(case: Case) -> bool:
     """Tell whether a call has several operands, each with memory of its own, and writes none."""
-    return len(cases.operands(case)) > 1 and not _is_tied(case) and not registry()[case.op].writes(case)
+    return len(cases.operands(case)) > 1 and not is_tied(case) and not registry()[case.op].writes(case)
 
 
 def _pair(name: str, case: Case, number: int) -> tuple[Case, Case]:
@@ -146,271 +122,6 @@ def _pair(name: str, case: Case, number: int) -> tuple[Case, Case]:
     if name == "zeros":
         return varied, vary(dtype, varied, number)
     return (case, varied) if number % 2 else (varied, case)
-
-
-def vary(variation: Variation, case: Case, number: int) -> Case:
-    """Return a variation of a case; the case itself where there is none."""
-    try:
-        varied = registry()[case.op].defined(variation(case, number))
-        case_files.validate(varied, max_elements=8 * WIDE)
-        if not cases.operands(varied):
-            return case
-    # An impossible recipe or layout, or no case.
-    except ValueError:
-        return case
-    return varied
-
-
-# --- variations ----------------------------------------------------------------------------------------------------
-
-
-def same(case: Case, number: int) -> Case:
-    """Change nothing."""
-    return case
-
-
-def contents(case: Case, number: int) -> Case:
-    """Give the operands other contents."""
-    by = 1 + number % 3
-    return _each(reseeded(case, by), lambda spec: _earlier(spec, by) if _is_listed(spec) else spec)
-
-
-def _is_listed(spec: TensorSpec) -> bool:
-    """Tell whether its numbers are listed, as those of slots are, which have to be few."""
-    return spec.values.startswith(LISTED)
-
-
-def _earlier(spec: TensorSpec, by: int) -> TensorSpec:
-    """Lower listed whole numbers by so many, to 0 at the least."""
-    numbers = spec.values.removeprefix(LISTED).split(",")
-    if is_floating(spec.dtype) or not all(number.isdecimal() for number in numbers):
-        return spec
-    return msgspec.structs.replace(spec, values=LISTED + ",".join(str(max(int(number) - by, 0)) for number in numbers))
-
-
-def one(case: Case, number: int) -> Case:
-    """Give one operand other contents."""
-    return _one(case, number, lambda spec: msgspec.structs.replace(spec, seed=(spec.seed + 1) % 2**64))
-
-
-def dtype(case: Case, number: int) -> Case:
-    """Put another dtype in the place of the first operand's, wherever it occurs."""
-    known = [one for one in registry()[case.op].dtypes if one != cases.dtype_of(case)]
-    if not known:
-        return case
-    was, wanted = cases.dtype_of(case), known[number % len(known)]
-
-    def other(spec: TensorSpec) -> TensorSpec:
-        if spec.dtype != was:
-            return spec
-        try:
-            return msgspec.structs.replace(spec, dtype=wanted)
-        except ValueError:
-            return msgspec.structs.replace(spec, dtype=wanted, values=NORMAL, specials=())
-
-    return _each(case, other)
-
-
-def offset(case: Case, number: int) -> Case:
-    """Let one operand begin one element later in its storage, which aligns it to less."""
-    return _one(case, number, lambda spec: _laid(spec, offset=spec.layout.offset + 1))
-
-
-def order(case: Case, number: int) -> Case:
-    """Store the dims of one operand in reverse."""
-    return _one(case, number, lambda spec: _with(spec, Layout(order=tuple(reversed(range(len(spec.shape)))))))
-
-
-def steps(case: Case, number: int) -> Case:
-    """Make one operand every other element of a larger one."""
-    return _one(case, number, lambda spec: _with(spec, Layout(steps=(1,) * (len(spec.shape) - 1) + (2,))))
-
-
-def contiguous(case: Case, number: int) -> Case:
-    """Make all operands contiguous."""
-    return _each(case, lambda spec: _with(spec, CONTIGUOUS))
-
-
-TWINS = (1, 1.0, True, 0.0, -0.0, 0, -1, -2, 1, 1.0, -1.0, False)
-"""Numbers of which several are equal, or have one hash."""
-
-
-def twin(case: Case, number: int) -> Case:
-    """Put one of ``TWINS`` where a number may stand, in the place of a number or of a tensor."""
-    name = _added(case, number)
-    if name:
-        return msgspec.structs.replace(case, kwargs={**case.kwargs, name: TWINS[number]})
-    return _changed(case, lambda name, value: TWINS[number] if name in NUMBERS and value is not None else value)
-
-
-def _added(case: Case, number: int) -> str:
-    """Return the name of a number that the op takes by name; empty where it has none."""
-    names = {"add": ("alpha",), "sub": ("alpha",), "addmm": ("alpha", "beta")}.get(case.op, ())
-    return names[number % len(names)] if names and number % 3 else ""
-
-
-def word(case: Case, number: int) -> Case:
-    """Choose another word, or the other position of a switch."""
-
-    def other(name: str, value: Argument) -> Argument:
-        if name in SWITCHES and isinstance(value, bool):
-            return not value
-        words = WORDS.get(name, ())
-        return words[(words.index(value) + 1) % len(words)] if value in words else value
-
-    for name in OF_WORDS.get(case.op, ()):
-        if name not in case.kwargs and parameters(case.op).index(name) >= len(case.args):
-            case = msgspec.structs.replace(case, kwargs={**case.kwargs, name: WORDS[name][0]})
-    return _changed(case, other)
-
-
-def causal(case: Case, number: int) -> Case:
-    """Drop mask and scale, and make the call causal in each of two ways, in turn; only of ops that have a switch for
-    it."""
-    if "is_causal" not in parameters(case.op) or "present_key" in case.kwargs:
-        return case
-    kwargs = {name: value for name, value in case.kwargs.items() if name not in ("attn_mask", "scale")}
-    kwargs |= {"is_causal": True, "causal_variant": WORDS["causal_variant"][number % 2]}
-    return msgspec.structs.replace(case, kwargs=kwargs, digests=())
-
-
-def dim(case: Case, number: int) -> Case:
-    """Choose another dim, or normalize one dim more or less, then without parameters of their shape."""
-    known = parameters(case.op)
-    if not case.args or not isinstance(case.args[0], TensorSpec) or len(case.args[0].shape) < 2:
-        return case
-    shape, names = case.args[0].shape, known[: len(case.args)]
-    if "normalized_shape" in names and isinstance(old := case.args[1], tuple | int):
-        dims = len(old) % len(shape) + 1 if isinstance(old, tuple) else 2
-        kwargs = {name: value for name, value in case.kwargs.items() if not isinstance(value, TensorSpec)}
-        return msgspec.structs.replace(case, args=(case.args[0], shape[-dims:]), kwargs=kwargs, digests=())
-
-    def other(name: str, value: Argument) -> Argument:
-        return (value + 1) % len(shape) if name == "dim" and type(value) is int else value
-
-    return _changed(case, other)
-
-
-def sibling(case: Case, number: int) -> Case:
-    """Choose another operator that takes arguments of the same names, on the same operands, without what is
-    optional."""
-    wanted = parameters(case.op, required=True)
-    known = [op for op in registry() if op != case.op and parameters(op, required=True) == wanted]
-    if not known or len(case.args) < len(wanted):
-        return case
-    return msgspec.structs.replace(case, op=known[number % len(known)], args=case.args[: len(wanted)], kwargs={})
-
-
-def without(case: Case, number: int) -> Case:
-    """Leave out an optional argument."""
-    known = [name for name in case.kwargs if name in OPTIONAL]
-    if not known:
-        return case
-    left = known[number % len(known)]
-    return msgspec.structs.replace(case, kwargs={name: v for name, v in case.kwargs.items() if name != left})
-
-
-def larger(case: Case, number: int) -> Case:
-    """Give the batch another size: one, one less, one more, twice as many."""
-    batch = registry()[case.op].batch(case)
-    return case if batch is None else _in_batch(case, (1, batch.size - 1, batch.size + 1, 2 * batch.size)[number % 4])
-
-
-def fresh(case: Case, number: int) -> Case:
-    """Draw ordinary numbers, of float32 where floats are drawn, in a batch of a size that no other variation has."""
-    batch, known = registry()[case.op].batch(case), registry()[case.op].dtypes
-    case = plain(case if batch is None else _in_batch(case, (2 + number % 2) * batch.size + 3), number)
-    if is_floating(cases.dtype_of(case)) and cases.dtype_of(case) != "float32" and "float32" in known:
-        others = [name for name in known if name != cases.dtype_of(case)]
-        case = dtype(case, others.index("float32"))
-    return case
-
-
-def _in_batch(case: Case, size: int) -> Case:
-    batch = registry()[case.op].batch(case)
-    assert batch is not None
-    along = iter(batch.operands)
-
-    def other(spec: TensorSpec) -> TensorSpec:
-        dim = next(along, None)
-        if dim is None:
-            return spec
-        return msgspec.structs.replace(spec, shape=(*spec.shape[:dim], size, *spec.shape[dim + 1 :]))
-
-    return _each(case, other)
-
-
-def resized(case: Case, number: int) -> Case:
-    """Give one of the sizes another value, wherever operands have it: one more, half of it, or one more than twice."""
-    specs = cases.operands(case)
-    known = sorted({size for spec in specs for size in spec.shape if size > 1}, reverse=True)
-    if not known or any(map(_is_listed, specs)):
-        return case
-    was = known[number % len(known)]
-    wanted = (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3]
-
-    def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(wanted if size == was else size for size in old)
-
-    def other(name: str, value: Argument) -> Argument:
-        match value:
-            case TensorSpec():
-                return msgspec.structs.replace(value, shape=sizes(value.shape))
-            case tuple() if name == "normalized_shape":
-                return sizes(value)
-        return value
-
-    return case if _is_tied(case) else _changed(case, other)
-
-
-def turned(case: Case, number: int) -> Case:
-    """Reverse all shapes: as many elements, in as many dims."""
-    return _each(case, lambda spec: _with(msgspec.structs.replace(spec, shape=spec.shape[::-1]), CONTIGUOUS))
-
-
-def flat(case: Case, number: int) -> Case:
-    """Flatten all operands to one dim: as many elements."""
-    return _each(case, lambda spec: msgspec.structs.replace(spec, shape=(math.prod(spec.shape),), layout=CONTIGUOUS))
-
-
-def plain(case: Case, number: int) -> Case:
-    """Draw ordinary numbers, without special values."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values=NORMAL, specials=()))
-
-
-def whole(case: Case, number: int) -> Case:
-    """Draw small whole numbers: others are sure to change a result, and now and then two are equal."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values="integers", specials=()))
-
-
-def zeros(case: Case, number: int) -> Case:
-    """Fill operands with zeros, whose bits are those of other dtypes."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values="zeros", specials=()))
-
-
-def one_hot(case: Case, number: int) -> Case:
-    """Fill operands with zeros but for a one, somewhere: contents of one sum."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values="one_hot", specials=(), seed=number))
-
-
-def tail(case: Case, number: int) -> Case:
-    """Change the last element of each operand."""
-
-    def other(spec: TensorSpec) -> TensorSpec:
-        last = Special(max(math.prod(spec.shape) - 1, 0), ("max", "min")[number % 2])
-        return msgspec.structs.replace(spec, specials=(*spec.specials[:2], last))
-
-    return _each(case, other)
-
-
-VARIATIONS: dict[str, Variation] = {
-    variation.__name__: variation
-    for variation in (same, contents, one, dtype, offset, order, steps, contiguous, twin, word, without)
-}
-VARIATIONS |= {
-    variation.__name__: variation
-    for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
-}
 
 
 class Known(NamedTuple):
@@ -533,50 +244,6 @@ def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:
     except cases.TooLarge:
         return False
     return True
-
-
-# --- changing arguments -------------------------------------------------------------------------------------------
-
-
-def _changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
-    """Return the case with each argument changed, by name: positional ones by that of torch's parameter, as far as
-    known."""
-    known = (*parameters(case.op), *("",) * len(case.args))
-    args = tuple(change(name, value) for name, value in zip(known, case.args, strict=False))
-    # In the order in which operands are numbered.
-    kwargs = {name: change(name, case.kwargs[name]) for name in sorted(case.kwargs)}
-    return msgspec.structs.replace(case, args=args, kwargs=kwargs, digests=())
-
-
-def _each(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with each tensor changed; not where one argument is a part of another's memory."""
-    if _is_tied(case):
-        return case
-    return _changed(case, lambda _, value: change(value) if isinstance(value, TensorSpec) else value)
-
-
-def _is_tied(case: Case) -> bool:
-    """Tell whether an argument is a part of another's memory."""
-    return any(isinstance(argument, Same | View) for argument in (*case.args, *case.kwargs.values()))
-
-
-def _filled(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with each tensor changed but those whose numbers are listed."""
-    return _each(case, lambda spec: spec if _is_listed(spec) else change(spec))
-
-
-def _one(case: Case, number: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with one tensor changed."""
-    chosen, counted = number % max(len(cases.operands(case)), 1), iter(range(cases.MAX_DIMS))
-    return _each(case, lambda spec: change(spec) if next(counted) == chosen else spec)
-
-
-def _laid(spec: TensorSpec, **changes: object) -> TensorSpec:
-    return _with(spec, msgspec.structs.replace(spec.layout, **changes))
-
-
-def _with(spec: TensorSpec, layout: Layout) -> TensorSpec:
-    return msgspec.structs.replace(spec, layout=layout)
 
 
 def drawn(op: str, dtypes: Sequence[str], examples: int, seed: int) -> Iterator[CallSequence]:

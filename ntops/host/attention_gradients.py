@@ -6,7 +6,7 @@ import math
 import torch
 
 from ntops.host import gradients
-from ntops.host.attention import block_dims, on_plain_cores
+from ntops.host.attention_configs import block_dims, on_plain_cores
 from ntops.host.dim_order import contiguous_strides
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels import attention_backward as kernels

@@ -5,7 +5,8 @@ import torch
 
 from ntops.host import fused_products_hopper, mm_hopper
 from ntops.host.dim_order import contiguous_strides, specialize
-from ntops.host.products import HOPPER, Options, check_dims, check_factors, config
+from ntops.host.product_configs import HOPPER, Options, config
+from ntops.host.products import check_dims, check_factors
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels.fused_gated_mlp import ACTIVATIONS, premake
 from ntops.launch import autotuning, boundary, recorder

@@ -14,7 +14,16 @@ import pytest
 import torch
 
 from conformance import __main__ as command_line
-from conformance import cases, corpus, implementations, sequence_draws, sequence_judge, sequence_search, sequences
+from conformance import (
+    cases,
+    corpus,
+    implementations,
+    sequence_draws,
+    sequence_judge,
+    sequence_search,
+    sequence_variations,
+    sequences,
+)
 from conformance.cases import Case, CaseError
 from conformance.implementations import Implementation
 from conformance.selftest import defect_registry, search, sequence_runs
@@ -117,7 +126,7 @@ def test_each_sequence_shows_whatever_is_kept_of_an_ordinary_call(op):
     asked = next(step for step in sequence.steps if step.times == sequence_draws.RING).case
     made = [step.case for step in sequence.steps]
     assert made.count(asked) > 3
-    assert sum(sequence_draws.contents(asked, number) in made for number in range(3)) == 3
+    assert sum(sequence_variations.contents(asked, number) in made for number in range(3)) == 3
     assert not cases.written(asked)
 
 
@@ -431,5 +440,5 @@ def test_no_call_has_an_index_that_stops_a_gpu(op):
     taken = [case for case in calls.values() if is_taken(case)]
     assert len(taken) > 100
     for case in taken:
-        for number, change in enumerate(sequence_draws.VARIATIONS.values()):
-            is_taken(sequence_draws.vary(change, case, number))
+        for number, change in enumerate(sequence_variations.VARIATIONS.values()):
+            is_taken(sequence_variations.vary(change, case, number))

@@ -170,14 +170,14 @@ def test_torch_s_variants(variant):
 
 
 def test_configurations_agree(monkeypatch):
-    from ntops.host import attention
+    from ntops.host import attention_configs
 
     query, key, value = random(1, 4, 70, 40), random(1, 2, 300, 40, seed=1), random(1, 2, 300, 24, seed=2)
     mask = random(1, 4, 70, 300) > 0
 
     for block_m, block_n, splits in itertools.product((16, 64), (16, 64), (1, 2, 5, 40)):
-        chosen = attention.Config(block_m, block_n, splits)
-        monkeypatch.setattr(attention, "config", lambda *, chosen=chosen, **sizes: chosen)
+        chosen = attention_configs.Config(block_m, block_n, splits)
+        monkeypatch.setattr(attention_configs, "config", lambda *, chosen=chosen, **sizes: chosen)
 
         for how, arguments in (
             ({}, {}),

@@ -7,7 +7,7 @@ import torch
 from attention_definition import DEVICE, assert_attends, random
 
 import ntops
-from ntops.host import attention
+from ntops.host import attention_configs
 from ntops.kernels import attention as kernels
 from ntops.kernels.kv_cache import write_rows
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
@@ -101,10 +101,10 @@ def test_what_is_chosen():
         (0, 1, 4),
         (False, True),
     ):
-        config = attention.config(
+        config = attention_configs.config(
             rows, 64, 10**5, dim, dim, dtype, ieee, causal, mask_bytes, aligned, shared_memory, multiprocessors=132
         )
-        block_e, block_ev = attention.block_dims(dim, dim, dtype, ieee, aligned)
+        block_e, block_ev = attention_configs.block_dims(dim, dim, dtype, ieee, aligned)
         stage = dtype.itemsize * config.block_n * (block_e + block_ev) + mask_bytes * config.block_m * config.block_n
         assert dtype.itemsize * config.block_m * block_e + config.num_stages * stage <= shared_memory
         chosen.add((config.block_m, config.block_n))
@@ -114,7 +114,9 @@ def test_what_is_chosen():
 
 def test_keys_are_split_where_there_are_few_queries():
     def splits(rows, groups, keys):
-        return attention.config(rows, groups, keys, 128, 128, torch.float16, False, False, 0, True, 232448, 132).splits
+        return attention_configs.config(
+            rows, groups, keys, 128, 128, torch.float16, False, False, 0, True, 232448, 132
+        ).splits
 
     assert splits(4, 8, 65536) == 16
     assert splits(4, 8, 4096) == 16

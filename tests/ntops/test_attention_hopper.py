@@ -9,7 +9,7 @@ from attention_definition import assert_attends, random
 from hopper import hopper
 
 import ntops
-from ntops.host import attention, attention_hopper
+from ntops.host import attention_configs, attention_hopper
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 from ntops.launch import config_selection
 
@@ -17,9 +17,9 @@ OP = "scaled_dot_product_attention"
 H200 = config_selection.Device(232448, 132)
 attend = ntops.torch.scaled_dot_product_attention
 DIMS = (64, 72, 96, 128, 192, 256)
-CONFIGS = [pytest.param(dim, one, id=f"{dim}-{one}") for dim in DIMS for one in attention.hopper_space(dim, 0)]
-MASKED = [pytest.param(dim, one, id=f"{dim}-{one}") for dim in DIMS for one in attention.hopper_space(dim, 1)]
-PORTABLE = attention.Config(64, 64, 1, 4, 2)
+CONFIGS = [pytest.param(dim, one, id=f"{dim}-{one}") for dim in DIMS for one in attention_configs.hopper_space(dim, 0)]
+MASKED = [pytest.param(dim, one, id=f"{dim}-{one}") for dim in DIMS for one in attention_configs.hopper_space(dim, 1)]
+PORTABLE = attention_configs.Config(64, 64, 1, 4, 2)
 
 
 # --- the schedule and the choice -----------------------------------------------------------------------------------
@@ -48,14 +48,14 @@ def test_every_tile_is_taken_once_and_programs_do_alike(heads, row_tiles, causal
 
 
 def problem(queries=4096, keys=4096, heads=32, dim=128, gluon=True, **others):
-    known = attention.Problem(queries, heads, keys, dim, dim, torch.bfloat16, False, False, 0, True, gluon)
+    known = attention_configs.Problem(queries, heads, keys, dim, dim, torch.bfloat16, False, False, 0, True, gluon)
     return dataclasses.replace(known, **others)
 
 
 def test_what_is_chosen():
     for dim, causal, mask in itertools.product(DIMS, (False, True), (0, 1, 2)):
         large = problem(dim=dim, causal=causal, mask_bytes=mask)
-        chosen, space = large.rule(H200), attention.hopper_space(dim, mask)
+        chosen, space = large.rule(H200), attention_configs.hopper_space(dim, mask)
         assert chosen in space
         assert set(space) <= set(large.candidates(H200))
         assert not dataclasses.replace(large, gluon=False).allows(chosen)
@@ -74,7 +74,7 @@ def test_tiles_leave_little_of_the_last_turn_idle():
 
 def test_a_fixed_configuration_may_be_any_of_both_forms():
     fields = {field.name: getattr(problem(), field.name) for field in dataclasses.fields(problem())}
-    known = attention.config.alternatives(**fields, **dataclasses.asdict(H200))
+    known = attention_configs.config.alternatives(**fields, **dataclasses.asdict(H200))
     assert {config.warp_groups for config in known} == {1, 2}
 
 
@@ -150,7 +150,7 @@ def test_masks(dim, config, kind):
 @hopper
 @pytest.mark.parametrize("dim", DIMS)
 def test_float16(dim):
-    check(attention.hopper_space(dim, 0)[0], inputs(300, 400, dim, torch.float16), "upper left")
+    check(attention_configs.hopper_space(dim, 0)[0], inputs(300, 400, dim, torch.float16), "upper left")
 
 
 @hopper

@@ -15,7 +15,7 @@ from attention_definition import DEVICE
 from tuning import GPU, H200, PROBLEM, SMALL, record
 
 import ntops.torch
-from ntops.host import attention, products, rows
+from ntops.host import attention_configs, product_configs, products, rows
 from ntops.launch import config_selection, tuned_tables
 from ntops.tune import operators
 
@@ -133,7 +133,7 @@ def test_shipped_tables_are_valid_and_name_their_gpu():
 )
 def test_calls_near_what_was_measured_use_it(sizes, near, on_gpu):
     tuned_tables.append(GPU, record())
-    problem = products.Problem(*sizes, torch.bfloat16, False)
+    problem = product_configs.Problem(*sizes, torch.bfloat16, False)
     assert config_selection.choose("mm", problem, 0) == (SMALL if near else problem.rule(H200))
 
 
@@ -142,12 +142,12 @@ def test_the_nearest_counts(on_gpu):
         tuned_tables.append(
             GPU,
             record(
-                products.Problem(size, size, size, torch.bfloat16, False),
+                product_configs.Problem(size, size, size, torch.bfloat16, False),
                 dataclasses.replace(SMALL, num_stages=number + 3),
             ),
         )
     chosen = [
-        config_selection.choose("mm", products.Problem(size, size, 2000, torch.bfloat16, False), 0)
+        config_selection.choose("mm", product_configs.Problem(size, size, 2000, torch.bfloat16, False), 0)
         for size in (700, 4000)
     ]
     assert [one.num_stages for one in chosen] == [3, 4]
@@ -214,8 +214,8 @@ def test_the_cache_is_read_once(on_gpu, monkeypatch):
 
 
 def test_a_call_runs_what_was_measured(on_gpu, monkeypatch):
-    problem = products.Problem(40, 24, 56, torch.float32, True)
-    tuned_tables.append(GPU, record(problem, products.Options(16, 32, 16, 2, 1)))
+    problem = product_configs.Problem(40, 24, 56, torch.float32, True)
+    tuned_tables.append(GPU, record(problem, product_configs.Options(16, 32, 16, 2, 1)))
     made, make = [], products.make
     monkeypatch.setattr(products, "make", lambda *args: made.append(args[2]) or make(*args))
     a, b = torch.randn(40, 56, device=DEVICE), torch.randn(56, 24, device=DEVICE)
@@ -229,11 +229,11 @@ def test_a_call_runs_what_was_measured(on_gpu, monkeypatch):
 
 def problems():
     for dtype, ieee in ((torch.bfloat16, False), (torch.float32, False), (torch.float32, True), (torch.float64, True)):
-        yield from (products.Problem(m, n, 4096, dtype, ieee) for m in (1, 100, 4096) for n in (1, 4096))
+        yield from (product_configs.Problem(m, n, 4096, dtype, ieee) for m in (1, 100, 4096) for n in (1, 4096))
         accumulated = torch.float64 if dtype is torch.float64 else torch.float32
         yield from (rows.Problem(columns, dtype, accumulated, 3) for columns in (1, 100, 4096, 10**6))
         for tokens, keys in ((1, 65536), (40, 5), (4096, 4096)):
-            yield attention.Problem(tokens, 8, keys, 64, 128, dtype, ieee, tokens > 1, 0, True)
+            yield attention_configs.Problem(tokens, 8, keys, 64, 128, dtype, ieee, tokens > 1, 0, True)
 
 
 @pytest.mark.parametrize("problem", list(problems()), ids=str)
@@ -250,11 +250,11 @@ def test_candidates_are_the_rule_s_choice_and_what_fits(problem):
 
 
 def test_what_is_known_to_be_good_is_in_the_space_and_what_spills_is_not():
-    assert products.Options(128, 256, 64, 8, 4) in PROBLEM.candidates(H200)
-    assert not PROBLEM.resources(products.Options(256, 256, 64, 8, 3)).fit(H200)
-    assert PROBLEM.resources(products.Options(128, 256, 64, 8, 4)).fit(H200)
+    assert product_configs.Options(128, 256, 64, 8, 4) in PROBLEM.candidates(H200)
+    assert not PROBLEM.resources(product_configs.Options(256, 256, 64, 8, 3)).fit(H200)
+    assert PROBLEM.resources(product_configs.Options(128, 256, 64, 8, 4)).fit(H200)
     tf32 = dataclasses.replace(PROBLEM, dtype=torch.float32)
-    assert products.Options(128, 256, 32, 8, 3) in tf32.candidates(H200)
+    assert product_configs.Options(128, 256, 32, 8, 3) in tf32.candidates(H200)
     assert {one.block_m for one in dataclasses.replace(PROBLEM, m=1).candidates(H200)} == {16, 32}
     # 16 warps have 128 registers each, half of what 8 have.
     assert not config_selection.Resources(0, 129, 512).fit(H200)
@@ -306,10 +306,15 @@ def test_configurations_other_than_the_rule_s_compute_the_same(name, shape):
 
 def test_estimates_are_what_the_compiler_reports():
     asked = [
-        ("mm", (4096, 4096, 4096), "bfloat16", products.Options(128, 128, 64, 4, 3)),
-        ("mm", (16, 4096, 4096), "bfloat16", products.Options(16, 64, 128, 4, 4)),
+        ("mm", (4096, 4096, 4096), "bfloat16", product_configs.Options(128, 128, 64, 4, 3)),
+        ("mm", (16, 4096, 4096), "bfloat16", product_configs.Options(16, 64, 128, 4, 4)),
         ("layer_norm", (64, 8192), "bfloat16", rows.Options(1, 8192, 8)),
-        ("scaled_dot_product_attention", (1, 8, 8, 512, 512, 64, 0), "bfloat16", attention.Config(64, 32, 1, 4, 2)),
+        (
+            "scaled_dot_product_attention",
+            (1, 8, 8, 512, 512, 64, 0),
+            "bfloat16",
+            attention_configs.Config(64, 32, 1, 4, 2),
+        ),
     ]
     text = json.dumps([[op, shape, dtype, dataclasses.asdict(options)] for op, shape, dtype, options in asked])
     script = Path(__file__).with_name("compiled_resources.py")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention, elementwise, products, rope, rows
+from ntops.host import attention_configs, elementwise, product_configs, products, rope, rows
 from ntops.host.promotion import accumulate_dtype
 from ntops.launch import config_selection, configuration, recorder
 
@@ -27,11 +27,11 @@ def test_products_list_all(dtype, memory, described):
     def blocks(options):
         return dataclasses.replace(options, splits=1)
 
-    known = products.config.alternatives(1, 1, *rest)
-    found = [products.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
+    known = product_configs.config.alternatives(1, 1, *rest)
+    found = [product_configs.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
     assert ({options.splits for options in known} == {1}) == (dtype is torch.float64)
-    assert (products.HOPPER in {options.form for options in known}) == described
+    assert (product_configs.HOPPER in {options.form for options in known}) == described
 
 
 @pytest.mark.parametrize("tensors", [2, 3, 4])
@@ -91,9 +91,9 @@ def test_attention_lists_all(dtype, ieee, dim):
         def blocks(config):
             return config.block_m, config.block_n, config.num_warps, config.num_stages
 
-        known = attention.config.alternatives(1, 1, 1, *rest)
+        known = attention_configs.config.alternatives(1, 1, 1, *rest)
         sizes = itertools.product(SIZES, (1, 1024), (1, 500, 10**6))
-        found = [attention.config(*size, *rest) for size in sizes]
+        found = [attention_configs.config(*size, *rest) for size in sizes]
         assert {blocks(config) for config in found} == {blocks(config) for config in known}
         assert {config.splits for config in known} == {1, 16}
 
@@ -127,7 +127,7 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
 def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
-    measured = products.Options(32, 64, 32, 4, 2)
+    measured = product_configs.Options(32, 64, 32, 4, 2)
     monkeypatch.setattr(config_selection, "_measured", lambda *arguments: measured)
     square = torch.empty(100, 100, dtype=HALF, device=DEVICE)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hopper import hopper
 
-from ntops.host import fp8, fused_products_hopper, products
+from ntops.host import fp8, fused_products_hopper, mm_hopper, product_configs
 from ntops.launch import configuration
 from ntops.torch import dequantize_fp8, fp8_gemm, fused_gated_mlp, quantize_fp8
 
@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = torch.bfloat16
 gated = sys.modules["ntops.torch.fused_gated_mlp"]
 LIMITS = (232448, 132)
-FEW = products.Options(16, 64, 128, 4, 6, form=products.HOPPER)
+FEW = product_configs.Options(16, 64, 128, 4, 6, form=product_configs.HOPPER)
 SHAPES = [(1, 128, 64), (333, 264, 1040), (130, 4000, 144), (3000, 5000, 272)]
 """Rows, columns and terms: less than a tile, what tiles and steps do not divide, more tiles than multiprocessors."""
 
@@ -42,7 +42,7 @@ def test_a_gated_mlp_of_few_rows_and_many_columns_is_one_of_mm():
     assert gated._config(16, 28672, *rest, True) == gated._config(1, 28672, *rest, True) == FEW
     others = ((16, 28672, False), (16, 14336, True), (17, 28672, True))
     assert FEW not in [gated._config(m, n, *rest, hopper) for m, n, hopper in others]
-    assert products.mm_hopper.shared_memory(FEW, HALF) + 64 * 128 * 2 * 6 <= LIMITS[0], "another left factor"
+    assert mm_hopper.shared_memory(FEW, HALF) + 64 * 128 * 2 * 6 <= LIMITS[0], "another left factor"
 
 
 @hopper

@@ -12,7 +12,8 @@ from torch._dynamo.backends.common import aot_autograd
 import ntops
 from ntops.host import cross_entropy, mm_hopper
 from ntops.host import linear_cross_entropy as host
-from ntops.host.products import Options, multiply
+from ntops.host.product_configs import Options
+from ntops.host.products import multiply
 from ntops.host.promotion import TRITON_DTYPES
 from ntops.kernels import addmm, mm
 from ntops.kernels.linear_cross_entropy import premake

@@ -10,12 +10,12 @@ import torch
 from hopper import hopper
 
 import ntops.torch
-from ntops.host import mm_hopper, products
+from ntops.host import mm_hopper, product_configs, products
 from ntops.launch import config_selection
 
 pytestmark = pytest.mark.usefixtures("on_device")
 
-OPTIONS = products.Options(16, 32, 32, 4, 2)
+OPTIONS = product_configs.Options(16, 32, 32, 4, 2)
 
 
 @pytest.fixture(params=[2, 8])
@@ -58,7 +58,7 @@ def test_parts_are_added_up_in_one_order(splits):
 
 
 def splits_of(m, n, k, batched=False, multiprocessors=132):
-    problem = products.Problem(m, n, k, torch.bfloat16, False, batched)
+    problem = product_configs.Problem(m, n, k, torch.bfloat16, False, batched)
     return problem.rule(config_selection.Device(232448, multiprocessors)).splits
 
 
@@ -86,7 +86,7 @@ def test_k_is_split_in_the_form_for_hopper_where_that_pays():
 
 def test_a_split_that_does_not_divide_k_is_not_allowed():
     allowed = [
-        products.Problem(1, 64, k, torch.float16, False).allows(dataclasses.replace(OPTIONS, splits=4))
+        product_configs.Problem(1, 64, k, torch.float16, False).allows(dataclasses.replace(OPTIONS, splits=4))
         for k in (256, 200)
     ]
     assert allowed == [True, False]
@@ -134,7 +134,7 @@ kinds = pytest.mark.parametrize("described", KINDS, indirect=True, ids=str)
 @pytest.fixture(params=(*mm_hopper._HALF, *mm_hopper._TF32), ids=str)
 def described(request, tf32):
     """The dtype of operands in each configuration."""
-    options = products.Options(*request.param, form=products.HOPPER)
+    options = product_configs.Options(*request.param, form=product_configs.HOPPER)
     with contextlib.ExitStack() as forced:
         for kernel in ("mm", "addmm", "bmm"):
             forced.enter_context(config_selection.forced(kernel, options))
@@ -248,7 +248,7 @@ def test_matrices_are_described_as_they_are_or_turned():
 
 
 def chosen(m, n, k, **given):
-    problem = products.Problem(m, n, k, **{"dtype": torch.bfloat16, "ieee": False, "described": True} | given)
+    problem = product_configs.Problem(m, n, k, **{"dtype": torch.bfloat16, "ieee": False, "described": True} | given)
     found = problem.rule(H200)
     assert problem.allows(found)
     assert problem.resources(found).fit(H200)
@@ -258,38 +258,38 @@ def chosen(m, n, k, **given):
 
 def test_the_form_for_hopper_takes_what_is_large():
     for m, n in ((4096, 4096), (1024, 4096), (2048, 2048)):
-        assert chosen(m, n, 4096) == (products.HOPPER, 128, 256)
-        assert chosen(m, n, 4096, dtype=torch.float32) == (products.HOPPER, 256, 128)
-    assert chosen(64, 64, 64)[0] == chosen(128, 128, 128)[0] == products.POINTERS
-    assert chosen(4096, 4096, 4096, described=False)[0] == products.POINTERS
+        assert chosen(m, n, 4096) == (product_configs.HOPPER, 128, 256)
+        assert chosen(m, n, 4096, dtype=torch.float32) == (product_configs.HOPPER, 256, 128)
+    assert chosen(64, 64, 64)[0] == chosen(128, 128, 128)[0] == product_configs.POINTERS
+    assert chosen(4096, 4096, 4096, described=False)[0] == product_configs.POINTERS
 
 
 def test_all_tiles_fit_and_programs_of_theirs_are_whole():
     for dtype in (torch.float16, torch.float32):
         for one in mm_hopper.known(dtype):
-            options = products.Options(*one, form=products.HOPPER)
-            assert products.resources(options, dtype).fit(H200)
+            options = product_configs.Options(*one, form=product_configs.HOPPER)
+            assert product_configs.resources(options, dtype).fit(H200)
             rows = options.block_n if options.block_m < 64 or dtype is torch.float32 else options.block_m
             assert rows == 16 * options.num_warps, "64 rows for each group of 4 warps"
 
 
 def test_tiles_are_small_where_programs_would_be_too_few():
-    assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (products.HOPPER, 16, 64)
-    assert chosen(16, 28672, 8192) == (products.HOPPER, 16, 128)
-    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (products.HOPPER, 16, 128)
-    assert chosen(128, 4096, 4096) == (products.HOPPER, 64, 64)
-    assert chosen(1024, 1024, 1024) == chosen(197, 4096, 1024) == (products.HOPPER, 64, 128)
-    assert chosen(33, 18432, 7168) == (products.HOPPER, 64, 256), "programs that read as fast as memory is"
-    assert chosen(4572, 2048, 8192) == (products.HOPPER, 192, 128), "no turn that is nearly empty"
-    assert chosen(4096, 4096, 4096) == (products.HOPPER, 128, 256)
-    assert chosen(128, 28672, 8192) == (products.HOPPER, 128, 256)
-    assert chosen(1024, 1024, 1024, batched=True) == (products.HOPPER, 128, 256)
-    assert chosen(1024, 128, 1024, batched=True) == (products.HOPPER, 128, 128), "not half of them empty"
+    assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (product_configs.HOPPER, 16, 64)
+    assert chosen(16, 28672, 8192) == (product_configs.HOPPER, 16, 128)
+    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (product_configs.HOPPER, 16, 128)
+    assert chosen(128, 4096, 4096) == (product_configs.HOPPER, 64, 64)
+    assert chosen(1024, 1024, 1024) == chosen(197, 4096, 1024) == (product_configs.HOPPER, 64, 128)
+    assert chosen(33, 18432, 7168) == (product_configs.HOPPER, 64, 256), "programs that read as fast as memory is"
+    assert chosen(4572, 2048, 8192) == (product_configs.HOPPER, 192, 128), "no turn that is nearly empty"
+    assert chosen(4096, 4096, 4096) == (product_configs.HOPPER, 128, 256)
+    assert chosen(128, 28672, 8192) == (product_configs.HOPPER, 128, 256)
+    assert chosen(1024, 1024, 1024, batched=True) == (product_configs.HOPPER, 128, 256)
+    assert chosen(1024, 128, 1024, batched=True) == (product_configs.HOPPER, 128, 128), "not half of them empty"
     single = {"dtype": torch.float32}
-    assert chosen(16, 8192, 8192, **single) == (products.HOPPER, 16, 64)
-    assert chosen(1, 4096, 4096, **single) == (products.HOPPER, 16, 64)
-    assert chosen(128, 4096, 4096, **single) == (products.HOPPER, 64, 64)
-    assert chosen(1024, 1024, 1024, **single) == chosen(64, 10240, 8192, **single) == (products.HOPPER, 64, 128)
+    assert chosen(16, 8192, 8192, **single) == (product_configs.HOPPER, 16, 64)
+    assert chosen(1, 4096, 4096, **single) == (product_configs.HOPPER, 16, 64)
+    assert chosen(128, 4096, 4096, **single) == (product_configs.HOPPER, 64, 64)
+    assert chosen(1024, 1024, 1024, **single) == chosen(64, 10240, 8192, **single) == (product_configs.HOPPER, 64, 128)
 
 
 @pytest.mark.parametrize(

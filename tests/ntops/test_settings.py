@@ -8,7 +8,7 @@ from triton.runtime.errors import OutOfResources
 from tuning import H200
 
 import ntops.torch
-from ntops.host import attention, products, rows
+from ntops.host import attention_configs, product_configs, rows
 from ntops.launch import autotuning, configuration, kernel_sources, recorder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -125,11 +125,11 @@ def test_candidates_are_allowed_whatever_the_sizes():
         for columns, dtype, tensors in itertools.product(SIZES, (torch.float16, torch.float32), (2, 3, 4))
     ]
     problems += [
-        products.Problem(*sizes, dtype, False)
+        product_configs.Problem(*sizes, dtype, False)
         for sizes in itertools.product(SIZES, repeat=3)
         for dtype in (torch.float16,)
     ]
-    problems += [attention.Problem(*sizes, 64, 64, *ATTENTION) for sizes in itertools.product(SIZES, repeat=3)]
+    problems += [attention_configs.Problem(*sizes, 64, 64, *ATTENTION) for sizes in itertools.product(SIZES, repeat=3)]
 
     for problem in problems:
         assert all(problem.allows(options) for options in problem.candidates(H200)), problem

@@ -1,0 +1,248 @@
+"""Configurations of matrix products: the rule that chooses one, and those that it may be forced to take."""
+
+import dataclasses
+
+import torch
+
+from ntops.host import mm_hopper
+from ntops.launch import config_selection
+from ntops.launch.configuration import heuristic
+from ntops.launch.devices import next_power_of_2
+
+POINTERS = 1
+"""The form of NineToothed's kernel, which runs everywhere."""
+HOPPER = 2
+"""The form of ``ntops.kernels.mm_hopper``, for operands that descriptors fit: half types and TF32, on Hopper."""
+
+_LARGE, _LARGE_OF_BATCH = 2**22, 2**20
+"""The values of M * N * K from which the form is ``HOPPER``. Smaller products take the host longer than the device, and
+this form, which makes three descriptors, takes the host the longest. A batch has many small products: 384 of 197 x 64 x
+197 take 44 us so, and 62 us in the other form."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of a product: a tile of the result and of K, and the compiler's options."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    splits: int = 1
+    """The number of parts of K, each of which is a product of its own; the partial products are then added up."""
+    form: int = POINTERS
+    """``POINTERS`` or ``HOPPER``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem(config_selection.Problem):
+    """A product of (M, K) and (K, N) matrices.
+
+    The size of a batch and the strides are not part of it: they change no bit of a result.
+    """
+
+    OPTIONS = Options
+    SIZES = ("m", "n", "k")
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    ieee: bool
+    """Whether float32 products are IEEE, not TF32; false for other dtypes, so that they share one entry."""
+    batched: bool = False
+    """Whether there is a batch of products, which fills the device without splits."""
+    described: bool = False
+    """Whether the form may be ``HOPPER``."""
+
+    def rule(self, device):
+        limits = device.shared_memory, 0 if self.batched else device.multiprocessors
+        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits, self.described)
+
+    def space(self, device):
+        found = []
+
+        if self.described:
+            found += [Options(*one, form=HOPPER) for one in mm_hopper.known(self.dtype)]
+
+        for block_m, block_n, *others in _space(self):
+            if block_m <= max(next_power_of_2(self.m), 32):
+                options = Options(block_m, block_n, *others)
+                even = 1 if self.batched else _splits(self.m, self.n, self.k, options, device.multiprocessors)
+                # Twice as many parts may hide more of the latency; a single part needs no adding up.
+                parts = (even, 2 * even, 1) if even > 1 else (1,)
+                found += [dataclasses.replace(options, splits=one) for one in parts]
+
+        return found
+
+    def allows(self, options):
+        if options.form == HOPPER:
+            return self.described and (options.splits == 1 or self._splits(options))
+
+        return options.splits == 1 or self._splits(options)
+
+    def _splits(self, options):
+        return not self.batched and _has_parts(options, self.m, self.n, self.k)
+
+    def resources(self, options):
+        return resources(options, self.dtype)
+
+
+def _has_parts(options, m, n, k):
+    return options.splits == 1 or k % (16 * options.splits) == 0
+
+
+_POINTS = ((16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
+_POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048))
+
+
+@heuristic(("m", "n", "k"), _POINTS + mm_hopper.POINTS, _has_parts)
+def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
+    """Choose the options of a product.
+
+    :param m: The rows of the result.
+    :param n: The columns of the result.
+    :param k: The terms of an element of the result.
+    :param dtype: The dtype of the operands.
+    :param ieee: Whether float32 products are IEEE, not TF32.
+    :param shared_memory: Bytes of shared memory that a program can have on the device.
+    :param multiprocessors: The number of multiprocessors to fill by splits; 0 for a batch, which fills them itself.
+    :param described: Whether the form may be ``HOPPER``.
+    """
+    if described and m * n * k >= (_LARGE if multiprocessors else _LARGE_OF_BATCH):
+        return Options(*mm_hopper.fastest(m, n, k, dtype, multiprocessors), form=HOPPER)
+
+    few = dtype is torch.float32 and not ieee and m <= 16
+
+    if dtype is torch.float64:
+        block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
+    elif dtype is torch.float32 and ieee:
+        # IEEE products run on the CUDA cores, out of registers.
+        block_m, block_n, block_k, num_warps, num_stages = 64, 64, 16, 4, 3
+    elif dtype is torch.float32 and m >= 2048 and n >= 2048:
+        # The tiles have as many bytes as those of half types; not measured yet.
+        block_m, block_n, block_k, num_warps, num_stages = 128, 256, 32, 8, 4
+    elif few:
+        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 64, 4, 4
+    elif dtype is torch.float32:
+        block_m, block_n, block_k, num_warps, num_stages = 128, 128, 32, 8, 3
+    elif m >= 2048 and n >= 2048:
+        # 676 TFLOP/s at 4096^3 bf16 on an H200, host time included.
+        block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
+    elif m <= 16:
+        # The product is bound by reading the other matrix: read it in rows of 128 bytes, many in flight, with K in
+        # parts. If its rows are not aligned, 8 x 4096 x 50257 takes 217 us on an H200 (torch 319), and 5 x 1280 x 51866
+        # takes 92 us (72).
+        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
+    elif m <= 64 or n <= 64:
+        block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
+    else:
+        # If each tile has a multiprocessor of its own, 5 stages are best: 128 x 4096 x 4096 takes 24.6 us on an H200,
+        # with 3 stages 26.3.
+        alone = -(-m // 128) * -(-n // 128) <= multiprocessors
+        block_m, block_n, block_k, num_warps, num_stages = 128, 128, 64, 8, 5 if alone else 3
+
+    stage = (block_m + block_n) * block_k * dtype.itemsize
+    num_stages = max(min(num_stages, shared_memory // stage), 1)
+    options = Options(block_m, block_n, block_k, num_warps, num_stages)
+    splits = _splits(m, n, k, options, multiprocessors) if dtype.itemsize == 2 or few else 1
+
+    return dataclasses.replace(options, splits=splits)
+
+
+def _splits(m, n, k, options, multiprocessors):
+    """Return the number of parts of K: equal parts of 1024 terms or more, no more than multiprocessors can take."""
+    programs = -(-m // options.block_m) * -(-n // options.block_n)
+    # A multiprocessor takes at least two programs of few rows, which wait for memory, and one of many rows.
+    most = multiprocessors * (2 if options.block_m <= 64 else 1)
+    splits = 1
+
+    while 2 * splits * programs <= most and k % (32 * splits) == 0 and k // (2 * splits) >= 1024:
+        splits *= 2
+
+    return splits
+
+
+# Tiles of the result and of K, warps and stages, the most promising first.
+_HALF = (
+    (128, 256, 64, 8, 4),
+    (128, 256, 64, 8, 3),
+    (256, 128, 64, 8, 4),
+    (256, 128, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 128, 64, 4, 4),
+    (128, 128, 64, 4, 3),
+    (128, 128, 128, 8, 3),
+    (128, 256, 128, 8, 2),
+    (128, 64, 64, 4, 4),
+    (64, 128, 64, 4, 4),
+    (64, 128, 128, 4, 4),
+    (64, 256, 64, 4, 4),
+    (64, 64, 64, 4, 5),
+    (64, 64, 128, 4, 4),
+)
+# Products of few rows are bound by reading the other matrix: small tiles, for many programs and many loads in flight.
+_HALF_SKINNY = (
+    (16, 32, 256, 4, 4),
+    (16, 32, 128, 4, 5),
+    (16, 64, 128, 4, 4),
+    (16, 64, 128, 4, 6),
+    (16, 64, 256, 8, 4),
+    (16, 128, 64, 4, 6),
+    (32, 32, 128, 4, 5),
+    (32, 64, 128, 4, 4),
+)
+_TF32 = (
+    (128, 128, 32, 8, 4),
+    (128, 256, 32, 8, 3),
+    (128, 256, 32, 8, 4),
+    (256, 128, 32, 8, 3),
+    (128, 128, 32, 4, 4),
+    (128, 128, 64, 8, 3),
+    (128, 64, 32, 4, 4),
+    (64, 128, 32, 4, 4),
+    (64, 64, 32, 4, 5),
+    (64, 64, 64, 4, 3),
+    (16, 64, 64, 4, 4),
+    (16, 64, 128, 4, 3),
+    (32, 64, 64, 4, 4),
+)
+_PLAIN = (
+    (64, 64, 16, 4, 2),
+    (64, 64, 32, 4, 2),
+    (64, 128, 16, 8, 3),
+    (128, 64, 16, 8, 3),
+    (32, 64, 32, 4, 3),
+    (32, 32, 32, 4, 3),
+    (16, 64, 32, 4, 3),
+)
+
+
+def _space(problem):
+    if problem.dtype is torch.float64 or (problem.dtype is torch.float32 and problem.ieee):
+        return _PLAIN
+
+    if problem.dtype is torch.float32:
+        return _TF32
+
+    return (*_HALF_SKINNY, *_HALF) if min(problem.m, problem.n) <= 64 else _HALF
+
+
+def resources(options, dtype):
+    """Estimate the resources of the options. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
+    threads = 32 * options.num_warps
+    tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
+    sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads
+
+    if options.form == HOPPER:
+        # Beside the groups of warps that multiply, one group loads.
+        return config_selection.Resources(mm_hopper.shared_memory(options, dtype), 32 + sums, threads + 128)
+
+    # Hopper's tensor cores read tiles of 64 rows from shared memory, so the tiles of all stages are there at once;
+    # smaller tiles move to registers before the last stage arrives.
+    stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
+    # For each 16 bytes that a thread loads at a time, it holds an address of two registers.
+    addresses = 2 * -(-tiles // (16 * threads))
+
+    return config_selection.Resources(tiles * stages, 32 + sums + addresses, threads)
