@@ -1,26 +1,22 @@
 """The elements of a tensor: recipes whose bits are the same on every machine, and strategies that draw them.
 
-All randomness is raw words of NumPy's Philox generator, whose stream NumPy promises never to change, keyed by
-(seed, operand number). From there on only integer operations, + - * /, and scaling by powers of two are used, since
-exp, log and trigonometry differ between CPUs, and our own rounding to the narrow formats, since theirs differ
-between libraries. Recipes make raw bits in the unsigned type of the element's width, a chunk at a time.
+Randomness is keyed by (seed, operand number); recipes make raw bits, a chunk at a time.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
 
 from strategies.dtypes import Format, format_of
+from strategies.recipes import BY_NAME, Bits, Chunk, encode
 
 CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and memory stays small
 
-Bits = np.ndarray  # unsigned, of the element's width
 SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
 SIGNED_NAN = "-nan"
 """NaN with its sign and, where the format has several, its last bit set; only planted where it is named."""
@@ -35,40 +31,6 @@ WITH_MASKED = {
     "bfloat16": int(np.float32(-1e9).view(np.uint32)) >> 16,
 }
 """Its bits, of the dtypes that have it."""
-
-_ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit integers
-
-
-def encode(values: np.ndarray, form: Format) -> Bits:
-    """The bits of float64 ``values`` in a float format, rounded to nearest even.
-
-    Beyond the largest finite value that is infinity, as IEEE 754 rounds, or NaN where the format has none (torch's
-    own casts to float8_e4m3fn saturate in some versions). NaN keeps its sign and becomes quiet. torch rounds a
-    float64 to float32 on the way to the narrow types, so it is off where that makes a tie of what was none.
-    """
-    if form.bits == 64:
-        return values.view(np.uint64)
-    if form.bits == 32:
-        with np.errstate(over="ignore"):
-            return values.astype(np.float32).view(np.uint32)
-    wide = values.view(np.uint64)
-    sign = (wide >> np.uint64(64 - form.bits)).astype(form.carrier) & form.carrier.type(form.sign_bit)
-    wide = wide & np.uint64(2**63 - 1)
-    # Normal numbers: add just under half of the last kept bit (and one more if that bit is odd), cut, rebias.
-    # A carry out of the mantissa moves to the next exponent by itself.
-    cut = np.uint64(52 - form.mantissa)
-    odd = (wide >> cut) & np.uint64(1)
-    rounded = (wide + (odd + np.uint64(2 ** (51 - form.mantissa) - 1))) >> cut
-    rebias = (1023 - form.bias) << form.mantissa
-    smallest_normal = np.uint64((1024 - form.bias) << 52)
-    # Below, the format is fixed point: whole multiples of the smallest subnormal.
-    small = wide < smallest_normal
-    bits = np.minimum(np.maximum(rounded, np.uint64(rebias)) - np.uint64(rebias), np.uint64(form.inf_bits))
-    if small.any():
-        magnitude = wide[small].view(np.float64)
-        bits[small] = np.rint(np.ldexp(magnitude, form.bias - 1 + form.mantissa)).astype(np.uint64)
-    bits[wide > np.uint64(0x7FF << 52)] = np.uint64(form.nan_bits)
-    return bits.astype(form.carrier) | sign
 
 
 @cache
@@ -109,318 +71,6 @@ def filler_bits(form: Format) -> int:
     return 1 if form.kind == "bool" else int.from_bytes(b"\xa5" * (form.bits // 8), "little")
 
 
-class _Chunk:
-    """Elements ``start`` to ``stop`` (row-major) of a tensor in the making, with its random words."""
-
-    def __init__(self, philox: np.random.Philox, shape: tuple[int, ...], start: int, stop: int, form: Format):
-        self.shape, self.start, self.stop, self.form = shape, start, stop, form
-        self._philox = philox
-
-    def words(self) -> np.ndarray:
-        """One random 64-bit word per element; for a given recipe always in the same order."""
-        return self._philox.random_raw(self.stop - self.start)
-
-    def two_words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two for each element."""
-        words = self._philox.random_raw(2 * (self.stop - self.start))
-        return words[0::2], words[1::2]
-
-    def index(self) -> np.ndarray:
-        return np.arange(self.start, self.stop, dtype=np.int64)
-
-    def normal(self) -> np.ndarray:
-        """Sum of eight 16-bit integers, centred, unit variance: bell-shaped within +-4.9."""
-        return _normal(self._philox.random_raw(2 * (self.stop - self.start)))
-
-    def unit(self) -> np.ndarray:
-        """Uniform on the multiples of 2^-53 in [0, 1)."""
-        return (self.words() >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _normal(words: np.ndarray) -> np.ndarray:
-    # The four 16-bit fields are added two at a time, in the halves of a word.
-    low = np.uint64(0x0000FFFF0000FFFF)
-    pairs = (words & low) + ((words >> np.uint64(16)) & low)
-    pairs = pairs[0::2] + pairs[1::2]
-    total = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
-    return (total.astype(np.float64) - 4 * 65535.0) * (1 / _ONE_SIGMA)
-
-
-def _scaled_normal(scale: float) -> Callable[[_Chunk], Bits]:
-    return lambda chunk: _number(chunk.normal() * scale, chunk.form, integers=4.0)
-
-
-def _number(values: np.ndarray, form: Format, integers: float = 1.0) -> Bits:
-    """Bits of float64 values; for integers, of the whole part of ``integers`` times them; for bool, of their sign."""
-    if form.kind == "float":
-        return encode(values, form)
-    if form.kind == "bool":
-        return (values > 0).astype(np.uint8)
-    whole = np.floor(values * integers).astype(np.int64)
-    return (np.abs(whole) if form.kind == "uint" else whole).astype(form.carrier)
-
-
-def _uniform(chunk: _Chunk) -> Bits:
-    if chunk.form.kind in ("int", "uint"):  # every value, so that sums and products wrap
-        return (chunk.words() >> np.uint64(64 - chunk.form.bits)).astype(chunk.form.carrier)
-    return _number(chunk.unit() * 2 - 1, chunk.form)
-
-
-def _unit(chunk: _Chunk) -> Bits:
-    """In [0, 1): probabilities, and pixels."""
-    return encode(chunk.unit(), chunk.form)
-
-
-def _positive(chunk: _Chunk) -> Bits:
-    """From 2^-6 (the smallest normal number of float8_e4m3fn) to 4; integers from 1 to 32."""
-    if chunk.form.kind != "float":
-        return (chunk.words() % np.uint64(32) + np.uint64(1)).astype(chunk.form.carrier)
-    return encode(chunk.unit() * 4 + 2.0**-6, chunk.form)
-
-
-def _powers(chunk: _Chunk) -> Bits:
-    """Powers of two from 2^-8 to 2^7: scales by which a division is exact, so that ties are ties."""
-    return encode(np.ldexp(1.0, (chunk.words() % np.uint64(16)).astype(np.int64) - 8), chunk.form)
-
-
-def _ties(chunk: _Chunk) -> Bits:
-    """Numbers of few bits, from 2^-3 to 2^5 and of either sign: many of their products, and they themselves in a
-    narrower type, lie just between two numbers."""
-    words, widths = chunk.words(), np.array(_TIES.get(chunk.form.mantissa, (2,)), np.int64)
-    width = widths[(words & np.uint64(3)).astype(np.int64) % len(widths)]
-    sign = (words >> np.uint64(2) & np.uint64(1)).astype(np.float64) * 2 - 1
-    exponent = (words >> np.uint64(3) & np.uint64(7)).astype(np.int64) - 3
-    # The first and the last bit are ones.
-    first = np.int64(1) << (width - 1)
-    significand = (words >> np.uint64(11)).astype(np.int64) & (first - 1) | first | 1
-    return encode(sign * np.ldexp(significand.astype(np.float64), exponent - width + 1), chunk.form)
-
-
-_TIES = {52: (27, 25, 13, 6), 23: (13, 12, 6, 5), 10: (6, 6, 9, 5), 7: (5,)}
-"""Bits of such numbers, by those that a type stores: two factors of half as many have a product of one too many; and
-one more than narrower types have."""
-
-
-def _integers(chunk: _Chunk) -> Bits:
-    whole = (chunk.words() % np.uint64(17)).astype(np.int64)
-    return _number((whole if chunk.form.kind == "uint" else whole - 8).astype(np.float64), chunk.form)
-
-
-def _magnitudes(chunk: _Chunk) -> Bits:
-    """Whole numbers of one bit up to all, each number of bits as likely as the other, of either sign."""
-    form, (words, digits) = chunk.form, chunk.two_words()
-    most = form.bits - (form.kind == "int")
-    first = np.uint64(1) << (words >> np.uint64(1)) % np.uint64(most)
-    size = (first | digits & (first - np.uint64(1))).view(np.int64)
-    negative = (words & np.uint64(1) != 0) & (form.kind == "int")
-    return np.where(negative, -size, size).astype(form.carrier)
-
-
-def _bytes(chunk: _Chunk) -> Bits:
-    """Bools of any byte: as many are 0 as are not, and those are True, whether 1 or not."""
-    words = chunk.words()
-    return np.where(words >> np.uint64(63) != 0, words & np.uint64(255), 0).astype(np.uint8)
-
-
-def _zeros(chunk: _Chunk) -> Bits:
-    return np.zeros(chunk.stop - chunk.start, chunk.form.carrier)
-
-
-def _constant(words: np.ndarray, chunk: _Chunk) -> Bits:
-    return np.repeat(_number(_normal(words), chunk.form, integers=4.0), chunk.stop - chunk.start)
-
-
-def _one_hot(words: np.ndarray, chunk: _Chunk) -> Bits:
-    """A 1 somewhere in every row of the last dim, at a place that differs from row to row."""
-    columns = chunk.shape[-1] if chunk.shape else 1
-    row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
-    hot = ((words[0] + row * (words[1] | np.uint64(1))) % np.uint64(columns)) == column
-    return _number(hot.astype(np.float64), chunk.form)
-
-
-def _mask(kept: np.ndarray, form: Format) -> Bits:
-    """Of a mask: True or 0 where kept, else False or -inf."""
-    if form.kind == "bool":
-        return kept.astype(np.uint8)
-    return np.where(kept, form.carrier.type(0), form.carrier.type(form.sign_bit | form.inf_bits))
-
-
-def _masked(chunk: _Chunk) -> Bits:
-    """Three in four are kept."""
-    return _mask(chunk.words() >> np.uint64(62) != 0, chunk.form)
-
-
-def _prefix(words: np.ndarray, chunk: _Chunk) -> Bits:
-    """Of each row of the last dim so many of the first are kept, from none to all: a batch that was padded."""
-    columns = chunk.shape[-1] if chunk.shape else 1
-    row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
-    return _mask(column < _spread(words, row) % np.uint64(columns + 1), chunk.form)
-
-
-def _repeating(halves: bool) -> Callable[[np.ndarray, _Chunk], Bits]:
-    """Uniform in [-1, 1), each number twice in a row of the last dim: the second half of the row repeats the first, or
-    each second element the one before it. Tables of sines and cosines by element, not by pair, are like that."""
-
-    def recipe(words: np.ndarray, chunk: _Chunk) -> Bits:
-        columns = chunk.shape[-1] if chunk.shape else 1
-        row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
-        pairs = np.uint64(max(columns // 2, 1))
-        mixed = words[0] + row * pairs + (column % pairs if halves else column // np.uint64(2))
-        # The finalizer of SplitMix64 (Steele, Lea and Flood, Fast splittable pseudorandom number generators, 2014).
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-        mixed ^= mixed >> np.uint64(31)
-        return encode((mixed >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1, chunk.form)
-
-    return recipe
-
-
-def _large_mean(chunk: _Chunk) -> Bits:
-    """A mean of 2^12 for float32 (2^26 for float64, 2^mantissa for narrow types) and a deviation of 1: the mean
-    of the squares less the square of the mean, in the same precision, is worthless."""
-    mean = 2.0 ** min(chunk.form.mantissa, 12 if chunk.form.mantissa < 52 else 26)
-    return encode(chunk.normal() + mean, chunk.form)
-
-
-def _shifted(words: np.ndarray, chunk: _Chunk) -> Bits:
-    """A mean between 1/2 and 4, of either sign, and a deviation of 1, as activations and weights have."""
-    sign, exponent = int(words[0] & np.uint64(1)), int(words[1] & np.uint64(3))
-    return encode(chunk.normal() + (1 - 2 * sign) * 2.0 ** (exponent - 1), chunk.form)
-
-
-def _rising(chunk: _Chunk) -> Bits:
-    """Rows of the last dim whose maximum rises at each power of two from 16 on, and with each 1024: from tile to tile,
-    whatever power of two a tile has, but by so little that the tiles before still count."""
-    tiles = _column(chunk) // 16
-    steps = np.frexp(tiles.astype(np.float64))[1] + tiles // 64
-    return encode(chunk.normal() * 0.25 + steps, chunk.form)
-
-
-def _first_large(chunk: _Chunk) -> Bits:
-    """Rows of the last dim whose first element is large, as ``large_mean`` is, and the rest of them not: squares of
-    differences from it are worthless."""
-    large = 2.0 ** min(chunk.form.mantissa, 12 if chunk.form.mantissa < 52 else 26)
-    return encode(chunk.normal() + np.where(_column(chunk) == 0, large, 0.0), chunk.form)
-
-
-def _uneven(words: np.ndarray, chunk: _Chunk) -> Bits:
-    """Rows of the last dim that are not alike: deviations from 2^-6 to 2^4, and a mean of 0, 64 or -64."""
-    rows = chunk.index().astype(np.uint64) // np.uint64(max(chunk.shape[-1] if chunk.shape else 1, 1))
-    mixed = _spread(words, rows)
-    scale = np.ldexp(1.0, (mixed % np.uint64(11)).astype(np.int64) - 6)
-    mean = np.array((0.0, 64.0, 0.0, -64.0))[(mixed >> np.uint64(12) & np.uint64(3)).astype(np.int64)]
-    return encode(chunk.normal() * scale + mean, chunk.form)
-
-
-def _level(words: np.ndarray, chunk: _Chunk) -> Bits:
-    """Rows of the last dim whose elements are all equal, of up to 2^14 (narrow types: all that they hold) and either
-    sign: they have no variance, whatever a difference of sums makes of it."""
-    rows = chunk.index().astype(np.uint64) // np.uint64(max(chunk.shape[-1] if chunk.shape else 1, 1))
-    most = min(2.0**14, chunk.form.largest)
-    return encode((_spread(words, rows).astype(np.float64) * 2.0**-30 - 1) * most, chunk.form)
-
-
-def _spread(words: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """31 bits for each row, which differ from row to row."""
-    # 2^64 times the golden ratio's fraction spreads the rows (Fibonacci hashing).
-    return (words[0] + rows * (np.uint64(0x9E3779B97F4A7C15) ^ (words[1] & np.uint64(0xFF00)))) >> np.uint64(33)
-
-
-def _cancelling(chunk: _Chunk) -> Bits:
-    """Large, and of the other sign from one element to the next: sums of rows are small beside their terms."""
-    sign = 1.0 - 2.0 * (_column(chunk) % 2)
-    return encode(sign * (64.0 + 8.0 * chunk.normal()), chunk.form)
-
-
-def _column(chunk: _Chunk) -> np.ndarray:
-    return chunk.index() % (chunk.shape[-1] if chunk.shape else 1)
-
-
-def _near_overflow(chunk: _Chunk) -> Bits:
-    """Half the largest value up to the largest, of either sign; integers within 8 of either end."""
-    form, words = chunk.form, chunk.words()
-    if form.kind == "float":
-        sign = (words & np.uint64(1)).astype(np.float64) * 2 - 1
-        fraction = (words >> np.uint64(11)).astype(np.float64) * 2.0**-54 + 0.5
-        return encode(sign * fraction * form.largest, form)
-    near = (words & np.uint64(15)).astype(np.int64) - 8  # -8 to 7; as bits, -8 to -1 lie at the top of unsigned types
-    shift = form.sign_bit if form.kind == "int" else 0
-    return near.astype(form.carrier) + form.carrier.type(shift)
-
-
-def _random_bits(chunk: _Chunk, kept: int) -> Bits:
-    form = chunk.form
-    return (chunk.words() >> np.uint64(64 - form.bits)).astype(form.carrier) & form.carrier.type(kept)
-
-
-def _subnormal(chunk: _Chunk) -> Bits:
-    """Every subnormal of either sign, and as many of the smallest normal numbers."""
-    return _random_bits(chunk, chunk.form.sign_bit | ((1 << (chunk.form.mantissa + 1)) - 1))
-
-
-def _every_exponent(chunk: _Chunk) -> Bits:
-    """Random bits, finite: each exponent is as likely as the other."""
-    form = chunk.form
-    bits = _random_bits(chunk, (1 << form.bits) - 1)
-    ones = form.carrier.type(((1 << form.exponent) - 1) << form.mantissa)
-    return np.where((bits & ones) == ones, bits ^ form.carrier.type(form.sign_bit >> 1), bits)
-
-
-def _ramp(sign: int) -> Callable[[_Chunk], Bits]:
-    """From -16 to 16 (reversed for ``sign`` -1), monotonic along every dim; integers from -96 to 96 or 0 to 96."""
-
-    def recipe(chunk: _Chunk) -> Bits:
-        rest, total = chunk.index(), np.zeros(chunk.stop - chunk.start)
-        for size in reversed(chunk.shape):
-            rest, place = np.divmod(rest, size)
-            total += place / max(size - 1, 1)
-        total *= 2 / max(len(chunk.shape), 1)
-        if chunk.form.kind == "uint":
-            return _number(total if sign > 0 else 2 - total, chunk.form, integers=48.0)
-        return _number((total - 1) * (16 * sign), chunk.form, integers=6.0)
-
-    return recipe
-
-
-_EVERY = ("float", "int", "uint", "bool")
-_NUMBERS = ("float", "int", "uint")
-_FLOAT = ("float",)
-_WHOLE = ("int", "uint")
-_MASK = ("mask",)
-
-_RECIPES: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
-    "normal": (_EVERY, _scaled_normal(1.0)),
-    "integers": (_NUMBERS, _integers),
-    "uniform": (_NUMBERS, _uniform),
-    "magnitudes": (_WHOLE, _magnitudes),
-    "bytes": (("bool",), _bytes),
-    "positive": (_NUMBERS, _positive),
-    "zeros": (_EVERY, _zeros),
-    "constant": (_EVERY, _constant),
-    "one_hot": (_EVERY, _one_hot),
-    "ascending": (_NUMBERS, _ramp(1)),
-    "descending": (_NUMBERS, _ramp(-1)),
-    "normal_small": (_FLOAT, _scaled_normal(2.0**-7)),
-    "normal_large": (_FLOAT, _scaled_normal(2.0**6)),
-    "large_mean": (_FLOAT, _large_mean),
-    "near_overflow": (_NUMBERS, _near_overflow),
-    "unit": (_FLOAT, _unit),
-    "uneven": (_FLOAT, _uneven),
-    "subnormal": (_FLOAT, _subnormal),
-    "every_exponent": (_FLOAT, _every_exponent),
-    "normal_tiny": (_FLOAT, _scaled_normal(2.0**-11)),
-    "rising": (_FLOAT, _rising),
-    "first_large": (_FLOAT, _first_large),
-    "cancelling": (_FLOAT, _cancelling),
-    "level": (_FLOAT, _level),
-    "shifted": (_FLOAT, _shifted),
-    "powers": (_FLOAT, _powers),
-    "ties": (_FLOAT, _ties),
-    "masked": (_MASK, _masked),
-    "prefix": (_MASK, _prefix),
-    "halves": (_FLOAT, _repeating(halves=True)),
-    "neighbours": (_FLOAT, _repeating(halves=False)),
-}
 MASKS = ("masked", "prefix")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
@@ -439,7 +89,7 @@ STORED = "stored:"
 # Recipes that take two words for the tensor.
 _WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", "shifted", *TABLES)
 
-RECIPES = tuple(_RECIPES)
+RECIPES = tuple(BY_NAME)
 """Names of all recipes, simplest first."""
 
 
@@ -448,7 +98,7 @@ def recipes_of(dtype: str) -> tuple[str, ...]:
     """The recipes that make sense for a dtype, simplest first."""
     form = format_of(dtype)
     mask = form.kind == "bool" or (form.kind == "float" and form.infinity)
-    return tuple(name for name, (kinds, _) in _RECIPES.items() if form.kind in kinds or (mask and "mask" in kinds))
+    return tuple(name for name, (kinds, _) in BY_NAME.items() if form.kind in kinds or (mask and "mask" in kinds))
 
 
 def check_recipe(recipe: str, dtype: str) -> None:
@@ -461,7 +111,7 @@ def check_recipe(recipe: str, dtype: str) -> None:
         if not re.fullmatch("[0-9a-f]{16}", recipe.removeprefix(STORED)):
             raise ValueError(f"values {recipe[:80]!r} have no digest of 16 hex digits")
         return
-    if recipe not in _RECIPES:
+    if recipe not in BY_NAME:
         raise ValueError(f"unknown values {recipe!r}; known: {', '.join(RECIPES)}")
     if recipe not in recipes_of(dtype):
         raise ValueError(f"values {recipe!r} make no sense for {dtype}; use one of {', '.join(recipes_of(dtype))}")
@@ -497,12 +147,12 @@ def fill(out: Bits, recipe: str, dtype: str, shape: tuple[int, ...], seed: int, 
         bits = encode(numbers.astype(np.float64), form) if form.kind == "float" else numbers.astype(form.carrier)
         out[:] = np.resize(bits, out.size)
         return
-    make = _RECIPES[recipe][1]
+    make = BY_NAME[recipe][1]
     philox = np.random.Philox(key=np.array([seed, operand], dtype=np.uint64))
     words = (philox.random_raw(2),) if recipe in _WHOLE_TENSOR else ()
     for start in range(0, out.size, CHUNK):
         stop = min(start + CHUNK, out.size)
-        out[start:stop] = make(*words, _Chunk(philox, shape, start, stop, form))
+        out[start:stop] = make(*words, Chunk(philox, shape, start, stop, form))
 
 
 def recipes(dtype: str, names: Iterable[str] | None = None) -> st.SearchStrategy[str]:
@@ -516,7 +166,7 @@ def recipes(dtype: str, names: Iterable[str] | None = None) -> st.SearchStrategy
 @cache
 def _recipes(dtype: str, names: tuple[str, ...] | None) -> st.SearchStrategy[str]:
     for name in names or ():
-        if name not in _RECIPES:
+        if name not in BY_NAME:
             raise ValueError(f"unknown values {name!r}; known: {', '.join(RECIPES)}")
     possible = recipes_of(dtype)
     plain = tuple(name for name in possible if name not in NAMED)
