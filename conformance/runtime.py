@@ -382,8 +382,8 @@ def _differentiated(made, given, wish, again, before):
     if wish["overwritten"] is not None:
         result = result.clone()
         changed = value if wish["overwritten"] < 0 else given[wish["overwritten"]]
-        # torch writes no tensor with several elements at one address.
-        if torch._debug_has_internal_overlap(changed) == 0:
+        # torch writes no tensor of which it is sure that several elements have one address; of strided ones it is not.
+        if torch._debug_has_internal_overlap(changed) != 1:
             with torch.no_grad():
                 # Not by a sum alone, which a softmax would not notice.
                 changed.mul_(-2).add_(1)

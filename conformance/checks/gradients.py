@@ -117,8 +117,10 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if kind == "second order":
         asked, dtype = _ordinary(_tamed(case), dtype)
     dout = _dout(kind, tuple(result.shape), dtype, seed)
-    wanted, settings = (tuple(floating), some)[seed // 3 % 2], SETTINGS[seed // 37 % len(SETTINGS)]
-    return Wish(kind, asked, wanted, dout, changed[seed // 19 % len(changed)], settings)
+    # The gradient of one operand may be of the others alone, and that of a change has to show.
+    wanted = tuple(floating) if kind == "overwritten" else (tuple(floating), some)[seed // 3 % 2]
+    settings = SETTINGS[seed // 37 % len(SETTINGS)]
+    return Wish(kind, asked, wanted, dout, changed[seed // 276 % len(changed)], settings)
 
 
 def _is_in_place(case: Case, result: torch.Tensor) -> bool:
@@ -199,12 +201,11 @@ def _orders(rank: int) -> list[tuple[int, ...]]:
 
 
 def _overwritten(case: Case) -> list[int | None]:
-    """Return what can be changed in place: -1 for the result, and operands that have no two elements at one address."""
+    """Return what can be changed in place: operands that have no two elements at one address, twice, since most
+    backward passes are of these, and -1 for the result."""
     specs = cases.operands(case)
-    return [
-        -1,
-        *(n for n in floating_operands(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)),
-    ]
+    apart = [n for n in floating_operands(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)]
+    return [*apart, *apart, -1]
 
 
 def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: Any) -> list[Expected | None]:

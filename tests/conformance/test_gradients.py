@@ -100,6 +100,14 @@ def test_defects(name, kind, message):
     assert message in finding.message
 
 
+@pytest.mark.parametrize("layout", [Layout(steps=(1, 2)), Layout(padding=(0, 5), offset=1), Layout(order=(1, 0))])
+def test_operands_of_any_strides_are_changed_in_place(layout):
+    first, *others = CASES["mul"].args
+    case = replace(CASES["mul"], args=(replace(first, layout=layout), *others))
+    finding = judged(in_way(case, "overwritten", overwritten=0), BANK["mul_gradient_unseen"].implementation)
+    assert (finding.status, "changed in place after the call" in finding.message) == (FAILED, True)
+
+
 def test_who_has_no_gradients_claims_none():
     def detached(input):
         return torch.exp(input.detach())
