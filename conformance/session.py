@@ -109,6 +109,11 @@ class _Search:
         if check not in FATAL or check not in self.failing or cases.size(case) <= cases.size(self.failing[check][0]):
             self.failing[check] = (case, verdict)
 
+    def told(self) -> list[tuple[Case, Verdict]]:
+        """Return the failures that are told: where calls themselves failed, plainer ones are no news."""
+        is_known = self.failing.keys() & {"values", "metadata"}
+        return [found for check, found in self.failing.items() if not (is_known and check == "plain_operands")]
+
     def given_up(self) -> str:
         """Return why no more cases are drawn, or an empty string."""
         ends = [verdict.failure.check for verdict in self.fatal.values() if verdict.failure]
@@ -263,7 +268,7 @@ class Run:
     def _tell(self, search: _Search, op: str, dtype: str) -> None:
         """Count, save and report the findings of a search."""
         report = search.report
-        for case, verdict in search.failing.values():
+        for case, verdict in search.told():
             report.tally.add(case, verdict, search.legal)
             report.failed.append(self.save(case, self._confirmed(case, verdict)))
         if reason := search.given_up():
@@ -325,7 +330,8 @@ class Run:
             return self.judge(case)
         order = [check for check in CHECKS if self.checks is None or check in self.checks]
         verdict = self.judge(
-            case, checks=[check for check in order if check not in (*SAMPLED, *RARE) or check in failing]
+            case,
+            checks=[check for check in order if check not in (*SAMPLED, *RARE, "plain_operands") or check in failing],
         )
         if verdict.failure and verdict.failure.check in SAMPLED:
             earlier = [check for check in order[: order.index(verdict.failure.check)] if check in SAMPLED]
