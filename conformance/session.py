@@ -110,9 +110,9 @@ class _Search:
             self.failing[check] = (case, verdict)
 
     def told(self) -> list[tuple[Case, Verdict]]:
-        """Return the failures that are told: where calls themselves failed, plainer ones are no news."""
-        is_known = self.failing.keys() & {"values", "metadata"}
-        return [found for check, found in self.failing.items() if not (is_known and check == "plain_operands")]
+        """Return the failures, without those of a call that follows from a case and is told as a case of its own."""
+        told = {cases.case_id(case) for case, verdict in self.failing.values() if not _derived_id(verdict)}
+        return [(case, verdict) for case, verdict in self.failing.values() if _derived_id(verdict) not in told]
 
     def given_up(self) -> str:
         """Return why no more cases are drawn, or an empty string."""
@@ -121,6 +121,12 @@ class _Search:
             if ends.count(check) >= most:
                 return f"{most} cases failed with {check}; the search was given up after {len(self.seen)} others"
         return ""
+
+
+def _derived_id(verdict: Verdict) -> str:
+    """Return the id of the call that failed, if it follows from the case; else an empty string."""
+    derived = verdict.failure.case if verdict.failure is not None else None
+    return cases.case_id(derived) if derived is not None else ""
 
 
 @dataclasses.dataclass(frozen=True)

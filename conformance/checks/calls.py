@@ -57,6 +57,7 @@ _PLAIN = ("normal", "shifted", "normal_large")
 
 
 def _plain(case: Case) -> Case:
+    """Return the call with plain operands; the same where it has no others."""
     seed = cases.seed(case)
     values = _PLAIN[seed // 3 % len(_PLAIN)]
 
@@ -75,11 +76,11 @@ def _alone(case: Case) -> Case:
     required, seed = specs.parameters(case.op, required=True), cases.seed(case)
     flags = [name for name, value in case.kwargs.items() if value is True]
     kept = {*required, *flags[seed // 11 % (len(flags) + 1) :][:1]}
-    kwargs = {name: value for name, value in case.kwargs.items() if name in kept or _is_of_numbers(value)}
+    kwargs = {name: value for name, value in case.kwargs.items() if name in kept or _is_whole(value)}
     return replace(case, kwargs=kwargs)
 
 
-def _is_of_numbers(value: Argument) -> bool:
+def _is_whole(value: Argument) -> bool:
     """Tell whether an argument is a whole number, or a tensor of these."""
     if isinstance(value, TensorSpec):
         return value.dtype != "bool" and not is_floating(value.dtype)

@@ -120,6 +120,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     # The gradient of one operand may be of the others alone, and that of a change has to show.
     wanted = tuple(floating) if kind == "overwritten" else (tuple(floating), some)[seed // 3 % 2]
     settings = SETTINGS[seed // 37 % len(SETTINGS)]
+    # What is changed does not follow from the kind, for which the seed is divided by 23.
     return Wish(kind, asked, wanted, dout, changed[seed // 276 % len(changed)], settings)
 
 

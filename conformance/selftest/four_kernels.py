@@ -187,7 +187,7 @@ def _wrong(function: Callable[..., Any]) -> Callable[..., Any]:
 
 for _op, _name, _check in (
     ("add", "whole_blocks_only", "fully_written"),
-    ("layer_norm", "padding_in_the_variance", "values"),
+    ("layer_norm", "padding_in_the_variance", "plain_operands"),
     ("mm", "whole_blocks_of_terms", "values"),
     ("scaled_dot_product_attention", "maximum_without_log2e", "values"),
 ):

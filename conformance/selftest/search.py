@@ -25,7 +25,6 @@ from conformance.checks import (
     FAILED,
     RARE,
     SAMPLED,
-    SELDOM,
     UNCLAIMED,
     Outcome,
     Trial,
@@ -42,8 +41,6 @@ from conformance.selftest.defect_registry import Defect
 from conformance.selftest.differentiable import differentiable
 
 CPU = torch.device("cpu")
-BY_VALUE = {"values", "plain_operands"}
-"""A defect that ``values`` has to see is caught by either: the same is judged, of the call or of a plainer one."""
 UNWATCHED = tuple(check for check in CHECKS if check != "memory")
 
 
@@ -183,8 +180,7 @@ def study(
                     verdict = runner.judge_prepared(prepared, defect.implementation, UNWATCHED)
                 found = failed(verdict) - wrong
                 others[defect.name] |= found - {defect.check}
-                wanted = BY_VALUE if defect.check == "values" else {defect.check}
-                if wanted & failed(verdict, strict=True) - wrong and verdict.failure:
+                if defect.check in failed(verdict, strict=True) - wrong and verdict.failure:
                     del alive[defect.name]
                     told = others[defect.name], cases.canonical(case), verdict.failure.check
                     results.append(result(defect, count, *told))
@@ -223,16 +219,11 @@ def _suspect(prepared: Prepared, defect: Defect, right: Trial | None) -> bool:
     ``right``: what came of the right implementation."""
     if defect.check in SAMPLED:
         return True
-    checks = (defect.check,)
     if defect.check == "values" and right is not None and right.refusal is None and right.ours.error is None:
         ours = prepared.invoke(defect.implementation.maker(defect.op))
         if ours.error is None and _of_one_form(ours, right.reference):
-            if judged(right, ours, (right.expected, right.sample)).status == FAILED:
-                return True
-            if cases.seed(prepared.case) % SELDOM["plain_operands"]:
-                return False
-            checks = ("plain_operands",)
-    return bool({*checks} & failed(runner.judge_prepared(prepared, defect.implementation, checks), strict=True))
+            return judged(right, ours, (right.expected, right.sample)).status == FAILED
+    return defect.check in failed(runner.judge_prepared(prepared, defect.implementation, (defect.check,)), strict=True)
 
 
 def _of_one_form(first: Outcome, second: Outcome) -> bool:

@@ -38,13 +38,13 @@ class Problem(config_selection.Problem):
     value_dim: int
     dtype: torch.dtype
     ieee: bool
-    """Whether float32 products are IEEE. False for other dtypes, where it changes nothing, so that they share one
+    """Tells whether float32 products are IEEE. False for other dtypes, where it changes nothing, so that they share one
     entry."""
     causal: bool
     mask_bytes: int
     aligned: bool
     gluon: bool = False
-    """Whether the Hopper kernel, in Gluon, can take the call."""
+    """Tells whether the Hopper kernel, in Gluon, can take the call."""
 
     def rule(self, device):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

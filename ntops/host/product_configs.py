@@ -50,11 +50,11 @@ class Problem(config_selection.Problem):
     k: int
     dtype: torch.dtype
     ieee: bool
-    """Whether float32 products are IEEE, not TF32; false for other dtypes, so that they share one entry."""
+    """Tells whether float32 products are IEEE, not TF32; false for other dtypes, so that they share one entry."""
     batched: bool = False
-    """Whether there is a batch of products, which fills the device without splits."""
+    """Tells whether there is a batch of products, which fills the device without splits."""
     described: bool = False
-    """Whether the form may be ``HOPPER``."""
+    """Tells whether the form may be ``HOPPER``."""
 
     def rule(self, device):
         limits = device.shared_memory, 0 if self.batched else device.multiprocessors
