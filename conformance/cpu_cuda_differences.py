@@ -169,8 +169,11 @@ def _factors_not_asked(call: Call) -> bool:
         return False
     whole = not any(x.dtype.is_floating_point for x in call.args)
     empty = not (call.args[1].numel() and call.args[2].numel())
-    factors = [x for name in ("alpha", "beta") if isinstance(x := call.kwargs.get(name), int | float)]
-    return empty and any(whole or FLOAT32_MAX < abs(x) < math.inf for x in factors)
+    # Bools refuse the 1 that stands for a beta that is left out.
+    factors = [call.kwargs.get(name, 1) for name in ("alpha", "beta")]
+    if not (empty and all(isinstance(x, int | float) for x in factors)):
+        return False
+    return whole or any(FLOAT32_MAX < abs(x) < math.inf for x in factors)
 
 
 def _by_cast_factor(

@@ -113,12 +113,13 @@ class Loss:
         """Return the smoothed probabilities, plainly and with their rounding."""
         y = self.rows(self.target, self.target.dtype)
         # A probability may be weighted first, which may leave the range.
-        weighted = np.abs(y * _weights(self)[0])
+        weights = np.abs(_weights(self)[0])
+        weighted = np.abs(y * weights)
         known = np.isfinite(y) & oracles.in_range(weighted, self.dtype) & np.isfinite(weighted)
         form = bounds.FORMATS[bounds.compute_dtype(self.dtype)]
-        # A weighted probability may be subnormal, and lose bits.
-        faint = np.where(weighted < 2.0**form.least, form.subnormal / np.maximum(np.abs(_weights(self)[0]), 1e-30), 0.0)
-        running = Running(y, np.where(known, np.where(weighted > 0, faint, 0.0), np.inf), self.dtype)
+        # A weighted probability may be subnormal, and lose bits, or vanish, in float64 here too.
+        faint = np.where(weighted < 2.0**form.least, form.subnormal / np.maximum(weights, 1e-30), 0.0)
+        running = Running(y, np.where(known, np.where((y != 0) & (weights > 0), faint, 0.0), np.inf), self.dtype)
         if not self.smoothed:
             return y, running
         return y * self.kept + self.share, running * self.number(self.kept) + self.number(self.share)
