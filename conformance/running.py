@@ -103,7 +103,8 @@ class Running:
         magnitude = bounds.aligned(self.value, self.dtype) @ bounds.aligned(other.value, self.dtype)
         tf32 = bounds.uses_tf32(self.dtype)
         spread = bounds.tf32_spread(self.value, other.value) if tf32 else np.zeros(())
-        bound = bounds.product(value, magnitude, spread, self.shape[-1] * sums, self.dtype)
+        equal = bounds.equal_terms(self.value, other.value, value)
+        bound = bounds.product(value, magnitude, spread, self.shape[-1] * sums, self.dtype, equal)
         error = _off(self, other, np.matmul) + np.where(magnitude <= bounds.FORMATS[self.compute].max, bound, np.inf)
         return Running(value, _known(error), self.dtype)
 

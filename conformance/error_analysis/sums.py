@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import FORMATS, PRODUCT_DRIFT, PRODUCT_WALK, compute_dtype
+from conformance.bounds import EQUAL_DRIFT, EQUAL_TERMS, FORMATS, PRODUCT_DRIFT, PRODUCT_WALK, compute_dtype
 from conformance.error_analysis.functions import least, may_be_zero, real
 from conformance.error_analysis.pairs import (
     Pair,
@@ -258,7 +258,7 @@ def _of_casts(
 
 def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_cores: bool = True) -> Rule:
     """Make the rule of sums of K products: |A| eB + eA |B|, and 4 sqrt(K) unit roundoffs of |A| |B| and K / 8 of the
-    result, as in ``bounds``: tensor cores have one accumulator."""
+    result, K / 4 where terms are equal, as in ``bounds``: tensor cores have one accumulator."""
 
     def entered(func: Any, input: Pair, other: Pair, *args: Any) -> Any:
         a, b, dtype = _uncast(input), _uncast(other), input.dtype
@@ -268,7 +268,10 @@ def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_
         value, size = of(x, y, *args), of(x.abs(), y.abs(), *args)
         count, form = terms(x, y), FORMATS[compute_dtype(dtype)]
         # Each product is rounded, by half a step at least; those of zeros are exact.
-        error = unit(dtype) * (PRODUCT_WALK * math.sqrt(count) * size + PRODUCT_DRIFT * count * value.abs())
+        drift = torch.full((), PRODUCT_DRIFT)
+        if count >= EQUAL_TERMS:
+            drift = torch.where(count * of(x**2, y**2, *args) <= 1.01 * value**2, EQUAL_DRIFT, PRODUCT_DRIFT)
+        error = unit(dtype) * (PRODUCT_WALK * math.sqrt(count) * size + drift * count * value.abs())
         error = error + torch.where(size > 0, count * form.subnormal / 2, 0.0)
         for first, second in ((a.error, y.abs()), (x.abs(), b.error), (a.error, b.error)):
             if first.any() and second.any():

@@ -67,7 +67,7 @@ class _Call:
         left, right = self.factors()
         found = products.product(left, right, self.dtype)
         value, terms = found.value, left.shape[-1]
-        bound = bounds.product(value, found.magnitude, found.spread, terms, self.dtype)
+        bound = bounds.product(value, found.magnitude, found.spread, terms, self.dtype, found.equal)
         bound = np.where(found.judged, bound, np.inf)
         if self.bias is not None:
             added = oracle.operand(self.bias, self.dtype).reshape(-1)

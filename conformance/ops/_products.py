@@ -38,6 +38,8 @@ class Product:
     """sum |terms|, of the finite terms; subnormal factors of half types as ``bounds.aligned`` counts them."""
     spread: np.ndarray
     """sqrt(sum terms^2), of the finite terms; read for TF32 only, so 0 for other dtypes."""
+    equal: np.ndarray
+    """Tells where the terms are equal: ``bounds.equal_terms``."""
     judged: np.ndarray
     """False where the finite terms could leave the compute dtype's range."""
 
@@ -57,10 +59,11 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
             magnitude = bounds.aligned(finite_a, dtype) @ bounds.aligned(finite_b, dtype)
             judged = oracle.in_range(magnitude, dtype)
         spread = bounds.tf32_spread(finite_a, finite_b) if bounds.uses_tf32(dtype) else np.zeros_like(value)
+        equal = bounds.equal_terms(finite_a, finite_b, value)
         if finite_a is not a or finite_b is not b:
             special = _specials(a, b)
             value = np.where(np.isfinite(special), value, special)
-    return Product(value, low, magnitude, spread, judged)
+    return Product(value, low, magnitude, spread, equal, judged)
 
 
 def _each(a: np.ndarray, b: np.ndarray) -> oracle.Double:

@@ -186,7 +186,7 @@ def expected(call: Call) -> Expected:
     gate, up = (products.product(rows, oracle.operand(w.mT, dtype), dtype) for w in (gate_weight, up_weight))
     formula, precise = FORMULAS[activation]
     with np.errstate(all="ignore"):
-        errors = [bounds.product(one.value, one.magnitude, one.spread, terms, dtype) for one in (gate, up)]
+        errors = [bounds.product(one.value, one.magnitude, one.spread, terms, dtype, one.equal) for one in (gate, up)]
         activated = formula(gate.value)
         off = bounds.activated(formula, activation, gate.value, activated, errors[0], dtype)
         value, low = activated * up.value, None

@@ -162,7 +162,7 @@ def expected(call: Call) -> Expected:
     left, right = oracle.operand(input, dtype), oracle.operand(other, dtype)
     shape = result_shape(left.shape, right.shape)
     found = products.product(np.atleast_2d(left), right[:, None] if right.ndim == 1 else right, dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype)
+    bound = bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype, found.equal)
     low = None if found.low is None else found.low.reshape(shape)
     value, bound, judged = (array.reshape(shape) for array in (found.value, bound, found.judged))
     return elementwise.within(call, value, bound, dtype, low=low, judged=judged)

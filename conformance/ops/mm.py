@@ -47,7 +47,7 @@ def expected(call: Call) -> Expected:
         # Nothing is multiplied.
         return elementwise.exactly(call, torch.mm(input, mat2))
     found = products.product(oracle.operand(input, dtype), oracle.operand(mat2, dtype), dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype)
+    bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype, found.equal)
     return elementwise.within(call, found.value, bound, dtype, low=found.low, judged=found.judged)
 
 

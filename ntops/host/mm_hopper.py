@@ -90,13 +90,10 @@ COPIED = 128
 """From this many rows and columns of a result on, copying a factor costs less than it saves."""
 
 
-def takes(result, input, mat2, ieee, batch_dims, index):
-    """Tell whether the kernel takes a product.
-
-    Tensor descriptors need rows that begin at multiples of 16 bytes. Other factors are copied, which pays if the result
-    has many rows and columns; another result is stored through a copy. Except for few rows, sizes decide, and layouts
-    do not.
-    """
+def takes_sizes(result, input, ieee, batch_dims, index):
+    """Tell whether the kernel takes a product of these sizes, if its factors lie as descriptors need them: rows begin
+    at multiples of 16 bytes. Of results of many rows and columns other factors are copied, which pays; another result
+    is stored through a copy."""
     dtype = input.dtype
     m, n, k = *result.shape[-2:], input.shape[-1]
 
@@ -109,8 +106,13 @@ def takes(result, input, mat2, ieee, batch_dims, index):
         and batch_dims <= 1
         and k > 0
         and (k * dtype.itemsize % 16 == 0 or min(m, n) >= COPIED)
-        and (m > _FEW or batch_dims or _described(_batch(mat2))[0] is not None)
     )
+
+
+def takes_layout(result, mat2, batch_dims):
+    """Tell whether the kernel takes a product of these layouts, of sizes that it takes: the layouts of few rows
+    decide."""
+    return bool(result.shape[-2] > _FEW or batch_dims or _described(_batch(mat2))[0] is not None)
 
 
 def known(dtype):

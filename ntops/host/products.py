@@ -12,7 +12,7 @@ from ntops.host.elementwise import elementwise
 from ntops.host.product_configs import HOPPER, Problem
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, result_dtype, scalar_type
 from ntops.kernels import mm, mul, split_k
-from ntops.launch import boundary, config_selection, recorder
+from ntops.launch import boundary, config_selection, configuration, recorder
 from ntops.launch.configuration import settled
 from ntops.launch.devices import on_device
 from ntops.launch.kernel_sources import Config, make
@@ -173,7 +173,8 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
     ieee = torch.get_float32_matmul_precision() == "highest"
     index = result.device.index or 0
     batch, _ = _collapsed_batch(result, input, mat2)
-    described = settled("described", mm_hopper.takes(result, input, mat2, ieee, len(batch), index))
+    fits = mm_hopper.takes_sizes(result, input, ieee, len(batch), index)
+    described = settled("described", fits and mm_hopper.takes_layout(result, mat2, len(batch)))
 
     if chosen is None:
         # Broadcast batches run the kernel of bmm, or of mm.
@@ -182,7 +183,11 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         sizes = *result.shape[-2:], input.shape[-1]
         problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
         run = functools.partial(_launch, premake, input=input, mat2=mat2, added=added, scales=scales)
+        # The same parts of K give the same bits in both forms, so that the layout changes none.
+        alike = fits and not described and not configuration.is_fixed()
+        like = config_selection.choose(name, dataclasses.replace(problem, described=True), index) if alike else None
         chosen = config_selection.choose(name, problem, index, run, result)
+        chosen = chosen if like is None else dataclasses.replace(chosen, splits=like.splits)
 
     if added is not None and result.dtype.itemsize > input.dtype.itemsize and chosen.form != HOPPER:
         # A float32 addend takes as many registers as the sums do.

@@ -86,6 +86,23 @@ def test_products_follow_the_precision_that_is_set(precision):
         torch.set_float32_matmul_precision(before)
 
 
+@pytest.mark.parametrize("terms", [1000, 17292, 65536])
+def test_one_accumulator_may_drift_by_equal_terms(terms):
+    drifts = []
+    for factor in np.random.default_rng(0).uniform(1, 2, 40).astype(np.float32):
+        row, column = np.full((1, terms), factor, np.float64), np.ones((terms, 1))
+        value = row @ column
+        total = np.cumsum(row[0], dtype=np.float32)[-1]
+        equal = bounds.equal_terms(row, column, value)
+        bound = bounds.product(value, value, np.zeros(()), terms, torch.float32, equal)
+        assert abs(total - value.item()) <= bound.item()
+        drifts.append(abs(total - value.item()) / (terms * U * value.item()))
+    assert max(drifts) > 1 / 8
+    # Terms of one sign alone are not equal.
+    row = np.random.default_rng(0).uniform(0, 1, (1, terms))
+    assert not bounds.equal_terms(row, column, row @ column).any()
+
+
 def test_tf32_loses_what_lies_below_its_subnormals():
     """They are 2^-136 apart; of normal numbers nothing is added."""
     least, one = np.full((1, 64), 2.0**-149), np.ones((64, 1))

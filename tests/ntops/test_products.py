@@ -174,6 +174,20 @@ def test_operands_of_any_layout_are_described(lay, batch, described):
 
 
 @hopper
+@pytest.mark.usefixtures("tf32")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", [(1, 4097, 4096), (8, 4096, 4096), (4, 1024, 16384), (16, 2048, 1280), (2, 33, 96)])
+def test_the_layout_of_a_factor_changes_no_bit_of_few_rows(shape, dtype):
+    """Rows that descriptors do not fit go to the other kernel, which takes K in the same parts."""
+    m, n, k = shape
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    expected = ntops.torch.mm(a, b)
+    for lay in (turned, spread, moved):
+        assert torch.equal(ntops.torch.mm(a, lay(b)), expected)
+        assert torch.equal(ntops.torch.addmm(torch.zeros(n, dtype=dtype), a, lay(b)), expected)
+
+
+@hopper
 @kinds
 @pytest.mark.parametrize("m", [9, 139])
 @pytest.mark.parametrize("batch", [(), (3,)])
@@ -313,9 +327,10 @@ def test_what_can_be_described_follows_from_sizes_and_dtype(shape, dtype, expect
         for b in (torch.empty(k, n, dtype=dtype), torch.empty(n, k, dtype=dtype).mT):
             # Of a few rows the other factor is not copied.
             rows_fit = b.stride(0) * dtype.itemsize % 16 == 0 or b.stride(1) > 1
-            found = mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, b, True, 0, 0)
-            assert found == (expected and (m > 16 or rows_fit))
-    assert not mm_hopper.takes(torch.empty(m, n, dtype=dtype), a, b, True, 2, 0)
+            result = torch.empty(m, n, dtype=dtype)
+            assert mm_hopper.takes_sizes(result, a, True, 0, 0) == expected
+            assert not expected or mm_hopper.takes_layout(result, b, 0) == (m > 16 or rows_fit)
+    assert not mm_hopper.takes_sizes(result, a, True, 2, 0)
 
 
 def test_all_rows_of_a_batch_make_one_product(monkeypatch):
