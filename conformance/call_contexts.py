@@ -11,15 +11,18 @@ import warnings
 import torch
 
 PARAMETERS, NEGATED, WIDE, OWN = "parameters", "negated", "default dtype float64", "own variants"
-TRAINING, TOGETHER = "training", "one storage"
+TRAINING, TOGETHER, ADJACENT = "training", "one storage", "one behind another"
+LEAVES, UPDATED = "leaves that are written", "parameters that are written"
 INFERENCE, DETERMINISTIC, THREADS = "inference mode", "deterministic algorithms", "three threads"
 STRICT = "warnings are errors"
 """In these forms operands that are only read differ: floating-point ones are ``torch.nn.Parameter``, without gradient
-mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first. Or the
+mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first, with a gap
+between them or none; or the written ones require a gradient as well, with gradient mode, where torch refuses that, or
+without, as in a step of an optimizer. Or the
 surroundings differ: operands were made in inference mode, in which the call runs; the default dtype is float64; causal
 variants are of the implementation's own enum; torch is set to be deterministic, or to use three threads; a warning that
 a user would see is raised."""
-OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER
+OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, LEAVES, UPDATED
 SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT
 SEEN = UserWarning, RuntimeWarning, FutureWarning
 """The warnings about a call that Python shows by default."""
@@ -38,7 +41,7 @@ def is_dressed(form):
 @contextlib.contextmanager
 def surroundings(form):
     """Set what a call of this form finds set, and restore it afterwards."""
-    modes = {PARAMETERS: torch.no_grad, INFERENCE: torch.inference_mode}
+    modes = {PARAMETERS: torch.no_grad, UPDATED: torch.no_grad, INFERENCE: torch.inference_mode}
     before = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.get_num_threads()
     if form == WIDE:
         torch.set_default_dtype(torch.float64)
@@ -96,8 +99,10 @@ def dressed(form, operands, writes):
             one.detach().requires_grad_() if one.is_floating_point() and number not in writes else one
             for number, one in enumerate(operands)
         ]
-    if form == TOGETHER:
-        return together(operands, writes)
+    if form in (LEAVES, UPDATED):
+        return [one.detach().requires_grad_() if one.is_floating_point() else one for one in operands]
+    if form in (TOGETHER, ADJACENT):
+        return together(operands, writes, APART if form == TOGETHER else 0)
     if form == INFERENCE:
         with torch.inference_mode():
             return [one if number in writes else _seen_anew(one) for number, one in enumerate(operands)]
@@ -110,23 +115,38 @@ def _seen_anew(tensor):
     return _empty(tensor).set_(*place)
 
 
-def together(operands, writes):
-    """Return the operands in one storage, the last one first, but for those that the call writes."""
+def together(operands, writes, apart):
+    """Return the operands in one storage, the last one first, but for those that the call writes. Those that are
+    ``apart`` are aligned as they were, others as their elements are."""
     given, begin = list(operands), 0
     places = {}
     for number in sorted({*range(len(given))} - {*writes}, reverse=True):
-        places[number] = begin
-        # Aligned as the operand may be.
-        begin += -(-(given[number].untyped_storage().nbytes() + APART) // 64) * 64
+        first, last = _extent(given[number], apart)
+        unit = 64 if apart else given[number].itemsize
+        begin = -(-begin // unit) * unit
+        places[number] = begin, first, last
+        begin += last - first + apart
     if not places:
         return given
     memory = torch.zeros(begin, dtype=torch.uint8, device=given[min(places)].device)
-    for number, start in places.items():
+    for number, (start, first, last) in places.items():
         one = given[number]
-        memory[start : start + one.untyped_storage().nbytes()] = _bytes_of(one)
-        place = start // one.itemsize + one.storage_offset()
+        memory[start : start + last - first] = _bytes_of(one)[first:last]
+        place = (start - first) // one.itemsize + one.storage_offset()
         given[number] = _empty(one).set_(memory.untyped_storage(), place, one.shape, one.stride())
     return given
+
+
+def _extent(tensor, whole):
+    """Return where the bytes of a tensor begin in its storage, and where they end, or those of the ``whole``
+    storage."""
+    if whole:
+        return 0, tensor.untyped_storage().nbytes()
+    if not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    first = tensor.storage_offset() * tensor.itemsize
+    return first, first + (last + 1) * tensor.itemsize
 
 
 def _bytes_of(tensor):
@@ -166,8 +186,8 @@ def undressed(form, operands, given, value):
         if one.untyped_storage()._cdata != operand.untyped_storage()._cdata and one.shape == operand.shape:
             # Copied back, so that a write to an operand that is only read shows.
             start = (one.storage_offset() - operand.storage_offset()) * one.itemsize
-            own = _bytes_of(operand)
-            own.copy_(_bytes_of(one)[start : start + len(own)])
+            first, last = _extent(operand, form != ADJACENT)
+            _bytes_of(operand)[first:last] = _bytes_of(one)[start + first : start + last]
     results = [
         next((operand for operand, other in zip(operands, given, strict=True) if one is other), _plain(form, one))
         for one in (value if isinstance(value, tuple) else (value,))

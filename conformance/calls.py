@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import enum
 import itertools
 import socket
 import warnings
@@ -95,6 +96,10 @@ def encode(value: Any, operands: Sequence[torch.Tensor]) -> Any:
         return _encode_tensor(value, operands)
     if isinstance(value, str):
         return {"enum": str.__str__(value)}
+    if type(value).__name__ == "CausalVariant":
+        return {"causal_variant": value.name}
+    if isinstance(value, enum.IntEnum):
+        return {"int_enum": int(value)}
     if isinstance(value, np.generic):
         return {"numpy": [type(value).__name__, value.item()]}
     if isinstance(value, torch.dtype):
@@ -104,8 +109,6 @@ def encode(value: Any, operands: Sequence[torch.Tensor]) -> Any:
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [encode(item, operands) for item in value]}
-    if type(value).__name__ == "CausalVariant":
-        return {"causal_variant": value.name}
     raise TypeError(f"an argument of type {type(value).__name__} cannot be sent to the judged process")
 
 

@@ -26,6 +26,7 @@ from strategies.specs import TensorSpec
 
 BY_POSITION, BY_NAME, DEFAULTS, NUMPY = "by position", "by name", "defaults", "NumPy scalars"
 TENSORS, SIZES, ENUMS = "0-d tensors", "sizes", "enums"
+AXES, DIM_ENUMS, DIM_TENSORS = "NumPy's names", "dims as enums", "dims as tensors"
 FORMS = (
     BY_POSITION,
     BY_NAME,
@@ -34,6 +35,9 @@ FORMS = (
     TENSORS,
     SIZES,
     ENUMS,
+    AXES,
+    DIM_ENUMS,
+    DIM_TENSORS,
     call_contexts.PARAMETERS,
     call_contexts.NEGATED,
     call_contexts.WIDE,
@@ -42,17 +46,20 @@ FORMS = (
 FORMS += (
     call_contexts.TRAINING,
     call_contexts.TOGETHER,
+    call_contexts.ADJACENT,
     call_contexts.INFERENCE,
     call_contexts.DETERMINISTIC,
     call_contexts.THREADS,
     call_contexts.STRICT,
+    call_contexts.LEAVES,
+    call_contexts.UPDATED,
 )
 """The forms: optional arguments by position as far as torch takes them so; some positional arguments by name, in
 another order; optional arguments with their default values; NumPy numbers, also in tuples; factors and the like as
-tensors; tuples as ``torch.Size`` or lists; strings as members of an enum of strings; and those of
-``conformance.call_contexts``."""
+tensors; tuples as ``torch.Size`` or lists; strings as members of an enum of strings; dims by the names that NumPy has
+for them, as members of an enum of ints, or as 0-d tensors; and those of ``conformance.call_contexts``."""
 
-_ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER)
+_ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER, call_contexts.ADJACENT)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
 """The forms in which torch's result is that of the plain form."""
 FACTORS = ("alpha", "beta", "eps", "p", "scale")
@@ -79,9 +86,12 @@ def asked(case: Case) -> Case:
 def arguments(case: Case, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """Return the arguments of the call in its form, from those in the plain form: values, or the texts of them."""
     args, kwargs = list(args), dict(kwargs)
-    if case.form not in (BY_POSITION, BY_NAME, DEFAULTS):
+    if case.form not in (BY_POSITION, BY_NAME, DEFAULTS, AXES):
         return args, kwargs
     names = by_position(case.op)
+    if case.form == AXES:
+        named = dict(zip(names[1:], args[1:], strict=False)) | kwargs
+        return args[:1], {_NUMPYS.get(name, name): value for name, value in named.items()}
     if case.form == BY_POSITION:
         last = max((place for place, name in enumerate(names) if name in kwargs), default=-1)
         for name in names[len(args) : last + 1]:
@@ -111,7 +121,39 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
     if case.form == ENUMS:
         args = tuple(runtime.enum_member(value) if type(value) is str else value for value in args)
         kwargs = {name: runtime.enum_member(value) if type(value) is str else value for name, value in kwargs.items()}
+    if case.form in (DIM_ENUMS, DIM_TENSORS):
+        places, names = dims(case)
+        args = tuple(_dim(case.form, value) if place in places else value for place, value in enumerate(args))
+        kwargs = {name: _dim(case.form, value) if name in names else value for name, value in kwargs.items()}
     return arguments(case, args, kwargs)
+
+
+_NUMPYS = {"dim": "axis", "keepdim": "keepdims"}
+
+
+def dims(case: Case) -> tuple[list[int], list[str]]:
+    """Return the places and the names of the arguments that are dims, which are whole numbers or tuples of these."""
+    parameters = specs.parameters(case.op)
+
+    def are_dims(name: str, value: object) -> bool:
+        return name == "dim" and (
+            type(value) is int or (type(value) is tuple and all(type(one) is int for one in value))
+        )
+
+    places = [
+        place for place, (name, value) in enumerate(zip(parameters, case.args, strict=False)) if are_dims(name, value)
+    ]
+    return places, [name for name, value in case.kwargs.items() if are_dims(name, value)]
+
+
+def _dim(form: str, value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(_dim(form, one) for one in value)
+    return runtime.int_enum_member(value) if form == DIM_ENUMS else torch.tensor(value)
+
+
+def _has_dims(case: Case) -> bool:
+    return is_torchs(case.op) and any(dims(case))
 
 
 def of_numpy(value: Any, turn: int = 0) -> Any:
@@ -243,6 +285,15 @@ def _several(case: Case) -> bool:
     return len(cases.operands(case)) - len(specs.registry()[case.op].writes(case)) > 1
 
 
+def _written_where_recorded(case: Case) -> bool:
+    """Tell whether a call in place writes an operand that may require a gradient. Of ``out=``, which may be resized,
+    ``checks.forms`` makes such calls."""
+    spec, operands = specs.registry()[case.op], cases.operands(case)
+    if case.kwargs.get("inplace") is not True or any(isinstance(x, Same | View) for x in case.args):
+        return False
+    return is_torchs(case.op) and any(is_floating(operands[number].dtype) for number in spec.writes(case))
+
+
 def _narrow(case: Case) -> bool:
     """Tell whether results of the default dtype, float64, are few enough to be evaluated."""
     whole = (spec for spec in cases.operands(case) if not is_floating(spec.dtype))
@@ -258,11 +309,17 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     TENSORS: _factors,
     SIZES: lambda case: any(type(argument) is tuple for argument in case.args),
     ENUMS: lambda case: any(type(argument) is str for argument in (*case.args, *case.kwargs.values())),
+    AXES: lambda case: _has_dims(case) and len(case.args) <= len(by_position(case.op)),
+    DIM_ENUMS: _has_dims,
+    DIM_TENSORS: _has_dims,
     call_contexts.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
     call_contexts.NEGATED: _separate,
     call_contexts.WIDE: _narrow,
     call_contexts.TRAINING: _differentiable,
     call_contexts.TOGETHER: _several,
+    call_contexts.ADJACENT: _several,
+    call_contexts.LEAVES: _written_where_recorded,
+    call_contexts.UPDATED: _written_where_recorded,
     call_contexts.INFERENCE: lambda case: True,
     call_contexts.DETERMINISTIC: lambda case: True,
     call_contexts.THREADS: lambda case: True,

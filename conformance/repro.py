@@ -269,6 +269,10 @@ def _call(case: Case) -> str:
         for name, value in case.kwargs.items():
             if isinstance(value, int | float) and forms.is_factor(name, value):
                 texts[name] = f"torch.tensor({value!r}, dtype={forms.of_torch(value).dtype})"
+    if case.form in (forms.DIM_ENUMS, forms.DIM_TENSORS):
+        places, names = forms.dims(case)
+        args = [_dim(case.form, case.args[n]) if n in places else one for n, one in enumerate(args)]
+        texts |= {name: _dim(case.form, case.kwargs[name]) for name in names}
     positional, named = forms.arguments(case, args, texts)
     parts = [f"{x}" for x in positional] + [f"{name}={value}" for name, value in named.items()]
     made = f"{case.op}({', '.join(parts)})"
@@ -289,6 +293,14 @@ def _call(case: Case) -> str:
             "    return value",
         )
     )
+
+
+def _dim(form: str, value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_dim(form, one)}, ' for one in value)})"
+    if form == forms.DIM_TENSORS:
+        return f"torch.tensor({value})"
+    return f"importlib.import_module('enum').IntEnum('Axis', {{'CHOSEN': {value}}})({value})"
 
 
 def _operand(tensor: torch.Tensor) -> dict[str, Any]:

@@ -165,6 +165,8 @@ def decode(value, operands):
             return getattr(numpy, content[0])(content[1])
         case "enum":
             return enum_member(content)
+        case "int_enum":
+            return int_enum_member(content)
         case "causal_variant":
             from torch.nn.attention.bias import CausalVariant
 
@@ -175,6 +177,11 @@ def decode(value, operands):
 def enum_member(text):
     """Return the member of an enum of strings that equals a string, as users' options often are."""
     return enum.Enum("Option", {"CHOSEN": text}, type=str)(text)
+
+
+def int_enum_member(number):
+    """Return the member of an enum of ints that equals a number, as code has it that names its dims."""
+    return enum.IntEnum("Axis", {"CHOSEN": number})(number)
 
 
 # --- a call ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from conformance.cases import Argument, Case, Same
 from conformance.checks.call_record import FAILED, PASSED, Finding, Trial
 from conformance.checks.forms import Variants, first, with_operands
 from conformance.checks.invariance import entangled
-from strategies.dtypes import is_floating
+from strategies.dtypes import HALF, is_floating
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 from strategies.values import LISTED, NAMED, STORED
 
@@ -35,7 +35,9 @@ def call_forms(trial: Trial) -> Finding:
 
 def layouts(trial: Trial) -> Finding:
     """Check that operands in other layouts give the right result: one element off the start of vectors, column-major
-    with a longer leading dim, without a unit stride, one batch for all, windows that overlap, six to thirteen dims,
+    with a longer leading dim, without a unit stride, one batch for all, windows that overlap, by elements or by rows,
+    or of a signal in each batch, parts of longer sequences, images with channels last, or parts of these, six to
+    thirteen dims,
     rows far apart, dims of one element with a stride of 1, strides of elements beyond 8 and 16 bits, of rows beyond 16,
     offsets beyond 20."""
     return first(trial, "layouts", _laid_out(trial.case))
@@ -43,9 +45,12 @@ def layouts(trial: Trial) -> Finding:
 
 def plain_operands(trial: Trial) -> Finding:
     """Check that the call with plain operands gives the right result: contiguous, with ordinary numbers, and in half of
-    the cases with at most one of the flags and without masks and factors that may be left out. Kernels have their
-    shortest way for these, and hardly any drawn call has nothing else."""
-    return first(trial, "plain_operands", {"with plain operands": _plain(trial.case)})
+    the cases with at most one of the flags and without masks and factors that may be left out; or with a factor that
+    is beyond the range of half types. Kernels have their shortest way for these, and hardly any drawn call has nothing
+    else."""
+    plain = {"with plain operands": _plain(trial.case)}
+    far = {f"with plain operands and {what}": case for what, case in _with_far_numbers(_plain(trial.case)).items()}
+    return first(trial, "plain_operands", far if far and cases.seed(trial.case) // 13 % 2 else plain)
 
 
 def has_no_plain_operands(trial: Trial) -> bool:
@@ -141,6 +146,45 @@ def _windows(spec: TensorSpec) -> TensorSpec:
     return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[1:]), pitch - spec.shape[-1])))
 
 
+def _in_more_dims(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
+    """Return the spec in this shape where it has fewer dims, and more than a few elements."""
+    fewer = 0 < len(spec.shape) < len(shape) and math.prod(spec.shape) > FEW
+    return replace(spec, shape=shape, layout=CONTIGUOUS) if fewer else spec
+
+
+def _windows_of_rows(spec: TensorSpec) -> TensorSpec:
+    """Let each matrix begin within the one before, at one of its rows."""
+    spec = _in_more_dims(spec, (3, 6, 8))
+    if len(spec.shape) < 3 or math.prod(spec.shape[:-2]) < 2 or spec.shape[-2] < 2:
+        return spec
+    rows = spec.shape[-2]
+    return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[2:]), max(1, rows // 2) - rows, 0)))
+
+
+def _windows_of_signals(spec: TensorSpec) -> TensorSpec:
+    """Let rows be windows of a signal for each matrix, which goes on behind the last one."""
+    spec = _in_more_dims(spec, (3, 6, 8))
+    if len(spec.shape) < 3 or spec.shape[-2] < 2 or spec.shape[-1] < 2:
+        return spec
+    columns = spec.shape[-1]
+    return replace(spec, layout=Layout(padding=(*(0 for _ in spec.shape[2:]), 3, max(1, columns // 2) - columns)))
+
+
+def _sequences(spec: TensorSpec) -> TensorSpec:
+    """Lay out parts of longer sequences, whose rows are dense."""
+    rank = len(spec.shape)
+    longer = Layout(padding=(0, 3, *(0 for _ in spec.shape[2:])))
+    return replace(spec, layout=longer) if rank > 2 and math.prod(spec.shape) > 1 else spec
+
+
+def _images(spec: TensorSpec) -> TensorSpec:
+    """Lay out images with channels last, of which rows are cut off."""
+    spec = _in_more_dims(spec, (2, 3, 6, 8))
+    if len(spec.shape) != 4 or math.prod(spec.shape) < 2:
+        return spec
+    return replace(spec, layout=Layout(order=(0, 2, 3, 1), padding=(0, 0, spec.seed % 2 * 3, 0)))
+
+
 def _many_dims(rank: int) -> Change:
     shape = tuple(1 if dim == rank - 6 else 2 for dim in range(rank))
 
@@ -191,6 +235,10 @@ _LAYOUTS: dict[str, Change] = {
     "no unit stride": _with_layout(lambda rank: Layout(steps=(*(1,) * (rank - 1), 2)) if rank else None),
     "one batch for all": _with_layout(lambda rank: Layout(expanded=(0,)) if rank > 2 else None),
     "windows that overlap": _windows,
+    "windows of rows": _windows_of_rows,
+    "windows of signals": _windows_of_signals,
+    "parts of longer sequences": _sequences,
+    "images, channels last": _images,
     **{f"{rank} dims": _many_dims(rank) for rank in RANKS},
     "far apart": _far_apart,
     "dims of one turned": _ones,
@@ -211,6 +259,27 @@ def _variants(trial: Trial) -> Variants:
         return {}
     written = {form: replace(trial.case, form=form, digests=()) for form in forms.possible(trial.case)}
     return written | _with_numbers(trial)
+
+
+FAR_NUMBERS = (65536.0, 2.0**-20, -131072.0, 2.0**20, 2.0**-30)
+"""Numbers of float32 that half types do not hold, or only as subnormals: the factors by which losses are scaled."""
+
+
+def _with_far_numbers(case: Case) -> Variants:
+    """Return the calls with a number that is beyond the half type of the operands, for each that is a float."""
+    if not any(spec.dtype in HALF for spec in cases.operands(case)):
+        return {}
+    chosen = FAR_NUMBERS[cases.seed(case) // 19 % len(FAR_NUMBERS)]
+    found = {}
+    for place, argument in enumerate(case.args):
+        if type(argument) is float:
+            changed = replace(case, args=(*case.args[:place], chosen, *case.args[place + 1 :]), digests=())
+            found[f"a number beyond the dtype for argument {place}"] = changed
+    for name, argument in case.kwargs.items():
+        if type(argument) is float:
+            changed = replace(case, kwargs={**case.kwargs, name: chosen}, digests=())
+            found[f"a number beyond the dtype for {name}"] = changed
+    return found
 
 
 def _with_numbers(trial: Trial) -> Variants:

@@ -18,6 +18,7 @@ from conformance.checks import least_tried
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, difference, malformed
 from conformance.checks.invariance import entangled
 from conformance.checks.result import errors, inputs_unchanged, judged, metadata, versions
+from conformance.forms import is_torchs
 from conformance.spec import Batch
 from strategies import dtypes as dtype_names
 from strategies import values as value_names
@@ -35,14 +36,25 @@ EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 def out_argument(trial: Trial) -> Finding:
     """Check that ``out=`` of any size, dtype and strides, or of an input's memory, is taken or refused as by torch."""
-    return first(trial, "out_argument", _outs(trial.case, trial.reference.value, trial.spec.outs))
+    variants = _outs(trial.case, trial.reference.value, trial.spec.outs)
+    plain = variants.get("out= of the right size")
+    if plain is not None and _is_recorded(trial):
+        forms = (call_contexts.TRAINING, call_contexts.LEAVES, call_contexts.UPDATED)
+        variants |= {f"out= with operands that are {form}": replace(plain, form=form) for form in forms}
+    return first(trial, "out_argument", variants)
 
 
 def inplace(trial: Trial) -> Finding:
     """Check that an in-place call returns the operand, which holds the right result: if the implementation claims to be
     deterministic, the bits of the call that is not in place, but for a zero's sign (torch's own relu has the other one)
-    and the kind of NaN."""
-    derived = trial.derive(_changed(trial.case, inplace=True))
+    and the kind of NaN. Where gradients are recorded torch refuses to write a leaf that requires one."""
+    changed = _changed(trial.case, inplace=True)
+    if _is_recorded(trial) and cases.seed(trial.case) // 31 % 2:
+        form = (call_contexts.LEAVES, call_contexts.UPDATED)[cases.seed(trial.case) // 62 % 2]
+        finding = _judge(trial, "inplace", f"in place, {form}", trial.derive(replace(changed, form=form)))
+        if finding.status != PASSED:
+            return finding
+    derived = trial.derive(changed)
     finding = _judge(trial, "inplace", "in place", derived)
     claimed = "deterministic" in trial.implementation.claims(trial.case.op)
     # A random op drops by the seed, which differs from call to call.
@@ -90,6 +102,12 @@ def special_values(trial: Trial) -> Finding:
         if message := difference(*outcomes, what):
             return trial.excused(Finding("special_values", FAILED, message), derived.case, "values")
     return finding
+
+
+def _is_recorded(trial: Trial) -> bool:
+    """Tell whether gradients of the plain call are claimed to be recorded, and torch has a function that does so."""
+    claimed = "gradients" in trial.implementation.claims(trial.case.op) and is_torchs(trial.case.op)
+    return claimed and trial.spec.gradients is not None and not trial.case.form and not entangled(trial.case)
 
 
 def has_out(trial: Trial) -> bool:
@@ -318,9 +336,16 @@ def _planted(case: Case, batch: Batch | None) -> tuple[Case, int | None] | None:
     chosen = dict.fromkeys((0, len(flat) - 1, *(edges[seed // 3 % len(edges) :][:1] if edges else ())))
     names = list(value_names.specials_of(spec.dtype))
     if "inf" in names:
-        names.append(value_names.SIGNALLING)
+        names += [value_names.SIGNALLING, value_names.SIGNED_NAN]
+    if seed // 9 % 8 == 0:
+        # The largest number of a row is a zero, of either sign: the first one counts.
+        zero = Special(int(flat[0]), "-0")
+        return _with_operand(case, number, lambda spec: replace(spec, values=_ZEROS, specials=(zero,))), None
     specials = tuple(Special(int(flat[place]), names[(seed + n) % len(names)]) for n, place in enumerate(chosen))
     return _with_operand(case, number, lambda spec: replace(spec, specials=(*spec.specials, *specials))), part
+
+
+_ZEROS = value_names.LISTED + "-3,-1,0,-2,-5,0,-4"
 
 
 def with_operands(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:

@@ -21,20 +21,23 @@ from conformance.spec import Call, Expected, OpSpec, registry
 from strategies import dtypes, layouts
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 from strategies.tensors import materialize
+from strategies.values import LISTED
 
 CLAIM = "gradients"
-PLAIN = ("contiguous", "transposed", "expanded", "sliced", "zeros", "one for all")
+PLAIN = ("contiguous", "transposed", "expanded", "sliced", "cut", "zeros", "one for all")
 OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place")
-"""The kinds of gradients. In plain ones that of the result is laid out in several ways, of zeros, or one number with
-strides of 0. Or all are asked for twice, from one graph; or a tensor that may have been saved is changed before they
-are; or calls with other contents are made and differentiated in between; or they are added up in ``.grad``; or they are
-differentiated again; or the call is made in place."""
+"""The kinds of gradients. In plain ones that of the result is laid out in several ways, also as a part of a larger one,
+of zeros, or one number with strides of 0, often 1. Or all are asked for twice, from one graph; or a tensor that may
+have been saved is changed before they are; or calls with other contents are made and differentiated in between; or they
+are added up in ``.grad``; or they are differentiated again; or the call is made in place."""
 KINDS = (*PLAIN, *OTHERS)
-LAYOUTS = ("contiguous", "transposed", "expanded", "sliced")
+LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
 COARSE = 1e-3
-"""The error of a second derivative, relative to the largest one, from which on a term is missing: it has no bound."""
+"""The error of a derivative that is differentiated again, and of its own derivative, relative to the largest one, from
+which on a term is missing: they have no bound."""
+ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
 
@@ -182,12 +185,20 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
             layout = Layout(expanded=(seed // 13 % rank,))
         case "one for all":
             layout = Layout(expanded=tuple(range(rank)))
+            values = (values, ONES)[seed // 47 % 2]
         case "sliced" if rank:
-            # Every second element; or rows that are parts of wider ones, as a concatenation hands them back.
+            # Every second element, or rows that are parts of wider ones.
             wider = Layout(padding=(*(0 for _ in shape[1:]), 3), offset=1)
             layout = (Layout(steps=(*(1 for _ in shape[1:]), 2), offset=1), wider)[seed // 43 % 2]
+        case "cut" if rank:
+            # A part of a larger tensor, as a concatenation of tokens or channels hands it back: rows are dense.
+            longer = 1 + seed // 43 % (rank - 2) if rank > 2 else rank - 1
+            layout = Layout(padding=tuple(5 if dim == longer else 0 for dim in range(rank)))
         case "zeros":
             values = "zeros"
+    if not rank and kind != "zeros" and seed // 47 % 3:
+        # Of a loss, as loss.backward() begins.
+        values = ONES
     return TensorSpec(shape, dtype, values, seed // 17 % 256, layout)
 
 
@@ -296,7 +307,7 @@ def _wrong(
     result, *found = outcome.value
     count = len(way.wanted)
     if way.kind == "second order":
-        return _second(trial, way, inputs, found[count:]), None
+        return _again(trial, way, inputs, found), None
     answers = expected(trial.spec, way, inputs, result)
     worst: Comparison | None = None
     for turn in range(1 + way.twice):
@@ -361,15 +372,16 @@ _LOOSE, _VANISHING = 2.0**-5, 2.0**-10
 """Of the largest gradient, what roundings change where something vanishes; and what is too small for half types."""
 
 
-def _second(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: list[Any]) -> str:
-    """Say that a second derivative is not torch's in float64; empty: it is, there is none, or torch's own in float32
-    is far from that, too."""
-    if not found or any(one.dtype not in (torch.float32, torch.int64, torch.bool) for one in inputs):
+def _again(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: list[Any]) -> str:
+    """Say that a derivative which is to be differentiated, or its own derivative, is not torch's in float64; empty:
+    they are, there are none, or torch's own in float32 are far from that, too."""
+    if any(one.dtype not in (torch.float32, torch.int64, torch.bool) for one in inputs):
         return ""
-    theirs, exact = (_of_torch(trial, way, inputs, dtype, second=True) for dtype in (None, torch.float64))
+    theirs, exact = (_of_torch(trial, way, inputs, dtype, again=True) for dtype in (None, torch.float64))
     if theirs is None or exact is None:
         return ""
-    for number, ours, own, right in zip(way.wanted, found, theirs, exact, strict=False):
+    which = [f"{order} derivative for operand {number}" for order in ("first", "second") for number in way.wanted]
+    for name, ours, own, right in zip(which, found, theirs, exact, strict=False):
         if not isinstance(ours, torch.Tensor) or not right.numel():
             continue
         ours = ours.detach().cpu()
@@ -380,14 +392,15 @@ def _second(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: li
             continue
         worst = float(torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf).amax())
         if worst > COARSE * largest + 8 * off:
-            return f"the second derivative for operand {number} is {worst:.3g} off, of {largest:.3g} at most"
+            return f"the {name} is {worst:.3g} off, of {largest:.3g} at most"
     return ""
 
 
 def _of_torch(
-    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None, second: bool = False
+    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None, again: bool = False
 ) -> list[torch.Tensor] | None:
-    """Return torch's own gradients of the wanted operands, or theirs; None: torch has none, or not of such a call.
+    """Return torch's own gradients of the wanted operands, and with ``again`` theirs after them; None: torch has none,
+    or not of such a call.
 
     :param dtype: The dtype of all floating-point operands; None: their own.
     """
@@ -397,17 +410,17 @@ def _of_torch(
     given = [one.requires_grad_() if n in way.wanted else one for n, one in enumerate(given)]
     args, kwargs = forms.bind(way.case, given)
     wanted = [given[n] for n in way.wanted]
-    ask = gradient_calls.second_order if second else gradient_calls.plain
+    ask = gradient_calls.second_order if again else gradient_calls.plain
     try:
         with sdpa_kernel(SDPBackend.MATH):
             found = ask(trial.spec.reference(*args, **kwargs), wanted, given[-1])
     # torch has no such derivative, or refuses operands that require one; then there is nothing to compare with.
     except (RuntimeError, TypeError):
         return None
-    found = list(found)[len(wanted) :] if second else list(found)
-    if len(found) < len(wanted):
+    if len(found) < (2 if again else 1) * len(wanted):
         return None
-    return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, wanted, strict=True)]
+    owners = wanted * (2 if again else 1)
+    return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, owners, strict=True)]
 
 
 def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
