@@ -81,7 +81,6 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
     "out_argument": forms.has_out,
     "aliasing": forms.not_in_place,
     "special_values": forms.has_numbers,
-    "call_forms": has_forms,
 }
 """The checks that make calls of their own, each with a function that tells where it applies. A drawn case makes one of
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
@@ -110,10 +109,11 @@ _APPLY = {
     "gradients": differentiable,
     "plain_operands": has_no_plain_operands,
     "layouts": has_layouts,
+    "call_forms": has_forms,
 }
 """Functions that tell whether one of these applies to a trial."""
 
-SELDOM = {"keywords": 16, "bare": 4, "layouts": 3, "plain_operands": 2, "gradients": 2, **RARE}
+SELDOM = {"keywords": 16, "bare": 4, "call_forms": 4, "layouts": 3, "plain_operands": 2, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
 ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)
