@@ -62,6 +62,8 @@ for them, as members of an enum of ints, or as 0-d tensors; and those of ``confo
 _ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER, call_contexts.ADJACENT)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
 """The forms in which torch's result is that of the plain form."""
+MAY_BE_REFUSED = (AXES, DIM_TENSORS)
+"""The forms that only a function of torch's dispatcher takes as a matter of course: a TypeError is no failure."""
 FACTORS = ("alpha", "beta", "eps", "p", "scale")
 """Parameters that are numbers, for which torch's functions take 0-d tensors, whatever their dtype."""
 

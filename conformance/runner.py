@@ -17,11 +17,11 @@ from conformance.calls import Local, Remote
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
+    DERIVED,
     DEVIATION,
     FAILED,
     LAST_WORD,
     RARE,
-    SAMPLED,
     Finding,
     Outcome,
     Trial,
@@ -285,8 +285,7 @@ def judge_prepared(
         return Verdict(identity, case.op, NOT_PROVIDED, (Finding("provided", NOT_PROVIDED, reason(trial.ours.error)),))
     findings = []
     for check in applicable(trial, checks, thorough):
-        # Other calls would only go wrong in the same way.
-        makes_others = check in (*SAMPLED, *RARE, "bare", "gradients", "plain_operands")
+        makes_others = check in (*DERIVED, *RARE, "bare", "gradients")
         if makes_others and any(finding.status == FAILED for finding in findings):
             continue
         findings.append(trial.excused(CHECKS[check](trial), case, check))

@@ -18,7 +18,7 @@ from hypothesis.strategies import SearchStrategy
 from conformance import cases, corpus, database, drawing, failure_causes, repro, runner, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.checks import CHECKS, RARE, SAMPLED, least_tried
+from conformance.checks import CHECKS, DERIVED, RARE, least_tried
 from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
@@ -327,9 +327,9 @@ class Run:
     def _smaller(self, case: Case, failing: Collection[str]) -> Verdict:
         """Judge a case that may be a smaller one in which one of the checks ``failing`` fails.
 
-        Of the sampled checks, which take most of the time of a thorough judgement, and of the rare ones only those that
-        failed are made, and where a sampled one fails again those before it: a failure is named after the first check
-        that fails.
+        Of the checks of calls that follow, which take most of the time of a thorough judgement, and of the rare ones
+        only those that failed are made, and where one of the former fails again those before it: a failure is named
+        after the first check that fails.
         """
         if not CHECKS.keys() >= {*failing}:
             # A crash or a hang may come from any check.
@@ -337,10 +337,10 @@ class Run:
         order = [check for check in CHECKS if self.checks is None or check in self.checks]
         verdict = self.judge(
             case,
-            checks=[check for check in order if check not in (*SAMPLED, *RARE, "plain_operands") or check in failing],
+            checks=[check for check in order if check not in (*DERIVED, *RARE) or check in failing],
         )
-        if verdict.failure and verdict.failure.check in SAMPLED:
-            earlier = [check for check in order[: order.index(verdict.failure.check)] if check in SAMPLED]
+        if verdict.failure and verdict.failure.check in DERIVED:
+            earlier = [check for check in order[: order.index(verdict.failure.check)] if check in DERIVED]
             if others := [check for check in earlier if check not in failing]:
                 called = self.judge(case, checks=others)
                 return called if called.failure else verdict

@@ -42,6 +42,7 @@ from conformance.checks.result import errors, inputs_unchanged, memory, metadata
 __all__ = [
     "CHECKS",
     "CONTEXTS",
+    "DERIVED",
     "DEVIATION",
     "FAILED",
     "PASSED",
@@ -115,6 +116,10 @@ _APPLY = {
 
 SELDOM = {"keywords": 16, "bare": 4, "call_forms": 4, "layouts": 3, "plain_operands": 2, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
+
+DERIVED = (*SAMPLED, "call_forms", "layouts", "plain_operands")
+"""The checks of calls that follow from a case. Where the case itself fails these would only go wrong in the same way;
+and each makes some of its calls, in turn, of a case that was drawn."""
 
 ALWAYS = ("guard_bands", "fully_written", "versions", "state", *SELDOM, *SAMPLED)
 """The checks that no OpSpec has to name."""

@@ -96,6 +96,8 @@ class Trial:
         error = self.ours.error
         if isinstance(error, NotProvided):
             return True
+        if self.case.form in forms.MAY_BE_REFUSED and isinstance(error, TypeError):
+            return True
         if not isinstance(error, NotImplementedError) or self.refusal is not None:
             return False
         return self.case.form in (call_contexts.NEGATED, call_contexts.TRAINING) or self.spec.left_out(self.call)

@@ -21,10 +21,10 @@ from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
+    DERIVED,
     DEVIATION,
     FAILED,
     RARE,
-    SAMPLED,
     UNCLAIMED,
     Outcome,
     Trial,
@@ -215,9 +215,9 @@ def study_op(
 def _suspect(prepared: Prepared, defect: Defect, right: Trial | None) -> bool:
     """Whether the check that has to catch it fails when it is made alone: all the others cost several times as much.
 
-    Of those that are sampled each takes its turn as it is, and ``values`` looks at one call in ordinary memory first.
+    Of calls that follow some take their turn as it is, and ``values`` looks at one call in ordinary memory first.
     ``right``: what came of the right implementation."""
-    if defect.check in SAMPLED:
+    if defect.check in DERIVED:
         return True
     if defect.check == "values" and right is not None and right.refusal is None and right.ours.error is None:
         ours = prepared.invoke(defect.implementation.maker(defect.op))

@@ -14,7 +14,7 @@ import torch
 from conformance import corpus, runner
 from conformance import spec as specs
 from conformance.cases import Case, Same
-from conformance.checks import ALWAYS, CHECKS, RARE, SAMPLED
+from conformance.checks import ALWAYS, CHECKS, DERIVED, RARE
 from conformance.implementations import CLAIMS, Implementation, ImplementationError, load
 from conformance.runner import judge
 from strategies.specs import Layout, Special, TensorSpec
@@ -42,11 +42,11 @@ def failing(verdict) -> dict[str, str]:
 def test_right_implementation_passes(case):
     verdict = judge(case, implementation(add))
     assert (verdict.status, verdict.refused, failing(verdict)) == ("passed", case is REFUSED, {})
-    always = {*ALWAYS} - {*SAMPLED} | {*specs.registry()[case.op].checks}
-    # Their turn does not come for these cases, and most operands are plain already.
-    always -= {*RARE, "plain_operands"}
+    always = {*ALWAYS} - {*DERIVED} | {*specs.registry()[case.op].checks}
+    # Their turn does not come for these cases.
+    always -= {*RARE}
     applicable = [check for check in CHECKS if check in always and (check != "gradients" or case is ADD)]
-    assert [finding.check for finding in verdict.findings if finding.check not in (*SAMPLED, "plain_operands")] == (
+    assert [finding.check for finding in verdict.findings if finding.check not in DERIVED] == (
         ["guard_bands", "errors", "inputs_unchanged", "state"] if case is REFUSED else applicable
     )
 
