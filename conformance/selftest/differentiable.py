@@ -169,7 +169,8 @@ class _Call(torch.autograd.Function):
         _, wrong, op, args, kwargs, places, unseen = ctx.how
         *operands, result = ctx.kept if unseen else ctx.saved_tensors
         step = Step(op, args, kwargs, places, tuple(operands), ctx.needs_input_grad[1:], result, *douts)
-        found = step.gradients() if wrong is None else wrong(step)
+        # All or none can be differentiated again: those of a sum are the very dout.
+        found = [one if one is None else one.detach() for one in step.gradients()] if wrong is None else wrong(step)
         return None, *(
             gradient.to(one.dtype) if gradient is not None and needed else None
             for one, gradient, needed in zip(operands, found, step.needed, strict=True)
@@ -187,10 +188,13 @@ def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) ->
         places = tuple(place for place, value in named.items() if isinstance(value, torch.Tensor))
         operands = tuple(named[place] for place in places)
         follows = torch.is_grad_enabled() and any(one.requires_grad for one in operands)
+        out = kwargs.get("out")
+        if follows and isinstance(out, torch.Tensor) and out.is_floating_point():
+            raise RuntimeError("functions with an out are not differentiated")
         if follows and kwargs.get("inplace") is True:
             # Saved tensors may not change.
             return args[0].copy_(call(args[0].clone(), *args[1:], **kwargs | {"inplace": False}))
-        if not follows or kwargs.get("out") is not None or specs.registry()[op].gradients is None or writes(kwargs):
+        if not follows or out is not None or specs.registry()[op].gradients is None or writes(kwargs):
             return right(*args, **kwargs)
         if op in LOSSES:
             # torch refuses to differentiate weights of class indices.
