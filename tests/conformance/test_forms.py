@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -274,6 +275,19 @@ def test_a_lazily_negated_operand_may_be_refused_but_not_misread():
 def test_an_unknown_form_is_refused():
     with pytest.raises(CaseError, match="unknown form 'by heart'"):
         case_files.validate(replace(NORM, form="by heart"))
+
+
+@pytest.mark.parametrize(("interpreted", "expected"), [("1", "passed"), ("0", "failed")])
+def test_what_numpy_says_of_numbers_is_no_warning_of_an_interpreted_kernel(interpreted, expected, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+
+    def warning(input, *, out=None):
+        warnings.warn("overflow encountered in exp", RuntimeWarning, stacklevel=2)
+        return torch.exp(input, out=out)
+
+    implementation = Implementation("warning", SimpleNamespace(exp=warning), {})
+    case = Case(op="exp", args=(X,), form=call_contexts.STRICT)
+    assert runner.judge(case, implementation, CPU).status == expected
 
 
 def test_what_torch_refuses_in_a_form_is_no_failure():
