@@ -271,11 +271,11 @@ def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return np.where(magnitude == 0, 0.0, np.maximum(magnitude, torch.finfo(dtype).smallest_normal))
 
 
-def equal_terms(a: np.ndarray, b: np.ndarray, value: np.ndarray) -> np.ndarray:
+def equal_terms(a: np.ndarray, b: np.ndarray, value: np.ndarray, least: int = EQUAL_TERMS) -> np.ndarray:
     """Tell of each sum of products whether its terms are equal but for one in a hundred; by the squares of matrices, so
-    never of fewer than ``EQUAL_TERMS``, whose bound has room for that drift."""
+    never of fewer than ``least``, whose bound has room for that drift."""
     terms = a.shape[-1]
-    return terms * (a**2 @ b**2) <= 1.01 * value**2 if terms >= EQUAL_TERMS else np.zeros((), bool)
+    return terms * (a**2 @ b**2) <= 1.01 * value**2 if terms >= least else np.zeros((), bool)
 
 
 def product(
@@ -320,14 +320,15 @@ def addmm(
 
     It is the bound of a product of which ``added`` is a term, since a sum may start from it, as torch's does on AMD's
     CPUs; plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute dtype (where the result
-    is of it, the half ulp counts that already). That alpha times the sum of terms is rounded
-    too is within the 4 u sqrt(K) S, of which torch needs about half. What underflows before it is scaled grows with
-    alpha."""
+    is of it, the half ulp counts that already). Equal terms that are added to ``added`` one by one are rounded alike,
+    by u |added| each. That alpha times the sum of terms is rounded too is within the 4 u sqrt(K) S, of which torch
+    needs about half. What underflows before it is scaled grows with alpha."""
     compute = compute_dtype(dtype)
     underflow = max(abs(alpha) - 1, 0) * terms * FORMATS[compute].subnormal / 2
     return (
         product(scaled, magnitude + np.abs(added), spread, terms, dtype, equal)
         + (rounding(added, compute) + rounding(value, compute))
+        + np.where(equal, terms * FORMATS[compute].unit * np.abs(added), 0.0)
         + underflow
     )
 

@@ -66,6 +66,12 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
     return Product(value, low, magnitude, spread, equal, judged)
 
 
+def equal(a: torch.Tensor, b: torch.Tensor, value: np.ndarray, least: int) -> np.ndarray:
+    """Return ``bounds.equal_terms`` of the finite elements of two matrices, whose product is ``value``."""
+    finite = (_finite(oracle.operand(one, one.dtype)) for one in (a, b))
+    return bounds.equal_terms(*finite, value, least)
+
+
 def _each(a: np.ndarray, b: np.ndarray) -> oracle.Double:
     """``oracle.matmul`` of each two matrices."""
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

@@ -112,7 +112,8 @@ def expected(call: Call) -> Expected:
             product, added = alpha * found.value, beta * start
             value = product + added
         magnitude, spread = np.abs(alpha) * found.magnitude, np.abs(alpha) * found.spread
-        bound = bounds.addmm(value, added, product, float(alpha), magnitude, spread, mat1.shape[1], dtype, found.equal)
+        equal = products.equal(mat1, mat2, found.value, least=16)
+        bound = bounds.addmm(value, added, product, float(alpha), magnitude, spread, mat1.shape[1], dtype, equal)
         judged = found.judged & np.isfinite(2 * magnitude) & oracle.in_range(magnitude, dtype)
         judged &= oracle.in_range(added, dtype) & (np.isfinite(added) | ~np.isfinite(start))
         if alpha == 0:

@@ -103,6 +103,22 @@ def test_one_accumulator_may_drift_by_equal_terms(terms):
     assert not bounds.equal_terms(row, column, row @ column).any()
 
 
+def test_equal_terms_are_rounded_alike_beside_a_large_start():
+    """As torch's addmm on the CPU adds them to its input."""
+    generator, errors = np.random.default_rng(0), []
+    for start, term in zip(*generator.uniform((30000, 1), (40000, 2), (200, 2)).astype(np.float32).T, strict=True):
+        total = np.cumsum(np.array([start, *[term] * 37]), dtype=np.float32)[-1]
+        scaled, added = 37 * float(term), float(start)
+        value = np.array(scaled + added)
+        bounded = (
+            bounds.addmm(value, np.array(added), np.array(scaled), 1.0, np.array(scaled), 0.0, 37, torch.float32, equal)
+            for equal in (False, True)
+        )
+        errors.append([abs(total - value) / bound for bound in bounded])
+    without, alike = np.array(errors).T
+    assert without.max() > 1 >= alike.max()
+
+
 def test_tf32_loses_what_lies_below_its_subnormals():
     """They are 2^-136 apart; of normal numbers nothing is added."""
     least, one = np.full((1, 64), 2.0**-149), np.ones((64, 1))

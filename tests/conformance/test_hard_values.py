@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from op_tools import drawn, missing
 
 from conformance import case_files, runner
 from conformance.cases import Case
+from conformance.implementations import Implementation
 from conformance.ops import _comparison as comparison
 from conformance.ops import _norms as norms
 from conformance.spec import registry
@@ -73,3 +76,20 @@ def test_rows_are_what_they_say():
     assert (cancelling[:, 1::2] < 0).all()
     assert (cancelling.sum(1).abs() < cancelling.abs().sum(1) / 100).all()
     assert 2.0**-12 < rows("normal_tiny", "float16").std() < 2.0**-10
+
+
+def test_a_weighted_probability_may_vanish_in_float64():
+    """5e-324 times a weight of a quarter is 0, times 16,000 it is not: which comes first is nobody's rule."""
+
+    def weighted_first(input, target, weight=None, *, reduction="mean"):
+        losses = torch.log_softmax(input, 1) * (target * weight.view(1, -1, 1, 1))
+        return -losses.sum(1)
+
+    probabilities = TensorSpec((1, 3, 5, 1), "float64", "positive", specials=(Special(0, "tiny", run=15),))
+    case = Case(
+        op="cross_entropy",
+        args=(TensorSpec((1, 3, 5, 1), "float64", "level"), probabilities),
+        kwargs={"reduction": "none", "weight": TensorSpec((3,), "float64", seed=35)},
+    )
+    implementation = Implementation("own", SimpleNamespace(cross_entropy=weighted_first), {})
+    assert runner.judge(case, implementation, torch.device("cpu"), ["values"]).status == "passed"
