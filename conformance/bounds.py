@@ -235,6 +235,8 @@ PRODUCT_WALK, PRODUCT_DRIFT = 4.0, 1 / 8
 # does not fit the last exponent fits the one before. Torch (cuBLAS on an H200, 2048 x 2048 results): 0.24 K for K =
 # 32768 in float64, 0.18 K in float32.
 EQUAL_DRIFT, EQUAL_TERMS = 1 / 4, 1024
+# K sum terms^2 is at least (sum terms)^2, and at most so many times that where one term in a hundred is 0.
+EQUAL_SQUARES = 1.01
 # A sum without products: u log2(K) sum|terms| + (K / 8) u |r|. The first bounds pairwise summation (N. J. Higham, The
 # accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993); terms of one sign drift, as those of products
 # do. Torch's float32 on the CPU uses of it and half an ulp 0.56 for K = 3, 0.44 for 16, 0.11 for 257, 0.015 for 4096.
@@ -275,7 +277,7 @@ def equal_terms(a: np.ndarray, b: np.ndarray, value: np.ndarray, least: int = EQ
     """Tell of each sum of products whether its terms are equal but for one in a hundred; by the squares of matrices, so
     never of fewer than ``least``, whose bound has room for that drift."""
     terms = a.shape[-1]
-    return terms * (a**2 @ b**2) <= 1.01 * value**2 if terms >= least else np.zeros((), bool)
+    return terms * (a**2 @ b**2) <= EQUAL_SQUARES * value**2 if terms >= least else np.zeros((), bool)
 
 
 def product(

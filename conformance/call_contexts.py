@@ -19,10 +19,9 @@ STRICT = "warnings are errors"
 """In these forms operands that are only read differ: floating-point ones are ``torch.nn.Parameter``, without gradient
 mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first, with a gap
 between them or none; or the written ones require a gradient as well, with gradient mode, where torch refuses that, or
-without, as in a step of an optimizer. Or the
-surroundings differ: operands were made in inference mode, in which the call runs; the default dtype is float64; causal
-variants are of the implementation's own enum; torch is set to be deterministic, or to use three threads; a warning that
-a user would see is raised."""
+without, as in a step of an optimizer. Or the surroundings differ: operands were made in inference mode, in which the
+call runs; the default dtype is float64; causal variants are of the implementation's own enum; torch is set to be
+deterministic, or to use three threads; a warning that a user would see is raised."""
 OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, LEAVES, UPDATED
 SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT
 SEEN = UserWarning, RuntimeWarning, FutureWarning

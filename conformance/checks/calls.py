@@ -37,9 +37,8 @@ def layouts(trial: Trial) -> Finding:
     """Check that operands in other layouts give the right result: one element off the start of vectors, column-major
     with a longer leading dim, without a unit stride, one batch for all, windows that overlap, by elements or by rows,
     or of a signal in each batch, parts of longer sequences, images with channels last, or parts of these, six to
-    thirteen dims,
-    rows far apart, dims of one element with a stride of 1, strides of elements beyond 8 and 16 bits, of rows beyond 16,
-    offsets beyond 20."""
+    thirteen dims, rows far apart, dims of one element with a stride of 1, strides of elements beyond 8 and 16 bits, of
+    rows beyond 16, offsets beyond 20."""
     return first(trial, "layouts", _laid_out(trial.case))
 
 

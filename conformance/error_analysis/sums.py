@@ -8,7 +8,15 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import EQUAL_DRIFT, EQUAL_TERMS, FORMATS, PRODUCT_DRIFT, PRODUCT_WALK, compute_dtype
+from conformance.bounds import (
+    EQUAL_DRIFT,
+    EQUAL_SQUARES,
+    EQUAL_TERMS,
+    FORMATS,
+    PRODUCT_DRIFT,
+    PRODUCT_WALK,
+    compute_dtype,
+)
 from conformance.error_analysis.functions import least, may_be_zero, real
 from conformance.error_analysis.pairs import (
     Pair,
@@ -270,7 +278,7 @@ def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_
         # Each product is rounded, by half a step at least; those of zeros are exact.
         drift = torch.full((), PRODUCT_DRIFT)
         if count >= EQUAL_TERMS:
-            drift = torch.where(count * of(x**2, y**2, *args) <= 1.01 * value**2, EQUAL_DRIFT, PRODUCT_DRIFT)
+            drift = torch.where(count * of(x**2, y**2, *args) <= EQUAL_SQUARES * value**2, EQUAL_DRIFT, PRODUCT_DRIFT)
         error = unit(dtype) * (PRODUCT_WALK * math.sqrt(count) * size + drift * count * value.abs())
         error = error + torch.where(size > 0, count * form.subnormal / 2, 0.0)
         for first, second in ((a.error, y.abs()), (x.abs(), b.error), (a.error, b.error)):

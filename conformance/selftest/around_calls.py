@@ -45,22 +45,21 @@ def _is_of_ones(dout: torch.Tensor) -> bool:
 @backward("sigmoid tanh silu exp", KIND)
 def ones_are_read_at_the_result(step: Step) -> Gradients:
     """A gradient of ones has a kernel of its own, which gets the result that was saved for the operand."""
-    found = step.gradients()
     if not _is_of_ones(step.dout) or step.operands[0].dtype != step.result.dtype:
-        return found
+        return step.gradients()
     return step.gradients(operands=(step.result,))
 
 
 @backward("cross_entropy", KIND)
 def loss_of_one_without_smoothing(step: Step) -> Gradients:
-    """What loss.backward() returns was computed with the loss, without smoothing."""
+    """The gradient for loss.backward() was computed with the loss, without smoothing."""
     smoothing = step.kwargs.get("label_smoothing")
     return step.gradients(label_smoothing=None) if smoothing and _is_of_ones(step.dout) else step.gradients()
 
 
 @backward("tanh sigmoid exp", KIND)
 def graph_of_another_derivative(step: Step) -> Gradients:
-    """Where gradients are differentiated again, the first derivative is that of a kernel of its own, half of it."""
+    """The first derivative is halved where it is to be differentiated: it comes from a kernel of its own."""
     found = step.gradients()
     return [one if one is None else one / 2 for one in found] if torch.is_grad_enabled() else found
 

@@ -1,4 +1,5 @@
-"""What models, optimizers and their helpers do with a call."""
+"""Tests of what models, optimizers and their helpers do with a call: autograd's refusals, other names of dims, far
+numbers."""
 
 from __future__ import annotations
 
