@@ -38,26 +38,23 @@ def within(context, function, others=None):
     kind = how.pop("kind")
     if others and kind in others:
         tools = SimpleNamespace(operands=operands, replaced=replaced, copied=copied)
-        return _without_collector(others[kind](function, tools, **how))
+        return _without_collector()(others[kind](function, tools, **how))
     if kind not in _KINDS:
         return function
-    return _without_collector(_KINDS[kind](function, **how))
+    return _without_collector()(_KINDS[kind](function, **how))
 
 
-def _without_collector(function):
-    """Let a call run without Python's collector of cycles: it takes a third of the time in which torch's compiler is
+@contextlib.contextmanager
+def _without_collector():
+    """Let calls run without Python's collector of cycles: it takes a third of the time in which torch's compiler is
     imported, and what it calls, wherever a thread happens to be, are lines of that thread as any others."""
-
-    def call(*args, **kwargs):
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            if enabled:
-                gc.enable()
-
-    return call
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def operands(args, kwargs):
@@ -233,6 +230,7 @@ class _Turns:
         self._changed = threading.Condition()
         self._threads, self._frames = [], [0, 0]
 
+    @_without_collector()
     def run(self, functions):
         """Call the two functions, each in a thread of its own, and return their values. Raises what one of them raises,
         when both have ended."""

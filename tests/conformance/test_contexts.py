@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
@@ -276,11 +277,10 @@ def test_what_threads_share_is_caught_however_often_they_switch(name, message, i
     assert message in findings[0].message
 
 
-@pytest.mark.parametrize("threshold", [4, 13, 29])
-def test_what_the_collector_calls_are_no_lines_of_a_thread(threshold):
-    """It calls Hypothesis, say, where a thread has made so many objects."""
-    defect, before = BANK["layer_norm_arguments_shared"], gc.get_threshold()
-    called = []
+@contextlib.contextmanager
+def collecting(threshold):
+    """Python's collector runs after so many new objects, and calls what it finds in ``gc.callbacks``: Hypothesis, say."""
+    before, called = gc.get_threshold(), []
 
     def callback(phase, info):
         called.append(phase)
@@ -288,15 +288,23 @@ def test_what_the_collector_calls_are_no_lines_of_a_thread(threshold):
     gc.callbacks.append(callback)
     gc.set_threshold(threshold)
     try:
-        findings = [judged("threads", CASES["layer_norm"], defect.implementation) for _ in range(3)]
+        yield
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(callback)
     assert called
+
+
+@pytest.mark.parametrize("threshold", [4, 13, 29])
+def test_what_the_collector_calls_are_no_lines_of_a_thread(threshold):
+    defect = BANK["layer_norm_arguments_shared"]
+    with collecting(threshold):
+        findings = [judged("threads", CASES["layer_norm"], defect.implementation) for _ in range(3)]
     assert [finding.status for finding in findings] == [FAILED] * 3
 
 
-def test_a_mistake_between_two_lines_is_told_with_its_place():
+@pytest.mark.parametrize("threshold", [1, 4, 700])
+def test_a_mistake_between_two_lines_is_told_with_its_place(threshold):
     """While the second thread makes its whole call, which leaves another state than it found."""
     state = SimpleNamespace(calls=0)
 
@@ -307,8 +315,9 @@ def test_a_mistake_between_two_lines_is_told_with_its_place():
         return result if state.calls == before + 1 else result + 1
 
     own = Implementation("tested", SimpleNamespace(exp=exp), {"exp": ("deterministic",)})
-    assert "differ at" in judged("threads", CASES["exp"], own).message
-    stopped = [turns(cut, exp) for cut in (1, 2, 4)]
+    with collecting(threshold):
+        assert "differ at" in judged("threads", CASES["exp"], own).message
+        stopped = [turns(cut, exp) for cut in (1, 2, 4)]
     assert [values[0] is not None and places for values, places in stopped] == [
         [f"test_contexts.py:{exp.__code__.co_firstlineno + line}"] for line in (1, 2, 4)
     ]
