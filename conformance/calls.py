@@ -308,6 +308,10 @@ class Judged:
             raise RuntimeError(names.get("failed"))
         return _valid(names, list[str])
 
+    def numbers(self, op: str) -> Sequence[float]:
+        """Return the numbers in the code of the op, as of ``code_numbers.of``. Raises Lost."""
+        return _valid(self._ask({"ask": "numbers", "op": op})[0].get("numbers"), list[int | float])
+
     def forget(self) -> None:
         """Let go of the results of the calls made so far. Raises Lost."""
         self._ask({"ask": "forget"})

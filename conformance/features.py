@@ -48,7 +48,7 @@ SPECIALS = {
     "nan": "nan", "-nan": "nan", "snan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "tiny": "tiny",
     "-tiny": "tiny", "max": "extreme", "min": "extreme", "masked out": "extreme",
 }  # fmt: skip
-"""The class of each special value that is planted."""
+"""The class of each special value that is planted; planted numbers have none."""
 
 BROADCASTS = ("equal", *shapes.PATTERNS, "other")
 """The ways in which the shapes of two operands broadcast."""
@@ -153,7 +153,7 @@ def layout(spec: TensorSpec) -> str:
 
 def specials(spec: TensorSpec) -> tuple[str, ...]:
     """Return the classes of the special values that are planted, or "none"."""
-    return tuple(dict.fromkeys(SPECIALS[special.value] for special in spec.specials)) or ("none",)
+    return tuple(dict.fromkeys(SPECIALS[s.value] for s in spec.specials if s.value in SPECIALS)) or ("none",)
 
 
 def size(elements: int) -> str:

@@ -106,8 +106,14 @@ class Item(msgspec.Struct, frozen=True, tag=True):
     arguments: Sequence[str]
 
 
+class Numbers(msgspec.Struct, frozen=True, tag=True):
+    """Return the numbers in the code of an op."""
+
+    op: str
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a Request, a Play, a Script or an Item."""
+    """The answer to a Request, a Play, a Script, an Item or Numbers."""
 
     verdict: Verdict | None = None
     verdicts: Sequence[Verdict] = ()
@@ -119,6 +125,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     script: str = ""
     no_script: str = ""
     """Why there is no script."""
+    numbers: Sequence[int | float] = ()
     fault: str = ""
     """The traceback, where the harness itself failed."""
     lost: bool = False
@@ -156,7 +163,7 @@ def main(descriptor: int, judged_descriptor: int) -> None:
         # Imported objects stay: the collector need not look through them again.
         gc.freeze()
         while True:
-            request = msgspec.json.decode(connection.recv_bytes(), type=Request | Play | Script | Item)
+            request = msgspec.json.decode(connection.recv_bytes(), type=Request | Play | Script | Item | Numbers)
             reply = _answer(request, implementation, device, setup.checks)
             connection.send_bytes(msgspec.json.encode(reply))
             if isinstance(reply, Gone) or reply.lost:
@@ -182,7 +189,7 @@ def _end(status: int) -> None:
 
 
 def _answer(
-    request: Request | Play | Script | Item,
+    request: Request | Play | Script | Item | Numbers,
     implementation: Implementation,
     device: torch.device,
     checks: Sequence[str] | None,
@@ -194,6 +201,8 @@ def _answer(
             reply = _run(request, implementation, device)
         elif isinstance(request, Play):
             reply = Reply(sequence_judge.judge(request.sequence, implementation, device))
+        elif isinstance(request, Numbers):
+            reply = Reply(numbers=implementation.numbers(request.op))
         elif isinstance(request, Script):
             reply = Reply(verdicts=plain_calls.judge(request.cases, implementation, device, request.seconds or None))
         elif request.verdict is None:

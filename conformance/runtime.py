@@ -42,8 +42,8 @@ def _beside(name):
 guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
     _beside, ("guards", "call_contexts", "context_calls", "gradient_calls", "mode_calls")
 )
-dispatcher_calls, gpu_calls, process_state, sequence_staging = map(
-    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging")
+dispatcher_calls, gpu_calls, process_state, sequence_staging, code_numbers = map(
+    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging", "code_numbers")
 )
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -595,6 +595,8 @@ class _Server:
         """Return the reply to one request: a header and blobs."""
         if asked["ask"] == "settings":
             return {"names": self._settings(asked["op"])}, ()
+        if asked["ask"] == "numbers":
+            return {"numbers": code_numbers.of(getattr(self.provider, asked["op"]))}, ()
         if asked["ask"] == "lost":
             return {"lost": _lost(self.device)}, ()
         if asked["ask"] == "forget":

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
+import msgspec
 from hypothesis import strategies as st
 
 from conformance import case_files, cases, drawing, session
-from conformance.cases import Case, Same, View
+from conformance.cases import Argument, Case, Same, View
 from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, is_tied, twin, vary, whole
 from conformance.sequences import CallSequence, Memory, Result, Settings, Step
-from conformance.spec import OpSpec, registry
+from conformance.spec import OpSpec, parameters, registry
+from strategies.specs import TensorSpec
 
 PAIRS = 6
 """The number of pairs of calls in a sequence, of any case and a variation of it; but any two calls may disturb one
@@ -29,6 +31,10 @@ of 16 buffers holds."""
 WARM = 48
 """The number of calls of one shape on the same tensors in the second of as many: a recording that is made once a call
 was frequent has to be replayed with the tensors' present contents."""
+OFTEN = 300
+"""The most calls of one shape that are made since the implementation's code has such a number."""
+OPTIONS = 16
+"""The most calls of each sequence that differ from its ordinary one in one option alone."""
 AFTER_REFUSALS = (("dim", 0), ("word", 0), ("twin", 3), ("twin", 5), ("causal", 1))
 """The variations of the ordinary case that follow refused calls at the end of each sequence: of another dim or with
 options, they may meet what the refused call has left. Any calls follow a few more."""
@@ -94,6 +100,59 @@ def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Itera
             name, number = AFTER_REFUSALS[place]
             legal = vary(VARIATIONS[name], ordinary, number)
         yield Step(legal)
+
+
+def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
+    """Yield the ordinary call, and then calls that differ from it in one option: an optional tensor is left out, or
+    another argument is as in one of the other calls. What was made ready for a shape may depend on any of them."""
+    required, given = parameters(ordinary.op, required=True), _arguments(ordinary)
+    found = [
+        _with_argument(ordinary, name, None)
+        for name, value in given.items()
+        if name not in required and isinstance(value, TensorSpec)
+    ]
+    for other in others:
+        options = {name: value for name, value in _arguments(other).items() if not isinstance(value, _OF_MEMORY)}
+        found += [_with_argument(ordinary, name, value) for name, value in options.items() if given.get(name) != value]
+        found += [_with_argument(ordinary, name, None) for name in ordinary.kwargs if name not in _arguments(other)]
+    known = {cases.case_id(ordinary)}
+    for case in found:
+        if len(known) <= OPTIONS and cases.case_id(case) not in known and _is_defined(case):
+            if len(known) == 1:
+                yield Step(ordinary)
+            known.add(cases.case_id(case))
+            yield Step(case)
+
+
+_OF_MEMORY = TensorSpec | Same | View
+
+
+def _arguments(case: Case) -> dict[str, Argument]:
+    """Return the arguments of a call by name, as far as that is known."""
+    return {**dict(zip(parameters(case.op), case.args, strict=False)), **case.kwargs}
+
+
+def _with_argument(case: Case, name: str, value: Argument) -> Case:
+    """Return the call with another argument of a name; None: without it, where it is given by name."""
+    place = dict(zip(parameters(case.op), range(len(case.args)), strict=False)).get(name)
+    if place is not None:
+        args = (*case.args[:place], value, *case.args[place + 1 :])
+        return msgspec.structs.replace(case, args=args, digests=())
+    kwargs = {key: one for key, one in case.kwargs.items() if key != name}
+    if value is not None or name not in case.kwargs:
+        kwargs[name] = value
+    return msgspec.structs.replace(case, kwargs=kwargs, digests=())
+
+
+def _is_defined(case: Case) -> bool:
+    """Tell whether torch takes a small call, and defines its result."""
+    spec = registry()[case.op]
+    return bool(
+        _has_room(case)
+        and spec.defined(case) == case
+        and spec.takes(case)
+        and case_files.result_elements(case) is not None
+    )
 
 
 def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
@@ -246,8 +305,12 @@ def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:
     return True
 
 
-def drawn(op: str, dtypes: Sequence[str], examples: int, seed: int) -> Iterator[CallSequence]:
-    """Yield so many sequences of an op, always the same ones for one seed."""
+def drawn(
+    op: str, dtypes: Sequence[str], examples: int, seed: int, numbers: Sequence[float] = ()
+) -> Iterator[CallSequence]:
+    """Yield so many sequences of an op, always the same ones for one seed. From the third on they also have one more
+    call of one shape than one of ``numbers``, those of the implementation's code, and one more again."""
+    often = [int(number) for number in numbers if number == int(number) and RING - 2 < number <= OFTEN]
     # In rounds, as cases: from the eleventh on Hypothesis draws variations of those before.
     for start in range(0, examples, session.ROUND):
         count = min(session.ROUND, examples - start)
@@ -262,4 +325,7 @@ def drawn(op: str, dtypes: Sequence[str], examples: int, seed: int) -> Iterator[
             draws, name = _refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}"
             refused = drawing.drawn(draws, name, session.ROUND, filtered=True)
             last = (step for known in LAST for step in _known(ordinary, known))
-            yield CallSequence(steps=(*steps, *last, *_after_refusals(ordinary, refused[1:])))
+            count_up = (Step(ordinary, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
+            options = _with_options(ordinary, [legal for _, legal in refused[1:]])
+            after = (*last, *_after_refusals(ordinary, refused[1:]))
+            yield CallSequence(steps=(*steps, *count_up, *options, *after))

@@ -33,7 +33,7 @@ def search(run: Run, op: str) -> Report:
         report.skipped = f"not provided by {run.implementation.name}: {op}"
         return report
     dtypes = [dtype for dtype in specs.registry()[op].dtypes if dtype in run.dtypes]
-    for sequence in sequence_draws.drawn(op, dtypes, -(-run.settings.max_examples // SHARE), run.seed):
+    for sequence in sequence_draws.drawn(op, dtypes, -(-run.settings.max_examples // SHARE), run.seed, run.numbers(op)):
         verdict = play(run, sequence)
         if verdict.failure:
             report.failed.append(_reported(run, report, played, sequence, verdict))

@@ -63,10 +63,10 @@ def same(case: Case, number: int) -> Case:
 def contents(case: Case, number: int) -> Case:
     """Give the operands other contents."""
     by = 1 + number % 3
-    return _each(reseeded(case, by), lambda spec: _earlier(spec, by) if _is_listed(spec) else spec)
+    return _each(reseeded(case, by), lambda spec: _earlier(spec, by) if is_listed(spec) else spec)
 
 
-def _is_listed(spec: TensorSpec) -> bool:
+def is_listed(spec: TensorSpec) -> bool:
     """Tell whether its numbers are listed, as those of slots are, which have to be few."""
     return spec.values.startswith(LISTED)
 
@@ -131,7 +131,7 @@ def twin(case: Case, number: int) -> Case:
     name = _added(case, number)
     if name:
         return msgspec.structs.replace(case, kwargs={**case.kwargs, name: TWINS[number]})
-    return _changed(case, lambda name, value: TWINS[number] if name in NUMBERS and value is not None else value)
+    return changed(case, lambda name, value: TWINS[number] if name in NUMBERS and value is not None else value)
 
 
 def _added(case: Case, number: int) -> str:
@@ -152,7 +152,7 @@ def word(case: Case, number: int) -> Case:
     for name in OF_WORDS.get(case.op, ()):
         if name not in case.kwargs and parameters(case.op).index(name) >= len(case.args):
             case = msgspec.structs.replace(case, kwargs={**case.kwargs, name: WORDS[name][0]})
-    return _changed(case, other)
+    return changed(case, other)
 
 
 def causal(case: Case, number: int) -> Case:
@@ -179,7 +179,7 @@ def dim(case: Case, number: int) -> Case:
     def other(name: str, value: Argument) -> Argument:
         return (value + 1) % len(shape) if name == "dim" and type(value) is int else value
 
-    return _changed(case, other)
+    return changed(case, other)
 
 
 def sibling(case: Case, number: int) -> Case:
@@ -235,10 +235,14 @@ def resized(case: Case, number: int) -> Case:
     """Give one of the sizes another value, wherever operands have it: one more, half of it, or one more than twice."""
     specs = cases.operands(case)
     known = sorted({size for spec in specs for size in spec.shape if size > 1}, reverse=True)
-    if not known or any(map(_is_listed, specs)):
+    if not known or any(map(is_listed, specs)):
         return case
     was = known[number % len(known)]
-    wanted = (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3]
+    return with_size(case, was, (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3])
+
+
+def with_size(case: Case, was: int, wanted: int) -> Case:
+    """Put another size in the place of one, wherever operands have it; not where one is a part of another's memory."""
 
     def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(wanted if size == was else size for size in old)
@@ -251,7 +255,7 @@ def resized(case: Case, number: int) -> Case:
                 return sizes(value)
         return value
 
-    return case if is_tied(case) else _changed(case, other)
+    return case if is_tied(case) else changed(case, other)
 
 
 def turned(case: Case, number: int) -> Case:
@@ -307,7 +311,7 @@ VARIATIONS |= {
 # --- changing arguments -------------------------------------------------------------------------------------------
 
 
-def _changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
+def changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
     """Return the case with each argument changed, by name: positional ones by that of torch's parameter, as far as
     known."""
     known = (*parameters(case.op), *("",) * len(case.args))
@@ -321,7 +325,7 @@ def _each(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
     """Return the case with each tensor changed; not where one argument is a part of another's memory."""
     if is_tied(case):
         return case
-    return _changed(case, lambda _, value: change(value) if isinstance(value, TensorSpec) else value)
+    return changed(case, lambda _, value: change(value) if isinstance(value, TensorSpec) else value)
 
 
 def is_tied(case: Case) -> bool:
@@ -331,7 +335,7 @@ def is_tied(case: Case) -> bool:
 
 def _filled(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
     """Return the case with each tensor changed but those whose numbers are listed."""
-    return _each(case, lambda spec: spec if _is_listed(spec) else change(spec))
+    return _each(case, lambda spec: spec if is_listed(spec) else change(spec))
 
 
 def _one(case: Case, number: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:

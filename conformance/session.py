@@ -15,7 +15,7 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, corpus, database, drawing, failure_causes, repro, runner, sequences
+from conformance import cases, code_draws, corpus, database, drawing, failure_causes, repro, runner, sequences
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.checks import CHECKS, DERIVED, RARE, least_tried
@@ -49,6 +49,10 @@ LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
 profiles that have to be quick."""
 SCENES_SHARE = 6
 """One call of a model's scenes is drawn for so many legal ones."""
+CODE_SHARE, CODE_SHARE_OF_QUICK = 2, 10
+"""One call at a number of the implementation's code is drawn for so many legal ones."""
+FEW_ELEMENTS = 1 << 14
+"""The most elements of such a call where there are no large ones."""
 
 FATAL = {CRASH: 12, TIMEOUT: 3}
 """Failures that cost a process, with the number of such cases after which a search is given up: a fresh process takes
@@ -179,6 +183,10 @@ class Run:
             self.journal.end(verdict)
         return verdict
 
+    def numbers(self, op: str) -> Sequence[float]:
+        """Return the numbers in the implementation's code of an op."""
+        return self.implementation.numbers(op) if self.child is None else self.child.numbers(op)
+
     def replay(self, path: Path, follow: Callable[[CallSequence, Path], Report]) -> Report:
         """Judge the case or the sequence in one file. ``follow``: judges a sequence."""
         report = Report()
@@ -229,7 +237,8 @@ class Run:
             report.skipped = f"not provided by {self.implementation.name}: {op}"
             return report
         try:
-            for part in rounds(op, dtype, refused, self.dtypes, self.settings, self.seed, self.large):
+            numbers = () if refused else self.numbers(op)
+            for part in rounds(op, dtype, refused, self.dtypes, self.settings, self.seed, self.large, numbers):
                 settings = drawing.settings(part.examples)
                 if self.database is not None:
                     known = database.Search(self.database, f"{op}/{dtype}/{part.kind}")
@@ -408,7 +417,7 @@ class Round:
     """A few cases that Hypothesis draws in one go."""
 
     kind: str
-    """"legal", "refused", "large" or "scenes"."""
+    """"legal", "refused", "large", "scenes" or "code"."""
     start: int
     """The number of cases of the kind that were drawn before."""
     examples: int
@@ -424,27 +433,31 @@ def rounds(
     settings: hypothesis.settings,
     seed: int,
     large: int = 0,
+    numbers: Sequence[float] = (),
 ) -> Iterator[Round]:
     """Yield the rounds of one op and dtype.
 
     ``refused``: calls that torch refuses. ``dtypes``: the dtypes that may be mixed in one call. ``large``: after the
-    others, calls of up to so many elements.
+    others, calls of up to so many elements. ``numbers``: those of the implementation's code.
 
-    Where the op has scenes, they are the last rounds of legal calls.
+    Where the op has scenes, they come after all that; and last, calls at ``numbers``.
     """
     spec, all_examples = specs.registry()[op], settings.max_examples
     if refused:
         kinds = [("refused", spec.refused, -(-all_examples // REFUSED_SHARE))]
     else:
         kinds = [("legal", spec.cases, all_examples)]
+        quick = all_examples < PROFILES["ci"].max_examples
         share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
-        if all_examples < PROFILES["ci"].max_examples:
+        if quick:
             share = LARGE_SHARE_OF_QUICK
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
         # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
         if spec.scenes is not None:
             kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
+        if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
+            kinds.append(("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE)))
     for kind, cases_of, examples in kinds:
         # Calls that torch refuses may mix what legal ones do not.
         others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []

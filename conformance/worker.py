@@ -24,7 +24,7 @@ from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
 from conformance.implementations import TORCH, Implementation, ImplementationError
-from conformance.judge_main import Gone, Importing, Item, Play, Ready, Reply, Request, Script, Setup, Unusable
+from conformance.judge_main import Gone, Importing, Item, Numbers, Play, Ready, Reply, Request, Script, Setup, Unusable
 from conformance.repro import ReproError
 from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, DeviceError, Verdict
 from conformance.semantics import CUDA
@@ -205,6 +205,14 @@ class Child:
             raise ReproError(reply.no_script)
         return reply.script
 
+    def numbers(self, op: str) -> Sequence[float]:
+        """Return the numbers in the code of an op, as of ``code_numbers.of``; none where asking for them ends the
+        process."""
+        try:
+            return self._ask(Numbers(op), self.timeout).numbers
+        except _Death:
+            return ()
+
     def run(self, arguments: Sequence[str]) -> tuple[str, str]:
         """Run one item of pytest in the child; return whether it passed, failed or was skipped, and why."""
         try:
@@ -241,7 +249,7 @@ class Child:
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.json.encode(self._setup))
 
-    def _ask(self, request: Request | Play | Script | Item, timeout: float) -> Reply:
+    def _ask(self, request: Request | Play | Script | Item | Numbers, timeout: float) -> Reply:
         self.ready()
         self._begun = os.fstat(self._printed.fileno()).st_size
         try:

@@ -73,7 +73,9 @@ class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     ``run`` - 1 that follow, as far as there are such."""
 
     index: int
-    value: str  # "nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny", "-nan"
+    value: str
+    """"nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny", "-nan"; or a number as
+    Python writes it, which is rounded to the dtype."""
     run: int = 1
 
     def __post_init__(self) -> None:

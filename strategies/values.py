@@ -35,8 +35,11 @@ WITH_MASKED = {
 
 @cache
 def special_bits(value: str, dtype: str) -> int:
-    """The bits of a special value. Raises ValueError where the name is unknown or the dtype has no such value."""
+    """The bits of a special value, or of a number as Python writes it, rounded to the dtype. Raises ValueError where
+    the name is unknown or the dtype has no such value."""
     form, known = format_of(dtype), (*SPECIALS, SIGNED_NAN, SIGNALLING, MASKED)
+    if _NUMBER.fullmatch(value):
+        return _bits_of(value, form, dtype)
     if value not in known:
         raise ValueError(f"unknown special value {value!r}; known: {', '.join(known)}")
     if value == SIGNED_NAN and form.kind == "float":
@@ -54,6 +57,17 @@ def special_bits(value: str, dtype: str) -> int:
     if value == "min":
         return form.sign_bit | table["max"]
     return (form.sign_bit if value.startswith("-") else 0) | table[value.removeprefix("-")]
+
+
+_NUMBER = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?(e[-+][0-9]{1,3})?")
+
+
+def _bits_of(number: str, form: Format, dtype: str) -> int:
+    if form.kind == "float":
+        return int(encode(np.array([float(number)]), form)[0])
+    if form.kind == "bool" or not number.removeprefix("-").isdecimal() or not _holds(form, int(number)):
+        raise ValueError(f"{dtype} has no number {number}")
+    return int(number) % 2**form.bits
 
 
 def specials_of(dtype: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
 
@@ -89,6 +89,15 @@ def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterat
                     yield case
 
 
+def code_cases(op: str, settings: hypothesis.settings, seed: int, numbers: Sequence[float]) -> Iterator[Case]:
+    """The cases that the suite judges of an op at the numbers of an implementation's code, of all its dtypes."""
+    dtypes = specs.registry()[op].dtypes
+    for dtype in dtypes:
+        for part in session.rounds(op, dtype, False, dtypes, settings, seed, runner.LARGE[""], numbers):
+            if part.kind == "code":
+                yield from drawing.drawn(part.draws, part.seed, part.examples)
+
+
 class Shared(Prepared, frozen=True):
     """What many implementations are judged on: the oracle is asked once, and so are the calls that follow."""
 
@@ -154,6 +163,31 @@ def study(
     tallies = [Control(implementation.name, op) for implementation in implementations]
     least_tried.anew()
     count = 0
+
+    def meet(prepared: Prepared, count: int, defects: Mapping[str, Defect]) -> None:
+        """Judge the defects on a case, and note those that are caught."""
+        case = prepared.case
+        note(right(op).name, case, count)
+        wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if defects else set()
+        plain = runner.tried(prepared, right(op), thorough=False) if defects else None
+        for defect in list(defects.values()):
+            note(defect.name, case, count)
+            if defect.check in wrong or not _suspect(prepared, defect, plain):
+                continue
+            # Those that are rare are made of each case here.
+            checks = (defect.check,) if defect.check in RARE else None
+            verdict = runner.judge_prepared(prepared, defect.implementation, checks, thorough=False)
+            if verdict.failure and verdict.failure.check == "memory" != defect.check:
+                # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
+                others[defect.name].add("memory")
+                verdict = runner.judge_prepared(prepared, defect.implementation, UNWATCHED)
+            found = failed(verdict) - wrong
+            others[defect.name] |= found - {defect.check}
+            if defect.check in failed(verdict, strict=True) - wrong and verdict.failure:
+                del alive[defect.name]
+                told = others[defect.name], cases.canonical(case), verdict.failure.check
+                results.append(result(defect, count, *told))
+
     with warnings.catch_warnings(action="ignore"):
         for case in suite_cases(op, settings, seed):
             if not alive and count >= controlled:
@@ -164,26 +198,14 @@ def study(
                 for tally, implementation in zip(tallies, implementations, strict=True):
                     note(tally.name, case, count)
                     _control(tally, prepared, implementation)
-            note(right(op).name, case, count)
-            wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if alive else set()
-            plain = runner.tried(prepared, right(op), thorough=False) if alive else None
-            for defect in list(alive.values()):
-                note(defect.name, case, count)
-                if defect.check in wrong or not _suspect(prepared, defect, plain):
-                    continue
-                # Those that are rare are made of each case here.
-                checks = (defect.check,) if defect.check in RARE else None
-                verdict = runner.judge_prepared(prepared, defect.implementation, checks, thorough=False)
-                if verdict.failure and verdict.failure.check == "memory" != defect.check:
-                    # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
-                    others[defect.name].add("memory")
-                    verdict = runner.judge_prepared(prepared, defect.implementation, UNWATCHED)
-                found = failed(verdict) - wrong
-                others[defect.name] |= found - {defect.check}
-                if defect.check in failed(verdict, strict=True) - wrong and verdict.failure:
-                    del alive[defect.name]
-                    told = others[defect.name], cases.canonical(case), verdict.failure.check
-                    results.append(result(defect, count, *told))
+            meet(prepared, count, alive)
+        # Of those that are left each has the calls at the numbers of its own code.
+        for one in list(alive.values()):
+            numbers = one.implementation.numbers(op)
+            for count_of_own, case in enumerate(code_cases(op, settings, seed, numbers), count + 1):
+                meet(prepare(case), count_of_own, {one.name: one})
+                if one.name not in alive:
+                    break
     results += [result(defect, count, others[defect.name]) for defect in alive.values()]
     return results, tallies
 

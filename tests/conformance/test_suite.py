@@ -34,7 +34,7 @@ def _torch_is_whole():
     and torch's cannot be imported twice."""
     operand = TensorSpec((3,), "float32")
     for op, arguments in {"add": (operand, operand), "softmax": (operand, 0), "relu": (operand,)}.items():
-        case_files._result_elements(Case(op=op, args=arguments), registry()[op].reference)
+        case_files.result_elements(Case(op=op, args=arguments))
     runner.judge(Case(op="add", args=(operand, 1.0), kwargs={"out": TensorSpec((2,), "float32")}), "torch")
 
 

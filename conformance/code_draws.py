@@ -1,0 +1,259 @@
+"""Draw cases at the numbers that the judged code has (``conformance.code_numbers``): sizes, elements, arguments and
+distances of rows at them, beside them and past several of them. There a kernel takes another way, and no strategy can
+know where that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from conformance import case_files, cases
+from conformance.cases import Argument, Case
+from conformance.sequence_variations import NUMBERS, changed, is_listed, is_tied, with_size
+from conformance.spec import OpSpec
+from strategies.dtypes import format_of, is_floating
+from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
+from strategies.values import LISTED, MASKS, STORED
+
+LEAST = 9
+"""Smaller sizes are drawn anyway."""
+ELEMENTS, RESULTS = 1 << 23, 1 << 23
+"""The most elements of all operands of such a case together, and of its result, where kernels are quick."""
+STORAGE = 1 << 24
+"""The most elements of the storage of its operands."""
+WORK = 32
+"""The most that its sizes may come to, multiplied, each once, as a product's M * K * N: so many times the elements that
+its result may have."""
+FLOAT64 = 1 << 14
+"""The most elements with float64, whose oracles take long."""
+POOL = 32
+"""The most numbers that are drawn from, the nearest ones."""
+TRIES = 4
+"""The most places where a number is tried."""
+OF = 3
+"""So many calls are drawn for one that is changed."""
+_SMALL = (3, 2, 1)
+"""The sizes that others get where a case would be too large."""
+_OF_SHARES = ("eps", "p")
+"""Arguments that lie between 0 and 1."""
+
+_PLACE = st.integers(0, 59)
+_TIMES = st.sampled_from((1, 1, 2))
+_BESIDE = st.sampled_from(((1, 1), (1, 0), (1, -1), (2, 1), (2, 0), (3, 1), (1, 7)))
+"""So many times a number, and so much more."""
+_KINDS = (*("sizes", "all sizes", "all sizes") * 2, "blocks", *("elements",) * 2, "arguments", "distances")
+
+
+def calls(
+    spec: OpSpec, numbers: Sequence[float], elements: int
+) -> Callable[[Sequence[str]], SearchStrategy[Case]] | None:
+    """Return the strategy of such cases of up to so many elements, by dtypes; None: the code has no number that a case
+    could have."""
+    pools = _pools(numbers, min(elements, ELEMENTS))
+    return (lambda dtypes: _calls(spec, _legal(spec, dtypes), pools, elements)) if pools else None
+
+
+Pools = dict[str, Sequence[float]]
+"""The numbers to draw from, by what of a case they change; no empty ones."""
+
+
+def _pools(numbers: Sequence[float], elements: int) -> Pools:
+    whole = [int(number) for number in numbers if number == int(number) and number > 1][:POOL]
+    sizes = [number for number in whole if LEAST <= number <= elements]
+    others = [number for number in numbers if abs(number) not in (0, 1)]
+    distances = [number for number in whole if LEAST <= number <= STORAGE]
+    # So many blocks of that size.
+    products = [first * second for first, second in itertools.combinations_with_replacement(sorted(whole), 2)]
+    blocks = [number for number in dict.fromkeys(products) if LEAST <= number <= elements and number not in whole]
+    found = {"sizes": sizes, "all sizes": sizes, "blocks": blocks}
+    found |= {"elements": others, "arguments": others, "distances": distances}
+    return {what: pool[:POOL] for what, pool in found.items() if pool}
+
+
+def _legal(spec: OpSpec, dtypes: Sequence[str]) -> SearchStrategy[Case]:
+    """Return the strategy of the calls that are changed: any, and now and then one of a model's."""
+    legal = spec.cases(dtypes)
+    # Of a few the one that has most sizes to change.
+    most = st.tuples(*(legal,) * OF).map(lambda found: max(found, key=_changeable))
+    if spec.scenes is None:
+        return most
+    found = (most, most, most, spec.scenes(dtypes))
+    return st.integers(0, 3).flatmap(found.__getitem__)
+
+
+def _changeable(case: Case) -> int:
+    """Count the sizes that can be changed; -1 where an operand is empty."""
+    return -1 if any(0 in spec.shape for spec in cases.operands(case)) else len(_known(case))
+
+
+@st.composite
+def _calls(draw: st.DrawFn, spec: OpSpec, base: SearchStrategy[Case], pools: Pools, elements: int) -> Case:
+    case = draw(base)
+    kinds = [what for what in _KINDS if what in pools]
+    for _ in range(draw(_TIMES)):
+        what = draw(st.sampled_from(kinds))
+        number, place, beside = draw(st.sampled_from(pools[what])), draw(_PLACE), draw(_BESIDE)
+        if what == "all sizes":
+            chosen = _chosen(draw, pools, len(_known(case)), elements)
+            found = _sized(case, chosen, place, elements)
+        elif what in ("sizes", "blocks"):
+            found = _sized(case, [_beside(number, beside)], place, elements)
+        else:
+            found = _CHANGES[what](case, _beside(number, beside) if what == "distances" else number, place)
+        case = next((one for one in found if one != case and _is_allowed(spec, one, elements)), case)
+    return case
+
+
+def _chosen(draw: st.DrawFn, pools: Pools, count: int, elements: int) -> list[int]:
+    """Draw so many sizes at numbers that are not too much together: most ways that a kernel takes begin at several."""
+    known, least, found = [*pools["sizes"] * 3, *pools.get("blocks", ())], min(pools["sizes"]), list[int]()
+    for left in reversed(range(count)):
+        # Any two may be those of one operand.
+        matrix = min(elements, ELEMENTS) // max((*found, least if left else 1))
+        room = min(min(elements, RESULTS) * WORK // (math.prod(found) * least**left), matrix)
+        number = _beside(draw(st.sampled_from([number for number in known if number < room] or [least])), draw(_BESIDE))
+        found.append(max(min(number, room), 1))
+    return found
+
+
+def _beside(number: float, beside: tuple[int, int]) -> int:
+    times, more = beside
+    return int(number) * times + more
+
+
+def _is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
+    """Tell whether torch takes a changed case, whose result it defines, and the case is not too large."""
+    if _is_dear(case, elements):
+        return False
+    try:
+        case_files.validate(case, max_elements=STORAGE)
+    except ValueError:
+        return False
+    if spec.defined(case) != case or not spec.takes(case):
+        return False
+    result = case_files.result_elements(case)
+    return result is not None and result <= min(elements, RESULTS)
+
+
+def _count(case: Case) -> int:
+    return sum(math.prod(spec.shape) for spec in cases.operands(case))
+
+
+# --- changes -------------------------------------------------------------------------------------------------------
+
+
+def _sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Iterator[Case]:
+    """Yield the case with these numbers for as many of its sizes, wherever operands have them, from several places on;
+    other sizes are small as far as it would be too large."""
+    known = _known(case)
+    if not known or is_tied(case):
+        return
+    listed = any(map(is_listed, cases.operands(case)))
+    for first in range(place, place + TRIES):
+        changed = case
+        chosen = [known[(first + other) % len(known)] for other in range(min(len(numbers), len(known)))]
+        for was, wanted in zip(chosen, numbers, strict=False):
+            # An index may be the last one that there is.
+            if not listed or wanted >= was:
+                changed = with_size(changed, was, wanted)
+        for small in () if listed else _SMALL:
+            for size in _known(changed):
+                if size not in (*numbers, *_SMALL) and _is_dear(changed, elements):
+                    changed = with_size(changed, size, small)
+        if not _is_dear(changed, elements):
+            yield changed
+
+
+def _is_dear(case: Case, elements: int) -> bool:
+    if any(spec.dtype == "float64" for spec in cases.operands(case)):
+        elements = min(elements, FLOAT64)
+    return math.prod(_known(case)) > min(elements, RESULTS) * WORK or _count(case) > min(elements, ELEMENTS)
+
+
+def _known(case: Case) -> list[int]:
+    """Return the sizes above 1, largest first."""
+    return sorted({size for spec in cases.operands(case) for size in spec.shape if size > 1}, reverse=True)
+
+
+def _planted(case: Case, number: float, place: int) -> Iterator[Case]:
+    """Yield the case with the number in an operand, or one beside it: negative, half or twice, or the next one of the
+    dtype."""
+    fit = [number for number, spec in enumerate(cases.operands(case)) if _takes_numbers(spec)]
+    if not fit:
+        return
+    chosen, place = fit[place % len(fit)], place // len(fit)
+
+    def planted(spec: TensorSpec) -> TensorSpec:
+        if is_floating(spec.dtype):
+            step = 2.0 ** -format_of(spec.dtype).mantissa
+            value = (number, -number, number * (1 + step), number * (1 - step), number / 2, number * 2)[place % 6]
+        else:
+            value = (int(number), -int(number), int(number) + 1, int(number) - 1)[place % 4]
+        special = Special(7 * place % max(math.prod(spec.shape), 1), repr(value), 1 + place % 2 * 40)
+        return msgspec.structs.replace(spec, specials=(*spec.specials[:2], special))
+
+    # A narrow dtype does not hold every whole number.
+    with contextlib.suppress(ValueError):
+        yield _with_operand(case, chosen, planted)
+
+
+def _takes_numbers(spec: TensorSpec) -> bool:
+    """Tell whether any numbers may be planted: not in masks and bools, and not among indices."""
+    named = spec.values in MASKS or spec.values.startswith((LISTED, STORED))
+    return spec.dtype != "bool" and not named
+
+
+def _given(case: Case, number: float, place: int) -> Iterator[Case]:
+    """Yield the case with the number for an argument that is one."""
+    names: list[str] = []
+
+    def note(name: str, value: Argument) -> Argument:
+        if name in NUMBERS and isinstance(value, int | float) and not isinstance(value, bool):
+            names.append(name)
+        return value
+
+    changed(case, note)
+    chosen = names[place % len(names)] if names else ""
+    if chosen and (chosen not in _OF_SHARES or 0 <= number <= 1):
+        yield changed(case, lambda name, value: number if name == chosen else value)
+
+
+def _apart(case: Case, number: float, place: int) -> Iterator[Case]:
+    """Yield the case with rows of an operand so far apart, or where it begins there in its storage."""
+    specs = cases.operands(case)
+    fit = [number for number, spec in enumerate(specs) if spec.layout == CONTIGUOUS and spec.shape]
+    if not fit or is_tied(case):
+        return
+    chosen, place = fit[place % len(fit)], place // len(fit)
+
+    def laid(spec: TensorSpec) -> TensorSpec:
+        more = int(number) - spec.shape[-1]
+        if len(spec.shape) < 2 or more < 1 or place % 3 == 2:
+            return msgspec.structs.replace(spec, layout=Layout(offset=int(number)))
+        return msgspec.structs.replace(spec, layout=Layout(padding=(*(0,) * (len(spec.shape) - 1), more)))
+
+    yield _with_operand(case, chosen, laid)
+
+
+def _with_operand(case: Case, chosen: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
+    """Return the case with one operand changed. Raises ValueError where that cannot be."""
+    numbers = itertools.count()
+
+    def other(name: str, value: Argument) -> Argument:
+        return change(value) if isinstance(value, TensorSpec) and next(numbers) == chosen else value
+
+    return changed(case, other)
+
+
+_CHANGES: dict[str, Callable[[Case, float, int], Iterator[Case]]] = {
+    "elements": _planted,
+    "arguments": _given,
+    "distances": _apart,
+}

@@ -1,0 +1,123 @@
+"""Find the numbers that a function's code has, and that of what it calls: sizes at which it takes another way, blocks,
+ends of tables and ranges.
+
+Loaded by its path into the judged process, so it needs nothing of the harness. Nothing is called or imported here.
+"""
+
+import functools
+import sys
+import types
+from collections import deque
+
+MOST = 512
+"""The most numbers that are returned."""
+LARGEST = 2**40
+"""The largest number that is returned: addresses, which differ from process to process, are beyond it."""
+OBJECTS = 4000
+"""The most objects that are looked at: what a package refers to has no end."""
+OTHERS = (*sys.stdlib_module_names, "torch", "triton", "ninetoothed", "numpy", "jax", "cupy", "numba", "cutlass")
+"""Packages whose own code is not the implementation's."""
+_NUMBERS = (int, float)
+_HOLDERS = (tuple, list, set, frozenset)
+
+
+def of(function):
+    """Return the numbers in the code of a function and of what that refers to, nearest first, each once.
+
+    Code is what Python runs or Triton compiles; constants are as the compiler has folded them: ``1 << 16`` is 65536.
+    """
+    found, seen, waiting = {}, set(), deque([function])
+    while waiting and len(seen) < OBJECTS and len(found) < MOST:
+        one = waiting.popleft()
+        if isinstance(one, _NUMBERS):
+            if not isinstance(one, bool) and abs(one) <= LARGEST:
+                found.setdefault(one)
+        elif id(one) not in seen:
+            seen.add(id(one))
+            waiting.extend(_within(one))
+    return list(found)[:MOST]
+
+
+def _within(one):
+    """Return what an object holds or refers to."""
+    if isinstance(one, _HOLDERS):
+        return list(one)
+    if isinstance(one, dict):
+        # With other keys it may be a cache, which has other contents after each call.
+        return [value for key, value in one.items() if isinstance(key, str)]
+    if isinstance(one, types.CodeType):
+        return [*_constants(one)]
+    if isinstance(one, types.FunctionType):
+        return _of_function(one)
+    if isinstance(one, types.MethodType):
+        return [one.__func__, one.__self__]
+    if isinstance(one, functools.partial):
+        return [one.func, one.args, one.keywords]
+    if isinstance(one, staticmethod | classmethod):
+        return [one.__func__]
+    if isinstance(one, property):
+        return [one.fget]
+    if isinstance(one, types.ModuleType | str | bytes) or one is None:
+        return []
+    if isinstance(one, type):
+        return [*vars(one).values()] if _is_own(one.__module__) else []
+    return _of_object(one)
+
+
+def _of_function(function):
+    if not _is_own(function.__module__):
+        # A decorator's, of another package.
+        return [getattr(function, "__wrapped__", None), *_closed_over(function)]
+    names = [*_names(function.__code__)]
+    spaces = [function.__globals__]
+    # ``module.function``: the names of attributes are among those of the code.
+    spaces += [vars(found) for found in map(function.__globals__.get, names) if _is_own_module(found)]
+    referred = [space[name] for name in names for space in spaces if name in space]
+    given = [function.__defaults__, function.__kwdefaults__, getattr(function, "__wrapped__", None)]
+    return [function.__code__, *given, *_closed_over(function), *referred]
+
+
+def _closed_over(function):
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:
+            # It is not bound yet.
+            continue
+    return found
+
+
+def _of_object(one):
+    """Return what an instance holds: a kernel its function, an operator of a library its implementation."""
+    kind = type(one)
+    own = _is_own(kind.__module__)
+    # Tensors and the like hold data, and looking at some objects' attributes runs code.
+    holds = own or kind.__module__.partition(".")[0] in ("triton", "ninetoothed") or callable(one)
+    try:
+        attributes = [*object.__getattribute__(one, "__dict__").values()] if holds else []
+    except AttributeError:
+        attributes = []
+    return [*([kind] if own else []), *attributes]
+
+
+def _constants(code):
+    """Yield the numbers of a code object, in the order in which it has them, and the code objects within it."""
+    for constant in code.co_consts:
+        if isinstance(constant, (*_NUMBERS, *_HOLDERS, types.CodeType)):
+            yield constant
+
+
+def _names(code):
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_own(module):
+    return isinstance(module, str) and module.partition(".")[0] not in OTHERS
+
+
+def _is_own_module(found):
+    return isinstance(found, types.ModuleType) and _is_own(found.__name__)
