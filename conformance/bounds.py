@@ -189,14 +189,36 @@ def gelu(x: np.ndarray, approximate: str, dtype: torch.dtype) -> np.ndarray:
 # |r| u (1.5 |x - max| + 2 sqrt(K) + 8): the exponential of a rounded argument, a sum of K terms, a division.
 # Torch: 90 % of it without the margins.
 SOFTMAX_ARGUMENT, SOFTMAX_SUM, SOFTMAX_REST = 1.5, 2.0, 8.0
+# Equal terms are rounded alike while the sum has one exponent: n of one number drift by n / 4 at most (EQUAL_DRIFT),
+# and those of several numbers at random, by sqrt(sum n^2) / 2. Torch on the CPU, 16384 whole numbers of 17 values along
+# the first dim: 1.65 times what 2 sqrt(K) covers.
+REPEATED_DRIFT, REPEATED_TERMS = 1 / 2, 128
 
 
-def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
-    """Bound softmax: ``below`` is max - x of each element, ``terms`` the length of a row. An exponential under the
-    smallest normal number of the compute dtype is itself off by half a step of the subnormals."""
+def softmax(value: np.ndarray, below: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Bound softmax of rows: ``below`` is max - x of each element. An exponential under the smallest normal number of
+    the compute dtype is itself off by half a step of the subnormals."""
     form = FORMATS[compute_dtype(dtype)]
-    factor = SOFTMAX_ARGUMENT * np.where(value > 0, below, 0.0) + SOFTMAX_SUM * math.sqrt(terms) + SOFTMAX_REST
+    factor = SOFTMAX_ARGUMENT * np.where(value > 0, below, 0.0) + exponentials(below) + SOFTMAX_REST
     return np.abs(value) * form.unit * factor + form.subnormal / 2
+
+
+def exponentials(below: np.ndarray) -> np.ndarray:
+    """Bound the relative error of the sum of exp(-below) over each row, by so many u; of shape (..., 1)."""
+    terms = below.shape[-1]
+    walk = SOFTMAX_SUM * math.sqrt(terms)
+    if terms < REPEATED_TERMS:
+        return np.full((*below.shape[:-1], 1), walk)
+    rows = np.sort(below.reshape(-1, terms), axis=-1)
+    first = np.ones(rows.shape, bool)
+    first[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    starts = np.flatnonzero(first)
+    counts = np.diff(np.append(starts, rows.size)).astype(np.float64)
+    # Ones are added without an error, and so is what is left out.
+    counts[~((rows.ravel()[starts] > 0) & np.isfinite(rows.ravel()[starts]) & (counts > 1))] = 0.0
+    sums, squares = (np.bincount(starts // terms, one, len(rows)) for one in (counts, counts**2))
+    drift = np.minimum(EQUAL_DRIFT * sums, REPEATED_DRIFT * np.sqrt(squares))
+    return walk + drift.reshape(*below.shape[:-1], 1)
 
 
 # u (1.5 sum p (max - x) + 2 sqrt(K) + 8 + 2 |log s| + 2 |r|): of a sum s of exponentials relative to the largest
@@ -205,11 +227,11 @@ def softmax(value: np.ndarray, below: np.ndarray, terms: int, dtype: torch.dtype
 
 
 def logsumexp(
-    value: np.ndarray, below: np.ndarray, logarithm: np.ndarray, terms: int, dtype: torch.dtype
+    value: np.ndarray, below: np.ndarray, logarithm: np.ndarray, summing: np.ndarray, dtype: torch.dtype
 ) -> np.ndarray:
     """Bound log(sum(exp(x))): ``below`` is the mean of max - x, weighted by the exponentials; ``logarithm`` that of
-    their sum relative to the largest one; ``terms`` the length of a row."""
-    sums = SOFTMAX_ARGUMENT * below + SOFTMAX_SUM * math.sqrt(terms) + SOFTMAX_REST
+    their sum relative to the largest one; ``summing`` the result of ``exponentials``."""
+    sums = SOFTMAX_ARGUMENT * below + summing + SOFTMAX_REST
     bound = FORMATS[compute_dtype(dtype)].unit * (sums + 2 * np.abs(logarithm) + 2 * np.abs(value))
     return np.where(np.isfinite(value), bound, 0.0)
 
@@ -218,11 +240,11 @@ def logsumexp(
 
 
 def log_softmax(
-    value: np.ndarray, below: np.ndarray, weighted: np.ndarray, logarithm: np.ndarray, terms: int, dtype: torch.dtype
+    value: np.ndarray, below: np.ndarray, weighted: np.ndarray, logarithm: np.ndarray, dtype: torch.dtype
 ) -> np.ndarray:
     """Bound log(softmax(x)): ``below`` is max - x of each element, ``weighted`` its mean over the row, weighted by the
     exponentials, and ``logarithm`` that of the sum of these, both broadcastable."""
-    sums = logsumexp(logarithm, weighted, logarithm, terms, dtype)
+    sums = logsumexp(logarithm, weighted, logarithm, exponentials(below), dtype)
     return np.where(np.isfinite(value), sums + FORMATS[compute_dtype(dtype)].unit * below, 0.0)
 
 
@@ -273,11 +295,18 @@ def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return np.where(magnitude == 0, 0.0, np.maximum(magnitude, torch.finfo(dtype).smallest_normal))
 
 
-def equal_terms(a: np.ndarray, b: np.ndarray, value: np.ndarray, least: int = EQUAL_TERMS) -> np.ndarray:
+def equal_terms(
+    a: np.ndarray, b: np.ndarray, value: np.ndarray, least: int = EQUAL_TERMS, terms: np.ndarray | None = None
+) -> np.ndarray:
     """Tell of each sum of products whether its terms are equal but for one in a hundred; by the squares of matrices, so
-    never of fewer than ``least``, whose bound has room for that drift."""
-    terms = a.shape[-1]
-    return terms * (a**2 @ b**2) <= EQUAL_SQUARES * value**2 if terms >= least else np.zeros((), bool)
+    never of fewer than ``least``, whose bound has room for that drift.
+
+    :param terms: The number of terms that are not left out; None: all.
+    """
+    if a.shape[-1] < least:
+        return np.zeros((), bool)
+    counted = np.asarray(a.shape[-1] if terms is None else terms)
+    return (counted >= least) & (counted * (a**2 @ b**2) <= EQUAL_SQUARES * value**2)
 
 
 def product(
@@ -483,7 +512,9 @@ def fused_rmsnorm_rope(
 # which may be twice as large: 12. Torch 2.13 on the CPU, two keys whose scores are far apart: 6.5 with E = 1, 4.05 with
 # 2, 5.02 with 3 (where 2 sqrt(E) is 3.5), 4.6 with 5, 3.9 with 16.
 # Values of one sign drift as in any product, by (S / 8) u |r|: torch 2.13 on an AMD EPYC is off by 0.24 S u |r| where
-# up to 155 float32 values are equal (34 for 140 of them, of which 4 + 2 sqrt(S) covers 28), and by less for more.
+# up to 155 float32 values are equal (34 for 140 of them, of which 4 + 2 sqrt(S) covers 28); by (S / 4) u |r| from 256
+# equal terms on: 0.24 S for 985 of them.
+ATTENTION_EQUAL = 256
 ATTENTION_REST, ATTENTION_SUM, ATTENTION_SCORE, ATTENTION_SCALE = 4.0, 2.0, 2.0, 10.0
 ATTENTION_HALF, ATTENTION_UNDERFLOW = 3.0, 2.0**-25
 SCORE_FAR = 2.0
@@ -507,6 +538,8 @@ class Attended:
     """sum(p |v| |m|) + sum(p |v|) sum(p |m|), m the mask that is added to scores."""
     walk: np.ndarray
     """max of 2^-10 |score| + 2^-9 sqrt(sum (q k)^2) |scale|; read with TF32 only."""
+    equal: np.ndarray | bool = False
+    """Tells where the terms p v are equal: ``equal_terms``."""
 
 
 def _score_steps(dim: int) -> float:
@@ -528,7 +561,7 @@ def attention(sums: Attended, keys: int, dim: int, dtype: torch.dtype) -> np.nda
     be larger than the score, once, and once more where scores are kept in units of log 2."""
     form = FORMATS[compute_dtype(dtype)]
     factor = ATTENTION_REST + ATTENTION_SUM * math.sqrt(keys) + _score_steps(dim) * sums.largest
-    drift = PRODUCT_DRIFT * keys * np.abs(sums.value)
+    drift = np.where(sums.equal, EQUAL_DRIFT, PRODUCT_DRIFT) * keys * np.abs(sums.value)
     bound = form.unit * (sums.weighted * factor + 2 * sums.masked + drift) + (keys + 1) * form.subnormal
     bound = bound + math.ldexp(2.0, form.least) * sums.total
     if dtype in (torch.float16, torch.bfloat16):

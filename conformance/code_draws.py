@@ -24,7 +24,7 @@ from strategies.values import LISTED, MASKS, STORED
 
 LEAST = 9
 """Smaller sizes are drawn anyway."""
-ELEMENTS, RESULTS = 1 << 23, 1 << 23
+ELEMENTS, RESULTS = 1 << 22, 1 << 23
 """The most elements of all operands of such a case together, and of its result, where kernels are quick."""
 STORAGE = 1 << 24
 """The most elements of the storage of its operands."""
@@ -116,7 +116,7 @@ def _chosen(draw: st.DrawFn, pools: Pools, count: int, elements: int) -> list[in
     known, least, found = [*pools["sizes"] * 3, *pools.get("blocks", ())], min(pools["sizes"]), list[int]()
     for left in reversed(range(count)):
         # Any two may be those of one operand.
-        matrix = min(elements, ELEMENTS) // max((*found, least if left else 1))
+        matrix = min(elements, RESULTS) // max((*found, least if left else 1))
         room = min(min(elements, RESULTS) * WORK // (math.prod(found) * least**left), matrix)
         number = _beside(draw(st.sampled_from([number for number in known if number < room] or [least])), draw(_BESIDE))
         found.append(max(min(number, room), 1))

@@ -65,6 +65,7 @@ def _attend(part: Part, scale: float, grouped: bool) -> tuple[np.ndarray, ...]:
         _largest(allowed, size * abs(scale)),
         (weight * plain) @ magnitude + weighted * (weight * plain).sum(-1, keepdims=True),
         _largest(allowed, bounds.TF32_BIAS * np.abs(score) + bounds.TF32_WALK * spread * abs(scale)),
+        bounds.equal_terms(weight, finite_v, value, bounds.ATTENTION_EQUAL, allowed.sum(-1, keepdims=True)),
     )
     bound = bounds.attention(sums, k.shape[-2], q.shape[-1], dtype)
     # Twice, since scores may be kept in units of log 2.

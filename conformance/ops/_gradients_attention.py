@@ -93,7 +93,7 @@ def _weights(q: Running, k: Running, scale: float, added: np.ndarray, allowed: n
     high, low = np.minimum(np.exp(score + off - least), 1.0), np.exp(score - off - most)
     form = bounds.FORMATS[q.compute]
     below = np.where(value > 0, np.abs(score - score.max(-1, keepdims=True, initial=-np.inf)), 0.0)
-    own = bounds.softmax(value, below, score.shape[-1], dtype) + math.ldexp(2.0, form.least)
+    own = bounds.softmax(value, below, dtype) + math.ldexp(2.0, form.least)
     error = np.where(allowed, np.maximum(high - value, value - low) + own, 0.0)
     error = np.where(row | np.isnan(error), np.inf, error)
     return Running(value, np.where(allowed.any(-1, keepdims=True) | row, error, 0.0), dtype).stored()

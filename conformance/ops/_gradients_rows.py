@@ -26,9 +26,7 @@ def softmax(call: Call, dout: torch.Tensor) -> Gradients:
         terms = np.exp(-below)
         value = terms / terms.sum(axis=-1, keepdims=True)
         # What is not finite, or was cast, spoils its row.
-        error = bounds.softmax(value, below, value.shape[-1], dtype) + np.where(
-            x.error.sum(-1, keepdims=True), np.inf, 0
-        )
+        error = bounds.softmax(value, below, dtype) + np.where(x.error.sum(-1, keepdims=True), np.inf, 0)
         # Of a subnormal number rounding changes more than the share that the bound has for it.
         error = error + bounds.FORMATS[bounds.compute_dtype(dtype)].subnormal / 2
         result = Running(value, error, dtype).stored()

@@ -55,7 +55,7 @@ def plainly(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
     total = terms.sum(axis=-1, keepdims=True)
     value = -below - np.log(total)
     weighted = np.where(terms > 0, terms * below, 0.0).sum(axis=-1, keepdims=True) / total
-    return value, bounds.log_softmax(value, below, weighted, np.log(total), rows.shape[-1], dtype)
+    return value, bounds.log_softmax(value, below, weighted, np.log(total), dtype)
 
 
 def expected(call: Call) -> Expected:

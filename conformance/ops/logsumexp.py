@@ -46,7 +46,7 @@ def _values(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
         high, rest = oracle.by_mpmath(_exact, np.ascontiguousarray(rows))
         value, low = high[..., 0], rest[..., 0]
     weighted = np.where(terms > 0, terms * np.where(np.isfinite(below), below, 0.0), 0.0).sum(axis=-1) / total
-    return value, low, bounds.logsumexp(value, weighted, np.log(total), rows.shape[-1], dtype)
+    return value, low, bounds.logsumexp(value, weighted, np.log(total), bounds.exponentials(below)[..., 0], dtype)
 
 
 def expected(call: Call) -> Expected:

@@ -152,7 +152,7 @@ def expected(call: Call) -> Expected:
         else:
             terms = np.exp(-below)
             value = terms / terms.sum(axis=-1, keepdims=True)
-        bound = bounds.softmax(value, below, rows.shape[-1], dtype)
+        bound = bounds.softmax(value, below, dtype)
     value, bound = (np.moveaxis(a, -1, dim).reshape(x.shape) for a in (value, bound))
     return elementwise.within(call, value, bound, dtype, low=low)
 

@@ -65,10 +65,28 @@ def test_a_floor_is_exact_as_long_as_two_roundings_cannot_reach_the_next_number(
 
 
 def test_softmax():
-    found = bounds.softmax(np.array([0.5]), np.array([4.0]), 16, torch.float16)
+    found = bounds.softmax(np.array([0.5]), np.full(16, 4.0), torch.float16)[:1]
     assert found == 0.5 * U * (1.5 * 4 + 2 * 4 + 8) + 2.0**-150
     # An element infinitely far below the largest is zero, and its bound no NaN.
-    assert bounds.softmax(np.array([0.0]), np.array([math.inf]), 16, torch.float32) == 2.0**-150
+    assert bounds.softmax(np.array([0.0]), np.array([math.inf]), torch.float32) == 2.0**-150
+
+
+@pytest.mark.parametrize("values", [2, 5, 17, 200])
+def test_one_accumulator_may_drift_by_exponentials_of_few_values(values):
+    """Added one after the other in float32."""
+    below = np.random.Generator(np.random.Philox(7)).integers(0, values, 16384) * (8 / values)
+    terms = np.exp(-below).astype(np.float32)
+    exact = terms.astype(np.float64).sum()
+    off = abs(float(np.add.accumulate(terms)[-1]) - exact) / exact / U
+    assert off <= bounds.exponentials(below)[0]
+    if values == 2:
+        assert off > 2 * math.sqrt(16384)
+
+
+def test_exponentials_of_many_values_walk():
+    below = np.linspace(0.0, 9.0, 1 << 14).reshape(2, -1)
+    assert bounds.exponentials(below).tolist() == [[2 * math.sqrt(1 << 13)]] * 2
+    assert bounds.exponentials(np.where(below > 1, np.inf, 0.0)).tolist() == [[2 * math.sqrt(1 << 13)]] * 2
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])

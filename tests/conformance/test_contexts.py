@@ -279,7 +279,7 @@ def test_what_threads_share_is_caught_however_often_they_switch(name, message, i
 
 @contextlib.contextmanager
 def collecting(threshold):
-    """Python's collector runs after so many new objects, and calls what it finds in ``gc.callbacks``: Hypothesis, say."""
+    """Python's collector runs after so many new objects, and calls what ``gc.callbacks`` has: Hypothesis, say."""
     before, called = gc.get_threshold(), []
 
     def callback(phase, info):

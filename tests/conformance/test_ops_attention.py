@@ -11,7 +11,7 @@ import torch
 from test_ops import by_torch, call, drawn, failures, missing
 
 from conformance import cases, runner
-from conformance.cases import Case, Variant, View
+from conformance.cases import Case, Same, Variant, View
 from conformance.compare import compare
 from conformance.ops import _attention as attention
 from conformance.ops import _elementwise as elementwise
@@ -374,3 +374,14 @@ def test_benchmarks_count_bytes_and_flops():
         pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
         causal = 2 if benchmark.case.kwargs.get("is_causal") else 1
         assert benchmark.flops == 4 * pairs * query.shape[-1] // causal
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equal_weights_of_equal_values_are_rounded_alike(causal):
+    """As a sum of equal terms in one accumulator."""
+    head = (1, 2, 1029, 8)
+    key = TensorSpec(head, "float32", seed=231, layout=Layout(expanded=(2,)))
+    kwargs = {"is_causal": causal, "scale": 0.0}
+    case = Case(op="scaled_dot_product_attention", args=(TensorSpec(head, "float32"), key, Same(1)), kwargs=kwargs)
+    verdict = runner.judge(case, MATH, "cpu", ["values"])
+    assert verdict.status == "passed", verdict

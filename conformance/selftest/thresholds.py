@@ -1,0 +1,99 @@
+"""Planted defects beyond a number that is in the code: the first size of another kernel, a table's end, the bound of a
+range; and options of a call that what was made ready for a shape does not depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.selftest.defect_registry import defect, plant_state
+
+Right = Callable[..., Any]
+
+KIND = "thresholds"
+
+
+@defect("mm", KIND)
+def terms_past_23040(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """Of longer sums a table of 45 blocks of 512 terms holds the first."""
+    most = 45 * 512
+    return right(input[:, :most], mat2[:most], **kwargs)
+
+
+@defect("bmm", KIND)
+def tiles_of_several_matrices(right: Right, input: Any, mat2: Any, *, out: Any = None) -> Any:
+    """A program's number is divided by the tiles of a row, and not by those of a matrix: where there are several tiles
+    of 144 each way, the later matrices get the product of the first."""
+    if min(input.shape[1], mat2.shape[2]) <= 144 or len(input) < 3:
+        return right(input, mat2, out=out)
+    first = input[:1].expand_as(input), mat2[:1].expand_as(mat2)
+    return right(*first, out=out)
+
+
+@defect("softmax log_softmax", KIND)
+def many_rows_of_several_blocks(right: Right, input: Any, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Programs that walk more than 88 rows, of more than one block of 1,536, keep the maximum of the row before."""
+    result = right(input, dim, *args, **kwargs)
+    if input.ndim and input.shape[-1] > 1536 and input.numel() // input.shape[-1] > 88:
+        result.view(-1, input.shape[-1])[88:] *= 1.5
+    return result
+
+
+@defect("exp sigmoid tanh sin", KIND)
+def between_five_and_five_and_an_eighth(right: Right, input: Any, *, out: Any = None) -> Any:
+    """Two pieces of the approximation leave a gap."""
+    result = right(input, out=out)
+    gap = (input > 5.0) & (input < 5.0 + 2**-7)
+    return result.masked_fill_(gap, 0.75) if gap.any() and result.is_floating_point() else result
+
+
+@defect("rms_norm", KIND)
+def eps_past_three_eighths(right: Right, input: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+    """A large eps is taken for the 0.375 that the kernel has room for."""
+    return right(input, shape, weight, min(eps, 0.375) if isinstance(eps, float) else eps)
+
+
+@defect("add mul", KIND)
+def rows_past_20480_apart(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
+    """Rows that are further apart than a prefetch reaches are taken for the first one."""
+    apart = isinstance(input, torch.Tensor) and input.ndim > 1 and input.stride(-2) > 20480 and input.shape[-2] > 1
+    return right(input[..., :1, :].expand_as(input) if apart else input, other, **kwargs)
+
+
+def _counting(right: Right) -> Right:
+    """Return the function that is wrong from the 71st call of a shape on."""
+    calls: dict[Any, int] = {}
+
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        key = (tuple(input.shape), input.dtype)
+        calls[key] = calls.get(key, 0) + 1
+        return right(input if calls[key] <= 70 else torch.zeros_like(input), *args, **kwargs)
+
+    return call
+
+
+plant_state("exp sigmoid", "forgotten_after_70_calls", KIND, _counting, "After 70 calls of a shape its plan is lost.")
+
+
+def _options_of_first_call(right: Right) -> Right:
+    """Return the function that keeps the options that a shape was first called with."""
+    plans: dict[Any, dict[str, Any]] = {}
+
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        options = {name: value for name, value in kwargs.items() if not isinstance(value, torch.Tensor)}
+        plan = plans.setdefault((tuple(input.shape), input.dtype, len(args)), options)
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        return right(input, *args, **plan, **tensors)
+
+    return call
+
+
+plant_state(
+    "amax mean addmm cross_entropy",
+    "options_of_first_call",
+    KIND,
+    _options_of_first_call,
+    "The plan of a shape does not depend on keepdim, alpha, ignore_index and the like.",
+)
