@@ -24,8 +24,10 @@ from strategies.values import LISTED, MASKS, STORED
 
 LEAST = 9
 """Smaller sizes are drawn anyway."""
-ELEMENTS, RESULTS = 1 << 22, 1 << 23
-"""The most elements of all operands of such a case together, and of its result, where kernels are quick."""
+ELEMENTS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)
+"""The most elements of all operands of such a case together: large ones take long, so they are few."""
+RESULT = 2
+"""The elements of a result, by those of the operands, at most."""
 STORAGE = 1 << 24
 """The most elements of the storage of its operands."""
 WORK = 32
@@ -56,8 +58,9 @@ def calls(
 ) -> Callable[[Sequence[str]], SearchStrategy[Case]] | None:
     """Return the strategy of such cases of up to so many elements, by dtypes; None: the code has no number that a case
     could have."""
-    pools = _pools(numbers, min(elements, ELEMENTS))
-    return (lambda dtypes: _calls(spec, _legal(spec, dtypes), pools, elements)) if pools else None
+    pools = _pools(numbers, min(elements, ELEMENTS[-1]))
+    limits = st.sampled_from([min(elements, most) for most in ELEMENTS])
+    return (lambda dtypes: _calls(spec, _legal(spec, dtypes), pools, limits)) if pools else None
 
 
 Pools = dict[str, Sequence[float]]
@@ -94,12 +97,15 @@ def _changeable(case: Case) -> int:
 
 
 @st.composite
-def _calls(draw: st.DrawFn, spec: OpSpec, base: SearchStrategy[Case], pools: Pools, elements: int) -> Case:
-    case = draw(base)
+def _calls(
+    draw: st.DrawFn, spec: OpSpec, base: SearchStrategy[Case], pools: Pools, limits: SearchStrategy[int]
+) -> Case:
+    case, elements = draw(base), draw(limits)
     kinds = [what for what in _KINDS if what in pools]
     for _ in range(draw(_TIMES)):
         what = draw(st.sampled_from(kinds))
-        number, place, beside = draw(st.sampled_from(pools[what])), draw(_PLACE), draw(_BESIDE)
+        pool = [number for number in pools[what] if abs(number) <= elements] or pools[what]
+        number, place, beside = draw(st.sampled_from(pool)), draw(_PLACE), draw(_BESIDE)
         if what == "all sizes":
             chosen = _chosen(draw, pools, len(_known(case)), elements)
             found = _sized(case, chosen, place, elements)
@@ -116,8 +122,8 @@ def _chosen(draw: st.DrawFn, pools: Pools, count: int, elements: int) -> list[in
     known, least, found = [*pools["sizes"] * 3, *pools.get("blocks", ())], min(pools["sizes"]), list[int]()
     for left in reversed(range(count)):
         # Any two may be those of one operand.
-        matrix = min(elements, RESULTS) // max((*found, least if left else 1))
-        room = min(min(elements, RESULTS) * WORK // (math.prod(found) * least**left), matrix)
+        matrix = RESULT * elements // max((*found, least if left else 1))
+        room = min(RESULT * elements * WORK // (math.prod(found) * least**left), matrix)
         number = _beside(draw(st.sampled_from([number for number in known if number < room] or [least])), draw(_BESIDE))
         found.append(max(min(number, room), 1))
     return found
@@ -139,7 +145,7 @@ def _is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
     if spec.defined(case) != case or not spec.takes(case):
         return False
     result = case_files.result_elements(case)
-    return result is not None and result <= min(elements, RESULTS)
+    return result is not None and result <= RESULT * elements
 
 
 def _count(case: Case) -> int:
@@ -155,26 +161,38 @@ def _sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Ite
     known = _known(case)
     if not known or is_tied(case):
         return
-    listed = any(map(is_listed, cases.operands(case)))
     for first in range(place, place + TRIES):
         changed = case
         chosen = [known[(first + other) % len(known)] for other in range(min(len(numbers), len(known)))]
         for was, wanted in zip(chosen, numbers, strict=False):
-            # An index may be the last one that there is.
-            if not listed or wanted >= was:
-                changed = with_size(changed, was, wanted)
-        for small in () if listed else _SMALL:
+            changed = _resized(changed, was, wanted)
+        for small in _SMALL:
             for size in _known(changed):
                 if size not in (*numbers, *_SMALL) and _is_dear(changed, elements):
-                    changed = with_size(changed, size, small)
+                    changed = _resized(changed, size, small)
         if not _is_dear(changed, elements):
             yield changed
+
+
+def _resized(case: Case, was: int, wanted: int) -> Case:
+    """Return the case with another size; the case itself where an index cannot be below that."""
+    for number, spec in enumerate(cases.operands(case)):
+        if not is_listed(spec) or wanted >= was:
+            continue
+        # Any index may be one into what is smaller now.
+        indices = [int(one) for one in spec.values.removeprefix(LISTED).split(",")]
+        lowered = [one % wanted if one >= wanted else one for one in indices]
+        if len({*lowered}) < len({*indices}):
+            return case
+        values = LISTED + ",".join(map(str, lowered))
+        case = _with_operand(case, number, lambda spec, values=values: msgspec.structs.replace(spec, values=values))
+    return with_size(case, was, wanted)
 
 
 def _is_dear(case: Case, elements: int) -> bool:
     if any(spec.dtype == "float64" for spec in cases.operands(case)):
         elements = min(elements, FLOAT64)
-    return math.prod(_known(case)) > min(elements, RESULTS) * WORK or _count(case) > min(elements, ELEMENTS)
+    return math.prod(_known(case)) > RESULT * elements * WORK or _count(case) > elements
 
 
 def _known(case: Case) -> list[int]:

@@ -5,6 +5,7 @@ Loaded by its path into the judged process, so it needs nothing of the harness. 
 """
 
 import functools
+import re
 import sys
 import types
 from collections import deque
@@ -24,7 +25,8 @@ _HOLDERS = (tuple, list, set, frozenset)
 def of(function):
     """Return the numbers in the code of a function and of what that refers to, nearest first, each once.
 
-    Code is what Python runs or Triton compiles; constants are as the compiler has folded them: ``1 << 16`` is 65536.
+    Code is what Python runs or Triton compiles, with constants as the compiler has folded them: ``1 << 16`` is 65536;
+    and texts in C++, CUDA or the like.
     """
     found, seen, waiting = {}, set(), deque([function])
     while waiting and len(seen) < OBJECTS and len(found) < MOST:
@@ -57,7 +59,9 @@ def _within(one):
         return [one.__func__]
     if isinstance(one, property):
         return [one.fget]
-    if isinstance(one, types.ModuleType | str | bytes) or one is None:
+    if isinstance(one, str):
+        return _written(one) if ";" in one and "{" in one else []
+    if isinstance(one, types.ModuleType | bytes) or one is None:
         return []
     if isinstance(one, type):
         return [*vars(one).values()] if _is_own(one.__module__) else []
@@ -67,13 +71,13 @@ def _within(one):
 def _of_function(function):
     if not _is_own(function.__module__):
         # A decorator's, of another package.
-        return [getattr(function, "__wrapped__", None), *_closed_over(function)]
+        return [*vars(function).values(), *_closed_over(function)]
     names = [*_names(function.__code__)]
     spaces = [function.__globals__]
     # ``module.function``: the names of attributes are among those of the code.
     spaces += [vars(found) for found in map(function.__globals__.get, names) if _is_own_module(found)]
     referred = [space[name] for name in names for space in spaces if name in space]
-    given = [function.__defaults__, function.__kwdefaults__, getattr(function, "__wrapped__", None)]
+    given = [function.__defaults__, function.__kwdefaults__, *vars(function).values()]
     return [function.__code__, *given, *_closed_over(function), *referred]
 
 
@@ -102,10 +106,20 @@ def _of_object(one):
 
 
 def _constants(code):
-    """Yield the numbers of a code object, in the order in which it has them, and the code objects within it."""
+    """Yield the numbers and texts of a code object, in the order in which it has them, and the code objects in it."""
     for constant in code.co_consts:
-        if isinstance(constant, (*_NUMBERS, *_HOLDERS, types.CodeType)):
+        if isinstance(constant, (*_NUMBERS, *_HOLDERS, str, types.CodeType)):
             yield constant
+
+
+def _written(text):
+    """Return the numbers that a text has, and powers of two that are written as a shift."""
+    shifts = [1 << int(by) for by in re.findall(r"\b1[uUlL]*\s*<<\s*([0-9]{1,2})\b", text)]
+    return [*map(_number, re.findall(r"(?<![\w.])[0-9]+\.?[0-9]*(?:[eE][-+]?[0-9]+)?", text)), *shifts]
+
+
+def _number(text):
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _names(code):

@@ -49,8 +49,8 @@ LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
 profiles that have to be quick."""
 SCENES_SHARE = 6
 """One call of a model's scenes is drawn for so many legal ones."""
-CODE_SHARE, CODE_SHARE_OF_QUICK = 2, 10
-"""One call at a number of the implementation's code is drawn for so many legal ones."""
+CODE_SHARE, CODE_SHARE_OF_DEAR, CODE_SHARE_OF_QUICK = 2, 4, 10
+"""One call at a number of the implementation's code is drawn for so many legal ones, as of large ones."""
 FEW_ELEMENTS = 1 << 14
 """The most elements of such a call where there are no large ones."""
 
@@ -448,16 +448,16 @@ def rounds(
     else:
         kinds = [("legal", spec.cases, all_examples)]
         quick = all_examples < PROFILES["ci"].max_examples
-        share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
-        if quick:
-            share = LARGE_SHARE_OF_QUICK
+        dear = large < LARGE[""]
+        share = LARGE_SHARE_OF_QUICK if quick else LARGE_SHARE_OF_DEAR if dear else LARGE_SHARE
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
         # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
         if spec.scenes is not None:
             kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
         if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
-            kinds.append(("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE)))
+            share = CODE_SHARE_OF_QUICK if quick else CODE_SHARE_OF_DEAR if dear else CODE_SHARE
+            kinds.append(("code", found, all_examples // share))
     for kind, cases_of, examples in kinds:
         # Calls that torch refuses may mix what legal ones do not.
         others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []

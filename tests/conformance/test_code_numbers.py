@@ -70,6 +70,12 @@ def test_numbers_of_wrapped_functions_partials_kernels_and_modules_are_found():
     assert {3000, 144, 288} <= {*code_numbers.of(Kernel(functools.partial(helper)))}
 
 
+def test_numbers_of_native_code_are_found():
+    source = "template <int B> __global__ void k(float* x) { if (n > 4099u) x[0] = 0.375f * 1e-3; int m = 1 << 13; }"
+    assert {4099, 0.375, 1e-3, 8192} <= {*code_numbers.of(lambda: source)}
+    assert not code_numbers.of(lambda: "In 1999 there were 4099 of them.")
+
+
 def test_numbers_of_other_packages_caches_and_addresses_are_not_found():
     assert code_numbers.of(torch.exp) == []
     assert not {1234567, 7654321} & {*code_numbers.of(counted)}
@@ -111,7 +117,7 @@ def drawn(op: str, dtype: str, numbers, elements: int = 1 << 20, rounds: int = 3
 
 @pytest.mark.parametrize("op", ["mm", "softmax", "add", "cross_entropy", "scaled_dot_product_attention"])
 def test_sizes_are_at_the_numbers_and_torch_takes_the_calls(op):
-    found = drawn(op, "float32", NUMBERS)
+    found = drawn(op, "float32", NUMBERS, rounds=4)
     near = {k * number + more for number in NUMBERS[:4] for k in (1, 2, 3) for more in (-1, 0, 1, 7)}
     at = [case for case in found if any(near & {*spec.shape} for spec in cases.operands(case))]
     assert len(at) >= 6
