@@ -184,6 +184,18 @@ class Local:
         """Make a call of the sequence that ``stage`` holds, as ``made`` does."""
         return self.made(call, inputs, device, stage)
 
+    def numbers(self) -> Sequence[float]:
+        """Return the numbers in its code, as of ``code_numbers.of``."""
+        return runtime.code_numbers.of(self._function)
+
+    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> int:
+        """Make a call, and return to how many places of the code it came that none had come to before."""
+        return runtime.new_paths(self._function, inputs, call, device, (KeyboardInterrupt,))
+
+    def forget_paths(self) -> None:
+        """Take all places of the code for new again."""
+        runtime.code_paths.forget()
+
 
 class Placed(msgspec.Struct, frozen=True):
     """A tensor in a storage that was sent."""
@@ -312,6 +324,17 @@ class Judged:
         """Return the numbers in the code of the op, as of ``code_numbers.of``. Raises Lost."""
         return _valid(self._ask({"ask": "numbers", "op": op})[0].get("numbers"), list[int | float])
 
+    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
+        """Make a call that ``described`` gives, as of ``runtime.new_paths``. Raises Lost."""
+        header, _ = self._ask(*_request("paths", call, inputs))
+        if lost := header.get("lost"):
+            raise Lost(f"{GONE}: {lost}")
+        return _valid(header.get("paths"), int)
+
+    def forget_paths(self) -> None:
+        """Take all places of the code for new again. Raises Lost."""
+        self._ask({"ask": "forget paths"})
+
     def forget(self) -> None:
         """Let go of the results of the calls made so far. Raises Lost."""
         self._ask({"ask": "forget"})
@@ -338,9 +361,7 @@ class Judged:
 
     def call(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Outcome:
         """Make a call there that ``described`` gives. Raises Lost."""
-        operands = [runtime.describe_tensor(tensor) for tensor in inputs]
-        memory = [memory_of(tensor).numpy().data for tensor in inputs]
-        header, blobs = self._ask({"ask": "call", **call, "operands": operands}, memory)
+        header, blobs = self._ask(*_request("call", call, inputs))
         if lost := header.get("lost"):
             raise Lost(f"{GONE}: {lost}")
         answer = _valid(header, Answer)
@@ -364,6 +385,12 @@ class Judged:
             raise Lost("") from None
         except (MemoryError, ValueError) as error:
             raise Lost(f"it broke the protocol: {error}") from None
+
+
+def _request(ask: str, call: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[Any]]:
+    """Return the header of a request with a call, and the operands' memory."""
+    operands = [runtime.describe_tensor(tensor) for tensor in inputs]
+    return {"ask": ask, **call, "operands": operands}, [memory_of(tensor).numpy().data for tensor in inputs]
 
 
 def _valid(data: Any, kind: Any) -> Any:
@@ -441,6 +468,18 @@ class Remote:
     ) -> Outcome:
         """Make a call of a sequence, as ``made`` does; the judged process holds the sequence."""
         return self.made(call, inputs, device)
+
+    def numbers(self) -> Sequence[float]:
+        """Return the numbers in its code. Raises Lost."""
+        return self.judged.numbers(self.op)
+
+    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> int:
+        """Make a call, and return to how many places of the code it came that none had come to before. Raises Lost."""
+        return self.judged.new_paths({**call, "op": self.op}, inputs)
+
+    def forget_paths(self) -> None:
+        """Take all places of the code for new again. Raises Lost."""
+        self.judged.forget_paths()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call it with tensors of this process, which hold afterwards what it has written. Raises what it raises."""

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 from hypothesis import strategies as st
@@ -26,11 +27,11 @@ LEAST = 9
 """Smaller sizes are drawn anyway."""
 ELEMENTS = (1 << 16, 1 << 18, 1 << 20, 1 << 22)
 """The most elements of all operands of such a case together: large ones take long, so they are few."""
-RESULT = 2
+RESULT = 4
 """The elements of a result, by those of the operands, at most."""
 STORAGE = 1 << 24
 """The most elements of the storage of its operands."""
-WORK = 32
+WORK = 16
 """The most that its sizes may come to, multiplied, each once, as a product's M * K * N: so many times the elements that
 its result may have."""
 FLOAT64 = 1 << 14
@@ -50,7 +51,6 @@ _PLACE = st.integers(0, 59)
 _TIMES = st.sampled_from((1, 1, 2))
 _BESIDE = st.sampled_from(((1, 1), (1, 0), (1, -1), (2, 1), (2, 0), (3, 1), (1, 7)))
 """So many times a number, and so much more."""
-_KINDS = (*("sizes", "all sizes", "all sizes") * 2, "blocks", *("elements",) * 2, "arguments", "distances")
 
 
 def calls(
@@ -58,26 +58,43 @@ def calls(
 ) -> Callable[[Sequence[str]], SearchStrategy[Case]] | None:
     """Return the strategy of such cases of up to so many elements, by dtypes; None: the code has no number that a case
     could have."""
-    pools = _pools(numbers, min(elements, ELEMENTS[-1]))
     limits = st.sampled_from([min(elements, most) for most in ELEMENTS])
-    return (lambda dtypes: _calls(spec, _legal(spec, dtypes), pools, limits)) if pools else None
+    pools = Pools.of(numbers, min(elements, ELEMENTS[-1]))
+    return (lambda dtypes: _calls(spec, _legal(spec, dtypes), pools, limits)) if any(pools) else None
 
 
-Pools = dict[str, Sequence[float]]
-"""The numbers to draw from, by what of a case they change; no empty ones."""
+class Pools(NamedTuple):
+    """The numbers to draw from."""
 
+    sizes: list[int]
+    blocks: list[int]
+    """Products of two: so many blocks of that size."""
+    distances: list[int]
+    numbers: list[float]
+    """Those of elements and arguments."""
 
-def _pools(numbers: Sequence[float], elements: int) -> Pools:
-    whole = [int(number) for number in numbers if number == int(number) and number > 1][:POOL]
-    sizes = [number for number in whole if LEAST <= number <= elements]
-    others = [number for number in numbers if abs(number) not in (0, 1)]
-    distances = [number for number in whole if LEAST <= number <= STORAGE]
-    # So many blocks of that size.
-    products = [first * second for first, second in itertools.combinations_with_replacement(sorted(whole), 2)]
-    blocks = [number for number in dict.fromkeys(products) if LEAST <= number <= elements and number not in whole]
-    found = {"sizes": sizes, "all sizes": sizes, "blocks": blocks}
-    found |= {"elements": others, "arguments": others, "distances": distances}
-    return {what: pool[:POOL] for what, pool in found.items() if pool}
+    @classmethod
+    def of(cls, numbers: Sequence[float], elements: int) -> Pools:
+        """Return what can be drawn in calls of so many elements."""
+        whole = [int(number) for number in numbers if number == int(number) and number > 1][:POOL]
+        products = [first * second for first, second in itertools.combinations_with_replacement(sorted(whole), 2)]
+        blocks = [number for number in dict.fromkeys(products) if LEAST <= number <= elements and number not in whole]
+        return cls(
+            [number for number in whole if LEAST <= number <= elements],
+            blocks[:POOL],
+            [number for number in whole if LEAST <= number <= STORAGE],
+            [number for number in numbers if abs(number) not in (0, 1)][:POOL],
+        )
+
+    def kinds(self) -> list[str]:
+        """Return the ways in which a case can be changed at the numbers."""
+        of_numbers = ("elements", "elements", "arguments")
+        return [
+            *(("sizes", "all sizes", "all sizes") * 2 if self.sizes else ()),
+            *(("blocks",) if self.blocks else ()),
+            *(("distances",) if self.distances else ()),
+            *(of_numbers if self.numbers else ()),
+        ]
 
 
 def _legal(spec: OpSpec, dtypes: Sequence[str]) -> SearchStrategy[Case]:
@@ -101,40 +118,41 @@ def _calls(
     draw: st.DrawFn, spec: OpSpec, base: SearchStrategy[Case], pools: Pools, limits: SearchStrategy[int]
 ) -> Case:
     case, elements = draw(base), draw(limits)
-    kinds = [what for what in _KINDS if what in pools]
     for _ in range(draw(_TIMES)):
-        what = draw(st.sampled_from(kinds))
-        pool = [number for number in pools[what] if abs(number) <= elements] or pools[what]
-        number, place, beside = draw(st.sampled_from(pool)), draw(_PLACE), draw(_BESIDE)
+        what, place = draw(st.sampled_from(pools.kinds())), draw(_PLACE)
         if what == "all sizes":
-            chosen = _chosen(draw, pools, len(_known(case)), elements)
-            found = _sized(case, chosen, place, elements)
-        elif what in ("sizes", "blocks"):
-            found = _sized(case, [_beside(number, beside)], place, elements)
+            found = sized(case, _chosen(draw, pools, len(_known(case)), elements), place, elements)
+        elif what in ("elements", "arguments"):
+            found = _CHANGES[what](case, draw(st.sampled_from(pools.numbers)), place)
+        elif what == "distances":
+            found = _apart(case, _near(draw, pools.distances), place)
         else:
-            found = _CHANGES[what](case, _beside(number, beside) if what == "distances" else number, place)
-        case = next((one for one in found if one != case and _is_allowed(spec, one, elements)), case)
+            known = pools.sizes if what == "sizes" else pools.blocks
+            fit = [number for number in known if number <= elements] or known
+            found = sized(case, [_near(draw, fit)], place, elements)
+        case = next((one for one in found if one != case and is_allowed(spec, one, elements)), case)
     return case
 
 
 def _chosen(draw: st.DrawFn, pools: Pools, count: int, elements: int) -> list[int]:
     """Draw so many sizes at numbers that are not too much together: most ways that a kernel takes begin at several."""
-    known, least, found = [*pools["sizes"] * 3, *pools.get("blocks", ())], min(pools["sizes"]), list[int]()
+    known, least, found = [*pools.sizes * 3, *pools.blocks], min(pools.sizes), list[int]()
     for left in reversed(range(count)):
         # Any two may be those of one operand.
         matrix = RESULT * elements // max((*found, least if left else 1))
         room = min(RESULT * elements * WORK // (math.prod(found) * least**left), matrix)
-        number = _beside(draw(st.sampled_from([number for number in known if number < room] or [least])), draw(_BESIDE))
+        number = _near(draw, [number for number in known if number < room] or [least])
         found.append(max(min(number, room), 1))
     return found
 
 
-def _beside(number: float, beside: tuple[int, int]) -> int:
-    times, more = beside
-    return int(number) * times + more
+def _near(draw: st.DrawFn, numbers: Sequence[int]) -> int:
+    """Draw one of the numbers, one beside it, or a multiple."""
+    number, (times, more) = draw(st.sampled_from(numbers)), draw(_BESIDE)
+    return number * times + more
 
 
-def _is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
+def is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
     """Tell whether torch takes a changed case, whose result it defines, and the case is not too large."""
     if _is_dear(case, elements):
         return False
@@ -155,7 +173,7 @@ def _count(case: Case) -> int:
 # --- changes -------------------------------------------------------------------------------------------------------
 
 
-def _sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Iterator[Case]:
+def sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Iterator[Case]:
     """Yield the case with these numbers for as many of its sizes, wherever operands have them, from several places on;
     other sizes are small as far as it would be too large."""
     known = _known(case)
@@ -185,7 +203,7 @@ def _resized(case: Case, was: int, wanted: int) -> Case:
         if len({*lowered}) < len({*indices}):
             return case
         values = LISTED + ",".join(map(str, lowered))
-        case = _with_operand(case, number, lambda spec, values=values: msgspec.structs.replace(spec, values=values))
+        case = with_operand(case, number, lambda spec, values=values: msgspec.structs.replace(spec, values=values))
     return with_size(case, was, wanted)
 
 
@@ -219,7 +237,7 @@ def _planted(case: Case, number: float, place: int) -> Iterator[Case]:
 
     # A narrow dtype does not hold every whole number.
     with contextlib.suppress(ValueError):
-        yield _with_operand(case, chosen, planted)
+        yield with_operand(case, chosen, planted)
 
 
 def _takes_numbers(spec: TensorSpec) -> bool:
@@ -257,10 +275,10 @@ def _apart(case: Case, number: float, place: int) -> Iterator[Case]:
             return msgspec.structs.replace(spec, layout=Layout(offset=int(number)))
         return msgspec.structs.replace(spec, layout=Layout(padding=(*(0,) * (len(spec.shape) - 1), more)))
 
-    yield _with_operand(case, chosen, laid)
+    yield with_operand(case, chosen, laid)
 
 
-def _with_operand(case: Case, chosen: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
+def with_operand(case: Case, chosen: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
     """Return the case with one operand changed. Raises ValueError where that cannot be."""
     numbers = itertools.count()
 
@@ -270,8 +288,6 @@ def _with_operand(case: Case, chosen: int, change: Callable[[TensorSpec], Tensor
     return changed(case, other)
 
 
-_CHANGES: dict[str, Callable[[Case, float, int], Iterator[Case]]] = {
-    "elements": _planted,
-    "arguments": _given,
-    "distances": _apart,
-}
+_CHANGES: dict[str, Callable[[Case, float, int], Iterator[Case]]] = {"elements": _planted, "arguments": _given}
+CHANGES = (*_CHANGES.values(), _apart)
+"""The changes that are not of sizes; each takes a number, and a place among those where it can be."""

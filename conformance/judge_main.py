@@ -22,7 +22,18 @@ import msgspec
 import pytest
 import torch
 
-from conformance import cases, messages, plain_calls, repro, runner, semantics, sequence_judge, sequences, spec_files
+from conformance import (
+    cases,
+    code_search,
+    messages,
+    plain_calls,
+    repro,
+    runner,
+    semantics,
+    sequence_judge,
+    sequences,
+    spec_files,
+)
 from conformance import spec as specs
 from conformance.calls import GONE, Judged, Lost, NotProvided
 from conformance.cases import Case
@@ -112,8 +123,20 @@ class Numbers(msgspec.Struct, frozen=True, tag=True):
     op: str
 
 
+class Explore(msgspec.Struct, frozen=True, tag=True):
+    """Search for calls that come to new places of an op's code, as ``code_search.search``."""
+
+    starts: Sequence[Case]
+    calls: int
+    elements: int
+    seed: str
+
+
+Asked = Request | Play | Script | Item | Numbers | Explore
+
+
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a Request, a Play, a Script, an Item or Numbers."""
+    """The answer to a Request, a Play, a Script, an Item, Numbers or Explore."""
 
     verdict: Verdict | None = None
     verdicts: Sequence[Verdict] = ()
@@ -126,6 +149,8 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     no_script: str = ""
     """Why there is no script."""
     numbers: Sequence[int | float] = ()
+    found: Sequence[Case] = ()
+    """The cases that Explore has found."""
     fault: str = ""
     """The traceback, where the harness itself failed."""
     lost: bool = False
@@ -163,7 +188,7 @@ def main(descriptor: int, judged_descriptor: int) -> None:
         # Imported objects stay: the collector need not look through them again.
         gc.freeze()
         while True:
-            request = msgspec.json.decode(connection.recv_bytes(), type=Request | Play | Script | Item | Numbers)
+            request = msgspec.json.decode(connection.recv_bytes(), type=Asked)
             reply = _answer(request, implementation, device, setup.checks)
             connection.send_bytes(msgspec.json.encode(reply))
             if isinstance(reply, Gone) or reply.lost:
@@ -189,7 +214,7 @@ def _end(status: int) -> None:
 
 
 def _answer(
-    request: Request | Play | Script | Item | Numbers,
+    request: Asked,
     implementation: Implementation,
     device: torch.device,
     checks: Sequence[str] | None,
@@ -203,6 +228,9 @@ def _answer(
             reply = Reply(sequence_judge.judge(request.sequence, implementation, device))
         elif isinstance(request, Numbers):
             reply = Reply(numbers=implementation.numbers(request.op))
+        elif isinstance(request, Explore):
+            how = implementation, device, request.calls, request.elements, request.seed
+            reply = Reply(found=[cases.canonical(case) for case in code_search.search(request.starts, *how)])
         elif isinstance(request, Script):
             reply = Reply(verdicts=plain_calls.judge(request.cases, implementation, device, request.seconds or None))
         elif request.verdict is None:
@@ -219,6 +247,9 @@ def _answer(
             lost = lost and f"{GONE}: {lost}"
     except repro.ReproError as error:
         reply = Reply(no_script=str(error))
+    except code_search.Broken as broken:
+        # The case that broke it is judged as any other, and tells how it ended.
+        return Reply(found=[cases.canonical(case) for case in broken.found], lost=True)
     except Lost as error:
         if not str(error):
             return Gone()

@@ -204,6 +204,15 @@ class Prepared(msgspec.Struct, frozen=True):
         )
         return maker.made(call, inputs, self.device)
 
+    def new_paths(self, maker: Local | Remote) -> int:
+        """Let ``maker`` make the call, and return to how many places of the code it came that none had come to
+        before."""
+        args, kwargs = forms.bind(self.case, self.inputs)
+        how = {"form": self.case.form, "written": sorted(self.spec.writes(self.case)), "seed": cases.seed(self.case)}
+        return maker.new_paths(
+            calls.described(self.case.op, args, kwargs, self.inputs, **how), self.inputs, self.device
+        )
+
     def widened(self) -> Prepared | None:
         """Return the same operands with torch's answer to the call that this one stands for, where torch refuses this
         one and an implementation may take it; else None."""

@@ -42,8 +42,8 @@ def _beside(name):
 guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
     _beside, ("guards", "call_contexts", "context_calls", "gradient_calls", "mode_calls")
 )
-dispatcher_calls, gpu_calls, process_state, sequence_staging, code_numbers = map(
-    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging", "code_numbers")
+dispatcher_calls, gpu_calls, process_state, sequence_staging, code_numbers, code_paths = map(
+    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging", "code_numbers", "code_paths")
 )
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -246,6 +246,14 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
     if guard is not None:
         made.fresh, made.trespass = guard.fresh, guard.trespass()
     return made
+
+
+def new_paths(function, inputs, call, device, passed=()):
+    """Make one call, as ``perform`` does, and return to how many places of the code it came that no such call had come
+    to before."""
+    counted = []
+    perform(code_paths.traced(function, code_numbers.OTHERS, counted), inputs, call, device, passed=passed)
+    return sum(counted)
 
 
 def _again(function, inputs, call, device, offers, passed):
@@ -608,8 +616,13 @@ class _Server:
             return {}, ()
         if asked["ask"] == "kept":
             return self._kept()
+        if asked["ask"] == "forget paths":
+            code_paths.forget()
+            return {}, ()
         self.sent = blobs
         inputs = [tensor_of(blob, described) for blob, described in zip(blobs, asked["operands"], strict=True)]
+        if asked["ask"] == "paths":
+            return {"paths": new_paths(getattr(self.provider, asked["op"]), inputs, asked, self.device)}, ()
         stage = self.stage if asked.get("follow") else None
         try:
             made = perform(getattr(self.provider, asked["op"]), inputs, asked, self.device, self.provider, stage=stage)

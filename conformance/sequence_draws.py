@@ -12,12 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
-import msgspec
 from hypothesis import strategies as st
 
 from conformance import case_files, cases, drawing, session
-from conformance.cases import Argument, Case, Same, View
-from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, is_tied, twin, vary, whole
+from conformance.cases import Case, Same, View
+from conformance.sequence_variations import (
+    TWINS,
+    VARIATIONS,
+    WIDE,
+    arguments,
+    dtype,
+    is_tied,
+    twin,
+    vary,
+    whole,
+    with_argument,
+)
 from conformance.sequences import CallSequence, Memory, Result, Settings, Step
 from conformance.spec import OpSpec, parameters, registry
 from strategies.specs import TensorSpec
@@ -105,16 +115,16 @@ def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Itera
 def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
     """Yield the ordinary call, and then calls that differ from it in one option: an optional tensor is left out, or
     another argument is as in one of the other calls. What was made ready for a shape may depend on any of them."""
-    required, given = parameters(ordinary.op, required=True), _arguments(ordinary)
+    required, given = parameters(ordinary.op, required=True), arguments(ordinary)
     found = [
-        _with_argument(ordinary, name, None)
+        with_argument(ordinary, name, None)
         for name, value in given.items()
         if name not in required and isinstance(value, TensorSpec)
     ]
     for other in others:
-        options = {name: value for name, value in _arguments(other).items() if not isinstance(value, _OF_MEMORY)}
-        found += [_with_argument(ordinary, name, value) for name, value in options.items() if given.get(name) != value]
-        found += [_with_argument(ordinary, name, None) for name in ordinary.kwargs if name not in _arguments(other)]
+        options = {name: value for name, value in arguments(other).items() if not isinstance(value, _OF_MEMORY)}
+        found += [with_argument(ordinary, name, value) for name, value in options.items() if given.get(name) != value]
+        found += [with_argument(ordinary, name, None) for name in ordinary.kwargs if name not in arguments(other)]
     known = {cases.case_id(ordinary)}
     for case in found:
         if len(known) <= OPTIONS and cases.case_id(case) not in known and _is_defined(case):
@@ -125,23 +135,6 @@ def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
 
 
 _OF_MEMORY = TensorSpec | Same | View
-
-
-def _arguments(case: Case) -> dict[str, Argument]:
-    """Return the arguments of a call by name, as far as that is known."""
-    return {**dict(zip(parameters(case.op), case.args, strict=False)), **case.kwargs}
-
-
-def _with_argument(case: Case, name: str, value: Argument) -> Case:
-    """Return the call with another argument of a name; None: without it, where it is given by name."""
-    place = dict(zip(parameters(case.op), range(len(case.args)), strict=False)).get(name)
-    if place is not None:
-        args = (*case.args[:place], value, *case.args[place + 1 :])
-        return msgspec.structs.replace(case, args=args, digests=())
-    kwargs = {key: one for key, one in case.kwargs.items() if key != name}
-    if value is not None or name not in case.kwargs:
-        kwargs[name] = value
-    return msgspec.structs.replace(case, kwargs=kwargs, digests=())
 
 
 def _is_defined(case: Case) -> bool:

@@ -311,6 +311,23 @@ VARIATIONS |= {
 # --- changing arguments -------------------------------------------------------------------------------------------
 
 
+def arguments(case: Case) -> dict[str, Argument]:
+    """Return the arguments of a call by name, as far as that is known."""
+    return {**dict(zip(parameters(case.op), case.args, strict=False)), **case.kwargs}
+
+
+def with_argument(case: Case, name: str, value: Argument) -> Case:
+    """Return the call with another argument of a name; None: without it, where it is given by name."""
+    place = dict(zip(parameters(case.op), range(len(case.args)), strict=False)).get(name)
+    if place is not None:
+        args = (*case.args[:place], value, *case.args[place + 1 :])
+        return msgspec.structs.replace(case, args=args, digests=())
+    kwargs = {key: one for key, one in case.kwargs.items() if key != name}
+    if value is not None or name not in case.kwargs:
+        kwargs[name] = value
+    return msgspec.structs.replace(case, kwargs=kwargs, digests=())
+
+
 def changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
     """Return the case with each argument changed, by name: positional ones by that of torch's parameter, as far as
     known."""

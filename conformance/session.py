@@ -15,10 +15,21 @@ from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, code_draws, corpus, database, drawing, failure_causes, repro, runner, sequences
+from conformance import (
+    cases,
+    code_draws,
+    code_search,
+    corpus,
+    database,
+    drawing,
+    failure_causes,
+    repro,
+    runner,
+    sequences,
+)
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.checks import CHECKS, DERIVED, RARE, least_tried
+from conformance.checks import CHECKS, DERIVED, PASSED, RARE, least_tried
 from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
@@ -49,8 +60,11 @@ LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
 profiles that have to be quick."""
 SCENES_SHARE = 6
 """One call of a model's scenes is drawn for so many legal ones."""
-CODE_SHARE, CODE_SHARE_OF_DEAR, CODE_SHARE_OF_QUICK = 2, 4, 10
+CODE_SHARE, CODE_SHARE_OF_QUICK = 4, 10
 """One call at a number of the implementation's code is drawn for so many legal ones, as of large ones."""
+EXPLORED, EXPLORED_OF_DEAR = 15, 1
+"""So many changed calls are made for a legal one in search of new places of the code: not in profiles that have to be
+quick, and fewer on a GPU and where kernels are interpreted."""
 FEW_ELEMENTS = 1 << 14
 """The most elements of such a call where there are no large ones."""
 
@@ -102,6 +116,8 @@ class _Search:
     report: Report = dataclasses.field(default_factory=Report)
     seen: set[str] = dataclasses.field(default_factory=set)
     """Ids of cases that need no judging again."""
+    passed: list[Case] = dataclasses.field(default_factory=list)
+    """Legal calls that have passed."""
     failing: dict[str, tuple[Case, Verdict]] = dataclasses.field(default_factory=dict)
     """The smallest failing case so far, by check."""
     fatal: dict[str, Verdict] = dataclasses.field(default_factory=dict)
@@ -250,6 +266,7 @@ class Run:
                 if search.given_up():
                     break
             if search.legal and not search.failing:
+                self._explore(search, op, dtype)
                 report.tally.coverage.searched(op, dtype)
             self._tell(search, op, dtype)
         except KeyboardInterrupt:
@@ -279,6 +296,22 @@ class Run:
         for case, verdict in sorted(failing, key=lambda pair: cases.size(pair[0])):
             smallest.setdefault((case.op, cases.dtype_of(case)), (case, verdict))
         return [self.save(*pair) for pair in smallest.values()]
+
+    def _explore(self, search: _Search, op: str, dtype: str) -> None:
+        """Judge calls that come to places of the implementation's code to which no drawn call came."""
+        if self.settings.max_examples < PROFILES["ci"].max_examples:
+            return
+        dear = self.device.type == "cuda" or self.large < LARGE[""]
+        calls = self.settings.max_examples * (EXPLORED_OF_DEAR if dear else EXPLORED)
+        how = calls, self.large or FEW_ELEMENTS, f"{self.seed}/{op}/{dtype}/explored"
+        if self.child is not None:
+            found = self.child.explore(search.passed, *how)
+        else:
+            found = code_search.search(search.passed, self.implementation, self.device, *how)
+        for start in range(0, len(found), ROUND):
+            part, name = found[start : start + ROUND], f"{self.seed}/{op}/{dtype}/explored/{start}"
+            while self._round(strategies.sampled_from(part), name, drawing.settings(len(part)), search):
+                pass
 
     def _tell(self, search: _Search, op: str, dtype: str) -> None:
         """Count, save and report the findings of a search."""
@@ -392,6 +425,8 @@ class Run:
                     search.seen.add(identity)
                 # Once something has failed, the judged cases are steps of the shrinking.
                 if check is None and not shrinking:
+                    if search.legal and verdict.status == PASSED:
+                        search.passed.append(case)
                     self.pool.take(case, verdict)
                     search.report.tally.add(case, verdict, search.legal)
                 return
@@ -448,16 +483,16 @@ def rounds(
     else:
         kinds = [("legal", spec.cases, all_examples)]
         quick = all_examples < PROFILES["ci"].max_examples
-        dear = large < LARGE[""]
-        share = LARGE_SHARE_OF_QUICK if quick else LARGE_SHARE_OF_DEAR if dear else LARGE_SHARE
+        share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
+        if quick:
+            share = LARGE_SHARE_OF_QUICK
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
         # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
         if spec.scenes is not None:
             kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
         if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
-            share = CODE_SHARE_OF_QUICK if quick else CODE_SHARE_OF_DEAR if dear else CODE_SHARE
-            kinds.append(("code", found, all_examples // share))
+            kinds.append(("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE)))
     for kind, cases_of, examples in kinds:
         # Calls that torch refuses may mix what legal ones do not.
         others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []

@@ -24,7 +24,21 @@ from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
 from conformance.implementations import TORCH, Implementation, ImplementationError
-from conformance.judge_main import Gone, Importing, Item, Numbers, Play, Ready, Reply, Request, Script, Setup, Unusable
+from conformance.judge_main import (
+    Asked,
+    Explore,
+    Gone,
+    Importing,
+    Item,
+    Numbers,
+    Play,
+    Ready,
+    Reply,
+    Request,
+    Script,
+    Setup,
+    Unusable,
+)
 from conformance.repro import ReproError
 from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, DeviceError, Verdict
 from conformance.semantics import CUDA
@@ -213,6 +227,14 @@ class Child:
         except _Death:
             return ()
 
+    def explore(self, starts: Sequence[Case], calls: int, elements: int, seed: str) -> Sequence[Case]:
+        """Search for calls that come to new places of the code, as ``code_search.search``, the last of which may end
+        the process; none where it takes more than ``timeout``."""
+        try:
+            return self._ask(Explore([*map(cases.canonical, starts)], calls, elements, seed), self.timeout).found
+        except _Death:
+            return ()
+
     def run(self, arguments: Sequence[str]) -> tuple[str, str]:
         """Run one item of pytest in the child; return whether it passed, failed or was skipped, and why."""
         try:
@@ -249,7 +271,7 @@ class Child:
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.json.encode(self._setup))
 
-    def _ask(self, request: Request | Play | Script | Item | Numbers, timeout: float) -> Reply:
+    def _ask(self, request: Asked, timeout: float) -> Reply:
         self.ready()
         self._begun = os.fstat(self._printed.fileno()).st_size
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conformance import code_numbers, runtime
+from conformance import runtime
 from conformance import spec as specs
 from conformance.calls import Judged, Local, Remote
 from conformance.calls import NotProvided as NotProvided
@@ -88,7 +88,7 @@ class Implementation:
 
     def numbers(self, op: str) -> Sequence[float]:
         """Return the numbers in the code of an op that is provided, as of ``code_numbers.of``."""
-        return code_numbers.of(self.function(op)) if self.judged is None else self.judged.numbers(op)
+        return self.maker(op).numbers()
 
 
 def load(name: str) -> Implementation:

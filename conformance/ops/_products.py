@@ -68,8 +68,8 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
 
 def equal(a: torch.Tensor, b: torch.Tensor, value: np.ndarray, least: int) -> np.ndarray:
     """Return ``bounds.equal_terms`` of the finite elements of two matrices, whose product is ``value``."""
-    finite = (_finite(oracle.operand(one, one.dtype)) for one in (a, b))
-    return bounds.equal_terms(*finite, value, least)
+    first, second = (_finite(oracle.operand(one, one.dtype)) for one in (a, b))
+    return bounds.equal_terms(first, second, value, least)
 
 
 def _each(a: np.ndarray, b: np.ndarray) -> oracle.Double:

@@ -16,7 +16,7 @@ import hypothesis
 import msgspec
 import torch
 
-from conformance import cases, drawing, runner, session
+from conformance import cases, code_search, drawing, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import (
@@ -89,13 +89,20 @@ def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterat
                     yield case
 
 
-def code_cases(op: str, settings: hypothesis.settings, seed: int, numbers: Sequence[float]) -> Iterator[Case]:
-    """The cases that the suite judges of an op at the numbers of an implementation's code, of all its dtypes."""
-    dtypes = specs.registry()[op].dtypes
+def code_cases(op: str, settings: hypothesis.settings, seed: int, implementation: Implementation) -> Iterator[Case]:
+    """The cases that the suite judges of an op, of all its dtypes, at the numbers of an implementation's code, and at
+    places of that to which no other case comes."""
+    dtypes, numbers, large = specs.registry()[op].dtypes, implementation.numbers(op), runner.LARGE[""]
+    known: dict[str, list[Case]] = {dtype: [] for dtype in dtypes}
     for dtype in dtypes:
-        for part in session.rounds(op, dtype, False, dtypes, settings, seed, runner.LARGE[""], numbers):
+        for part in session.rounds(op, dtype, False, dtypes, settings, seed, large, numbers):
+            found = drawing.drawn(part.draws, part.seed, part.examples)
+            known[dtype] += found
             if part.kind == "code":
-                yield from drawing.drawn(part.draws, part.seed, part.examples)
+                yield from found
+    calls = settings.max_examples * session.EXPLORED
+    for dtype in dtypes:
+        yield from code_search.search(known[dtype], implementation, CPU, calls, large, f"{seed}/{op}/{dtype}/explored")
 
 
 class Shared(Prepared, frozen=True):
@@ -199,10 +206,9 @@ def study(
                     note(tally.name, case, count)
                     _control(tally, prepared, implementation)
             meet(prepared, count, alive)
-        # Of those that are left each has the calls at the numbers of its own code.
+        # Of those that are left each has the calls that its own code leads to.
         for one in list(alive.values()):
-            numbers = one.implementation.numbers(op)
-            for count_of_own, case in enumerate(code_cases(op, settings, seed, numbers), count + 1):
+            for count_of_own, case in enumerate(code_cases(op, settings, seed, one.implementation), count + 1):
                 meet(prepare(case), count_of_own, {one.name: one})
                 if one.name not in alive:
                     break

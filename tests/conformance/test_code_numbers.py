@@ -177,7 +177,7 @@ def test_sequences_call_as_often_as_the_code_has_a_number():
 def test_what_is_wrong_beyond_a_number_of_the_code_is_caught(name):
     defect = BANK[name]
     settings = session.hypothesis.settings(CI)
-    found = search.code_cases(defect.op, settings, 0, defect.implementation.numbers(defect.op))
+    found = search.code_cases(defect.op, settings, 0, defect.implementation)
     wrong = (runner.judge(case, defect.implementation, search.CPU, [defect.check]).failure for case in found)
     assert any(wrong)
 

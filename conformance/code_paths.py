@@ -1,0 +1,64 @@
+"""Trace which places of an implementation's own code a call comes to, and which none came to before.
+
+Loaded by its path into the judged process, so it needs nothing of the harness.
+"""
+
+import sys
+
+_SEEN = set()
+"""The places that calls have come to: code objects, and the offsets of their instructions."""
+
+
+def forget():
+    """Take all places for new again."""
+    _SEEN.clear()
+
+
+def traced(function, others, counted):
+    """Return the function as one that notes the places to which it comes.
+
+    The parts of a condition are places, too: that a shape fits and its strides do not is nearer to the way beyond it.
+
+    :param others: Packages that are not the implementation's; nothing below calls of Triton is noted.
+    :param counted: A list, to which the number of new places is added.
+    """
+
+    def call(*args, **kwargs):
+        before, known = sys.gettrace(), len(_SEEN)
+        sys.settrace(_tracer(others))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sys.settrace(before)
+            counted.append(len(_SEEN) - known)
+
+    return call
+
+
+def _tracer(others):
+    hidden = 0
+
+    def enter(frame, event, _):
+        nonlocal hidden
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if hidden or package == "triton":
+            frame.f_trace_lines = False
+            hidden += 1
+            return leave
+        if package in others:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return step
+
+    def step(frame, event, _):
+        if event == "opcode":
+            _SEEN.add((frame.f_code, frame.f_lasti))
+        return step
+
+    def leave(frame, event, _):
+        nonlocal hidden
+        if event == "return":
+            hidden -= 1
+        return leave
+
+    return enter

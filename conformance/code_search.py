@@ -1,0 +1,192 @@
+"""Search for calls that come to places of the judged code to which no drawn call came.
+
+Calls are changed at random: as for sequences, at the numbers of the code, and in how operands lie. One that comes to a
+new place, if only to the next part of a condition, is changed further: what several rare properties have to come
+together for is found one after the other. Nothing is judged meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+
+import msgspec
+import torch
+
+from conformance import cases, code_draws, runner
+from conformance.calls import Lost
+from conformance.cases import Case, Same, View
+from conformance.implementations import Implementation
+from conformance.sequence_variations import VARIATIONS, arguments, is_tied, vary, with_argument, with_size
+from conformance.spec import registry
+from strategies.specs import Layout, Special, TensorSpec
+
+LIMITS = (1 << 14, 1 << 14, 1 << 16, 1 << 16, 1 << 18, 1 << 21)
+"""The most elements that a changed call may have; one is chosen for each."""
+STARTS = 1 << 16
+"""The most elements of a call to start from."""
+NEAREST = 6
+"""So many calls that were the last to come to a new place are changed as often as all others that did."""
+USUAL = (16, 64, 128, 256, 512, 1024, 4096)
+"""Sizes of blocks, where the code has no numbers."""
+_LEFT = ("same", "sibling")
+"""Variations that change nothing, or the operator."""
+
+
+class Broken(Exception):
+    """The process ended in a call: the last of ``found``."""
+
+    def __init__(self, found: Sequence[Case], told: str) -> None:
+        super().__init__(told)
+        self.found = found
+
+
+def search(
+    starts: Sequence[Case],
+    implementation: Implementation,
+    device: torch.device,
+    calls: int,
+    elements: int,
+    seed: str,
+) -> list[Case]:
+    """Make so many changed calls of one operator, and return those that came to new places, in that order.
+
+    :param starts: The calls that are changed, and whose places are known.
+    :param elements: The most that a large call may have.
+
+    Raises Broken.
+    """
+    pool = [case for case in starts if _count(case) <= STARTS]
+    if not pool:
+        return []
+    random, maker = Random(seed), implementation.maker(pool[0].op)
+    changes = _Changes(random, maker.numbers() if calls else (), pool)
+    maker.forget_paths()
+    seen, found = {cases.case_id(case) for case in pool}, list[Case]()
+    # Those that were the first to come to some place are nearest to what is still unknown.
+    first = [case for case in pool if _paths(case, maker, device, found)]
+    for _ in range(calls):
+        near = first[-NEAREST:] if random.random() < 0.5 else first
+        base = random.choice(near if near and random.random() < 0.8 else pool)
+        case = changes.changed(base, min(elements, random.choice(LIMITS)))
+        if case is None or cases.case_id(case) in seen:
+            continue
+        seen.add(cases.case_id(case))
+        if _paths(case, maker, device, found):
+            found.append(case)
+            first.append(case)
+    return found
+
+
+def _paths(case: Case, maker: runner.Local | runner.Remote, device: torch.device, found: Sequence[Case]) -> int:
+    try:
+        return runner.prepare(case, device).new_paths(maker)
+    except Lost as lost:
+        raise Broken((*found, case), str(lost)) from None
+
+
+def _count(case: Case) -> int:
+    return sum(math.prod(spec.shape) for spec in cases.operands(case))
+
+
+class _Changes:
+    """Changes of calls, drawn from ``random``. ``numbers``: those of the code; ``others``: calls that have options."""
+
+    def __init__(self, random: Random, numbers: Sequence[float], others: Sequence[Case]) -> None:
+        self.random, self.others = random, others
+        self.numbers = [number for number in numbers if abs(number) not in (0, 1)][: code_draws.POOL] or list(USUAL)
+        self.sizes = [int(n) for n in self.numbers if n == int(n) and n > 1] or list(USUAL)
+        self.variations = [name for name in VARIATIONS if name not in _LEFT]
+        self.kinds: list[tuple[int, Callable[[Case, int], Case]]] = [
+            (3, self._varied), (3, self._sized), (1, self._square), (3, self._laid), (1, self._numbered),
+            (1, self._special), (1, self._with_option),
+        ]  # fmt: skip
+
+    def changed(self, case: Case, elements: int) -> Case | None:
+        """Return a case that is changed once or several times; None where torch does not take it."""
+        weights, kinds = zip(*self.kinds, strict=True)
+        other = case
+        for kind in self.random.choices(kinds, weights, k=self.random.choice((1, 1, 2, 3))):
+            try:
+                other = kind(other, elements)
+            # An impossible layout or recipe.
+            except ValueError:
+                continue
+        allowed = other != case and code_draws.is_allowed(registry()[case.op], other, elements)
+        return other if allowed else None
+
+    def _varied(self, case: Case, elements: int) -> Case:
+        return vary(VARIATIONS[self.random.choice(self.variations)], case, self.random.randrange(12))
+
+    def _number(self) -> int:
+        number = self.random.choice(self.sizes) * self.random.choice((1, 1, 1, 1, 2, 3))
+        if self.random.random() < 0.2:
+            number *= self.random.choice(self.sizes)
+        return max(number + self.random.choice((1, 1, 0, -1, 7)), 1)
+
+    def _sized(self, case: Case, elements: int) -> Case:
+        numbers = [self._number() for _ in range(self.random.choice((1, 1, 2, 4)))]
+        return next(code_draws.sized(case, numbers, self.random.randrange(60), elements), case)
+
+    def _square(self, case: Case, elements: int) -> Case:
+        """Make two sizes equal."""
+        known = sorted({size for spec in cases.operands(case) for size in spec.shape})
+        return with_size(case, *self.random.sample(known, 2)) if len(known) > 1 else case
+
+    def _numbered(self, case: Case, elements: int) -> Case:
+        kind, number, place = self.random.choice(code_draws.CHANGES), self.random.choice(self.numbers), self.random
+        return next(kind(case, number, place.randrange(60)), case)
+
+    def _special(self, case: Case, elements: int) -> Case:
+        """Plant a special value, or leave out those that there are."""
+        places = range(len(cases.operands(case)))
+        if is_tied(case) or not places:
+            return case
+
+        def planted(spec: TensorSpec) -> TensorSpec:
+            value = self.random.choice(("-inf", "inf", "nan", "-0", "max", "0"))
+            special = Special(self.random.randrange(max(math.prod(spec.shape), 1)), value, self.random.choice((1, 40)))
+            return msgspec.structs.replace(spec, specials=() if self.random.random() < 0.2 else (special,))
+
+        return code_draws.with_operand(case, self.random.choice(places), planted)
+
+    def _with_option(self, case: Case, elements: int) -> Case:
+        """Give an argument as another call has it, or leave one out."""
+        options = [
+            (name, value)
+            for name, value in arguments(self.random.choice(self.others)).items()
+            if not isinstance(value, TensorSpec | Same | View)
+        ]
+        options += [(name, None) for name in case.kwargs]
+        return with_argument(case, *self.random.choice(options)) if options else case
+
+    def _laid(self, case: Case, elements: int) -> Case:
+        """Lay an operand otherwise: turned, cut from a larger one, with a stride of 0, later in its storage."""
+        places = range(len(cases.operands(case)))
+        if is_tied(case) or not places:
+            return case
+        chosen = {self.random.choice(places)} if self.random.random() < 0.7 else {*places}
+        for number in sorted(chosen):
+            case = code_draws.with_operand(case, number, self._layout)
+        return case
+
+    def _layout(self, spec: TensorSpec) -> TensorSpec:
+        rank, random = len(spec.shape), self.random
+        order = random.choice(((), *_orders(rank, random)))
+        padding: tuple[int, ...] = ()
+        if rank and random.random() < 0.6:
+            cut = random.randrange(rank)
+            padding = tuple(random.choice((1, 2, spec.shape[dim])) if dim == cut else 0 for dim in range(rank))
+        expanded = (random.randrange(rank),) if rank and not padding and random.random() < 0.3 else ()
+        offset = random.choice((0, 0, 1, 8))
+        return msgspec.structs.replace(spec, layout=Layout(order, (), padding, expanded, offset))
+
+
+def _orders(rank: int, random: Random) -> list[tuple[int, ...]]:
+    """Return orders of dims in memory: the last two turned, the second one innermost, and any."""
+    if rank < 2:
+        return []
+    dims = list(range(rank))
+    turned, last = (*dims[:-2], dims[-1], dims[-2]), (0, *dims[2:], 1)
+    return [turned, turned, last, tuple(random.sample(dims, rank))]
