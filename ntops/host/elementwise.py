@@ -237,7 +237,8 @@ def _width(row):
 def _narrowed(chosen, views):
     """Return the configuration with one-element tiles for operands that are expanded along the last dim."""
     ((name, tile),) = chosen.blocks
-    constant = tuple(name for name, view in views.items() if not view.stride(-1))
+    # One element may have any stride, that of the output too.
+    constant = tuple(name for name, view in views.items() if not view.stride(-1) and view.shape[-1] > 1)
     tile = (tile,) if next(iter(views.values())).ndim == 1 else tile
 
     if not isinstance(tile, tuple) or max(tile) != tile[-1] or sum(tile) != len(tile) - 1 + tile[-1] or not constant:

@@ -185,3 +185,15 @@ def test_what_inference_mode_made_is_written_there_alone(op):
     assert torch.equal(tensor, torch.ones_like(tensor))
     with torch.inference_mode():
         WRITES[op](ntops.torch, tensor)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+@pytest.mark.parametrize("op", ["add", "clamp", "eq", "exp"])
+def test_one_element_may_have_a_stride_of_0(op, shape):
+    """As a part of an expanded tensor has, or one that a scalar was expanded to."""
+    others = {"clamp": (0.25, 0.5), "exp": ()}.get(op, (2.0,))
+    operand = torch.full(shape, 0.75, device=DEVICE).as_strided(shape, (0,) * len(shape))
+    expected = getattr(torch, op)(operand, *others)
+    out = torch.zeros(1, dtype=expected.dtype, device=DEVICE).as_strided(shape, (0,) * len(shape))
+    assert getattr(ntops.torch, op)(operand, *others, out=out) is out
+    assert torch.equal(out, expected)
