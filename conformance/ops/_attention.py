@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import math
 import numbers
 from collections.abc import Callable
 from enum import Enum
@@ -91,6 +92,11 @@ def composed(
     """
     names = inspect.signature(composed).parameters
     return by(torch_attention, Arguments(**{name: value for name, value in locals().items() if name in names}))
+
+
+def standard_scale(dim: int) -> float:
+    """The scale of heads of so many elements, where none is given; infinite where there are none."""
+    return 1 / math.sqrt(dim) if dim else math.inf
 
 
 def by_math(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import mpmath
 import numpy as np
 import torch
 
 from conformance import bounds, oracle
-from conformance.ops._attention import HALF, Arguments, Part, parts
+from conformance.ops._attention import HALF, Arguments, Part, parts, standard_scale
 from conformance.spec import Call, Expected
 
 
@@ -22,7 +21,7 @@ def expected(call: Call) -> Expected:
     arguments = Arguments(*args, **kwargs)
     query, dtype = arguments.query, arguments.query.dtype
     dim, scale = query.shape[-1], arguments.scale
-    scale = 1 / math.sqrt(dim) if scale is None else float(oracle.operand(scale, dtype))
+    scale = standard_scale(dim) if scale is None else float(oracle.operand(scale, dtype))
     shape = (*query.shape[:-1], arguments.value.shape[-1])
     value, low, bound, judged = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.ones(shape, bool)
     with np.errstate(all="ignore"):

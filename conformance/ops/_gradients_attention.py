@@ -24,7 +24,7 @@ def attended(call: Call, dout: torch.Tensor) -> Gradients:
     (part,) = attention.parts(arguments)
     dtype = dout.dtype
     scale = arguments.scale
-    scale = 1 / math.sqrt(part.query.shape[-1]) if scale is None else float(oracle.operand(scale, dtype))
+    scale = attention.standard_scale(part.query.shape[-1]) if scale is None else float(oracle.operand(scale, dtype))
     with np.errstate(all="ignore"):
         found = _gradients(part, exact(dout, dtype), scale, arguments.attn_mask)
     places = {name: place for place, name in enumerate(NAMES[: len(call.args)])}

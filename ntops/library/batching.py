@@ -61,9 +61,10 @@ def _in_front(args, in_dims):
 
 def _elementwise(op, size, in_dims, args):
     ndims = _ndims(args, in_dims)
+    alone = any(dim is None and isinstance(arg, torch.Tensor) for arg, dim in zip(args, in_dims, strict=True))
 
-    if 0 in ndims and any(ndims):
-        # A 0-d tensor does not count for the dtype as a tensor with dims does.
+    if 0 in ndims and (any(ndims) or alone):
+        # A 0-d tensor does not count for the dtype as a tensor with dims does, of which the batch is one.
         return _loop(op, size, in_dims, args)
 
     def aligned(arg, dim):

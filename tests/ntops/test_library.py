@@ -301,6 +301,13 @@ def test_a_batch_of_numbers_promotes_as_numbers():
     assert torch.func.vmap(ntops.torch.add)(halves, numbers).dtype is torch.float16
 
 
+@pytest.mark.parametrize("function", [ntops.torch.add, ntops.torch.mul, ntops.torch.clamp])
+def test_a_batch_of_numbers_beside_a_number_promotes_as_in_a_loop(function):
+    number, halves = _random(), _random(4).bfloat16()
+    found = torch.func.vmap(function, in_dims=(None, 0))(number, halves)
+    assert torch.equal(found, torch.stack([function(number, half) for half in halves]))
+
+
 def test_what_is_no_matrix_is_no_matrix_in_a_batch():
     with pytest.raises(RuntimeError, match="must have 2 dims"):
         torch.func.vmap(ntops.torch.mm)(_random(2, 2, 3, 3), _random(2, 3, 3))
