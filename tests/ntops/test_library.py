@@ -303,7 +303,7 @@ def test_a_batch_of_numbers_promotes_as_numbers():
 
 @pytest.mark.parametrize("function", [ntops.torch.add, ntops.torch.mul, ntops.torch.clamp])
 def test_a_batch_of_numbers_beside_a_number_promotes_as_in_a_loop(function):
-    number, halves = _random(), _random(4).bfloat16()
+    number, halves = _random(1)[0], _random(4).bfloat16()
     found = torch.func.vmap(function, in_dims=(None, 0))(number, halves)
     assert torch.equal(found, torch.stack([function(number, half) for half in halves]))
 
