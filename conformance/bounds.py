@@ -309,6 +309,8 @@ def equal_terms(
     return (counted >= least) & (counted * (a**2 @ b**2) <= EQUAL_SQUARES * value**2)
 
 
+# A bound that is infinite judges nothing.
+@np.errstate(over="ignore")
 def product(
     value: np.ndarray,
     magnitude: np.ndarray,

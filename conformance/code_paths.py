@@ -3,6 +3,7 @@
 Loaded by its path into the judged process, so it needs nothing of the harness.
 """
 
+import gc
 import sys
 
 _SEEN = set()
@@ -24,12 +25,16 @@ def traced(function, others, counted):
     """
 
     def call(*args, **kwargs):
-        before, known = sys.gettrace(), len(_SEEN)
+        before, known, collects = sys.gettrace(), len(_SEEN), gc.isenabled()
+        # What the collector of cycles calls, whenever that is, is no place of the call.
+        gc.disable()
         sys.settrace(_tracer(others))
         try:
             return function(*args, **kwargs)
         finally:
             sys.settrace(before)
+            if collects:
+                gc.enable()
             counted.append(len(_SEEN) - known)
 
     return call

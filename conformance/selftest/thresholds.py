@@ -97,3 +97,40 @@ plant_state(
     _options_of_first_call,
     "The plan of a shape does not depend on keepdim, alpha, ignore_index and the like.",
 )
+
+
+# --- what several properties have to come together for ------------------------------------------------------------
+
+
+@defect("bmm", KIND)
+def batch_folded_into_rows(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """Beside a second factor that is expanded over 48 matrices or more the first one is viewed as one matrix, which a
+    part of longer ones is not."""
+    if len(input) >= 48 and mat2.stride(0) == 0 and input.stride(0) > input.shape[1] * input.shape[2]:
+        input = _as_if_contiguous(input)
+    return right(input, mat2, **kwargs)
+
+
+@defect("mm", KIND)
+def two_turned_factors_of_several_tiles(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """The tiles of two column-major factors of more than 160 each way have their sides swapped: rows past the last
+    whole tile are not written."""
+    result = right(input, mat2, **kwargs)
+    rows, terms = input.shape
+    if min(rows, terms, mat2.shape[1]) > 160 and input.stride(0) == 1 == mat2.stride(0) and rows % 128:
+        result[rows // 128 * 128 :] = 0
+    return result
+
+
+@defect("layer_norm", KIND)
+def rows_of_a_crop(right: Right, input: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rows of more than 80 elements that were cut from images, as x[:, :h, :w], are taken for dense within each."""
+    cut = input.ndim == 4 and min(input.shape) > 1 and input.shape[-1] > 80 and input.stride(-1) == 1
+    if cut and input.stride(1) > input.shape[2] * input.stride(2) == input.shape[2] * input.shape[3]:
+        strides = (input.stride(0), input.shape[2] * input.stride(2), input.stride(2), 1)
+        input = input.as_strided(input.shape, strides, input.storage_offset())
+    return right(input, shape, *args, **kwargs)
+
+
+def _as_if_contiguous(x: torch.Tensor) -> torch.Tensor:
+    return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())

@@ -172,6 +172,7 @@ def test_sequences_call_as_often_as_the_code_has_a_number():
         "exp_between_five_and_five_and_an_eighth",
         "rms_norm_eps_past_three_eighths",
         "add_rows_past_20480_apart",
+        "bmm_batch_folded_into_rows",
     ],
 )
 def test_what_is_wrong_beyond_a_number_of_the_code_is_caught(name):
