@@ -1,10 +1,12 @@
 """Trace which places of an implementation's own code a call comes to, and which none came to before.
 
-Loaded by its path into the judged process, so it needs nothing of the harness.
+Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
 import gc
 import sys
+
+import torch
 
 _SEEN = set()
 """The places that calls have come to: code objects, and the offsets of their instructions."""
@@ -38,6 +40,27 @@ def traced(function, others, counted):
             counted.append(len(_SEEN) - known)
 
     return call
+
+
+def differentiated(function):
+    """Return the function as one that also computes the gradients of its floating-point operands, for ones, where it
+    knows them."""
+
+    def call(*args, **kwargs):
+        args, kwargs = [*map(_leaf, args)], {name: _leaf(value) for name, value in kwargs.items()}
+        result = function(*args, **kwargs)
+        given = (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.requires_grad)
+        wanted = list({id(x): x for x in given}.values())
+        if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
+            torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+        return result
+
+    return call
+
+
+def _leaf(value):
+    floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if floating else value
 
 
 def _tracer(others):

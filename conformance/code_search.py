@@ -62,10 +62,18 @@ def search(
         return []
     random, maker = Random(seed), implementation.maker(pool[0].op)
     changes = _Changes(random, maker.numbers() if calls else (), pool)
+    differentiate = "gradients" in implementation.claims(pool[0].op)
+
+    def paths(case: Case) -> int:
+        try:
+            return runner.prepare(case, device).new_paths(maker, differentiate)
+        except Lost as lost:
+            raise Broken((*found, case), str(lost)) from None
+
     maker.forget_paths()
     seen, found = {cases.case_id(case) for case in pool}, list[Case]()
     # Those that were the first to come to some place are nearest to what is still unknown.
-    first = [case for case in pool if _paths(case, maker, device, found)]
+    first = [case for case in pool if paths(case)]
     for _ in range(calls):
         near = first[-NEAREST:] if random.random() < 0.5 else first
         base = random.choice(near if near and random.random() < 0.8 else pool)
@@ -73,17 +81,10 @@ def search(
         if case is None or cases.case_id(case) in seen:
             continue
         seen.add(cases.case_id(case))
-        if _paths(case, maker, device, found):
+        if paths(case):
             found.append(case)
             first.append(case)
     return found
-
-
-def _paths(case: Case, maker: runner.Local | runner.Remote, device: torch.device, found: Sequence[Case]) -> int:
-    try:
-        return runner.prepare(case, device).new_paths(maker)
-    except Lost as lost:
-        raise Broken((*found, case), str(lost)) from None
 
 
 def _count(case: Case) -> int:

@@ -204,14 +204,13 @@ class Prepared(msgspec.Struct, frozen=True):
         )
         return maker.made(call, inputs, self.device)
 
-    def new_paths(self, maker: Local | Remote) -> int:
-        """Let ``maker`` make the call, and return to how many places of the code it came that none had come to
-        before."""
+    def new_paths(self, maker: Local | Remote, differentiate: bool) -> int:
+        """Let ``maker`` make the call, with the backward pass if that is wanted, and return to how many places of the
+        code it came that none had come to before."""
         args, kwargs = forms.bind(self.case, self.inputs)
         how = {"form": self.case.form, "written": sorted(self.spec.writes(self.case)), "seed": cases.seed(self.case)}
-        return maker.new_paths(
-            calls.described(self.case.op, args, kwargs, self.inputs, **how), self.inputs, self.device
-        )
+        call = calls.described(self.case.op, args, kwargs, self.inputs, differentiate=differentiate, **how)
+        return maker.new_paths(call, self.inputs, self.device)
 
     def widened(self) -> Prepared | None:
         """Return the same operands with torch's answer to the call that this one stands for, where torch refuses this

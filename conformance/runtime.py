@@ -250,8 +250,10 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
 
 def new_paths(function, inputs, call, device, passed=()):
     """Make one call, as ``perform`` does, and return to how many places of the code it came that no such call had come
-    to before."""
+    to before. ``call["differentiate"]``: with the backward pass, of a call that writes no operand."""
     counted = []
+    if call["differentiate"] and not call["written"] and call["kwargs"].get("inplace") is not True:
+        function = code_paths.differentiated(function)
     perform(code_paths.traced(function, code_numbers.OTHERS, counted), inputs, call, device, passed=passed)
     return sum(counted)
 

@@ -310,7 +310,7 @@ class Run:
             found = code_search.search(search.passed, self.implementation, self.device, *how)
         for start in range(0, len(found), ROUND):
             part, name = found[start : start + ROUND], f"{self.seed}/{op}/{dtype}/explored/{start}"
-            while self._round(strategies.sampled_from(part), name, drawing.settings(len(part)), search):
+            while self._round(strategies.sampled_from(part), name, drawing.settings(len(part)), search, thorough=True):
                 pass
 
     def _tell(self, search: _Search, op: str, dtype: str) -> None:
@@ -398,9 +398,16 @@ class Run:
         if self.journal is not None:
             self.journal.leave()
 
-    def _round(self, draws: SearchStrategy[Case], seed: str, settings: hypothesis.settings, search: _Search) -> bool:
+    def _round(
+        self,
+        draws: SearchStrategy[Case],
+        seed: str,
+        settings: hypothesis.settings,
+        search: _Search,
+        thorough: bool = False,
+    ) -> bool:
         """Draw some cases, and shrink one that fails a check that nothing has failed so far. Return whether that ended
-        a process, so that cases after it were not drawn."""
+        a process, so that cases after it were not drawn. ``thorough``: as for ``judge``."""
         known, shrinking, ends = set(search.failing), False, 0
         name = seed.rpartition("/")[0]
 
@@ -412,7 +419,7 @@ class Run:
             failing = search.failing.keys() - known
             verdict = search.fatal.get(identity)
             if verdict is None:
-                verdict = self._smaller(case, failing) if failing else self.judge(case, False, search=name)
+                verdict = self._smaller(case, failing) if failing else self.judge(case, thorough, search=name)
             check = verdict.failure.check if verdict.failure else None
             if check in FATAL and identity not in search.fatal:
                 search.fatal[identity] = verdict

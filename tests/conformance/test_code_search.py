@@ -71,6 +71,22 @@ def test_what_traces_already_goes_on_also_where_the_call_raises():
         sys.settrace(before)
 
 
+def test_places_of_the_backward_pass_count():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x + 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient if gradient.shape[0] > 3 else gradient * 1
+
+    function = code_paths.differentiated(Doubled.apply)
+    assert new_places(function, torch.ones(2))
+    assert new_places(function, torch.ones(5))
+    assert not new_places(function, torch.ones(6))
+
+
 def folded(input, mat2, *, out=None):
     """A second factor that is expanded over the batch: the first one is viewed as if it were dense."""
     if _is_wrong(input, mat2):
