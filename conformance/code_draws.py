@@ -176,8 +176,8 @@ def _count(case: Case) -> int:
 def sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Iterator[Case]:
     """Yield the case with these numbers for as many of its sizes, wherever operands have them, from several places on;
     other sizes are small as far as it would be too large."""
-    known = _known(case)
-    if not known or is_tied(case):
+    known = _known(case) or [1]
+    if is_tied(case):
         return
     for first in range(place, place + TRIES):
         changed = case

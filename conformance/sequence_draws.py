@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from random import Random
 from typing import NamedTuple, get_args
 
 from hypothesis import strategies as st
 
-from conformance import case_files, cases, drawing, session
+from conformance import case_files, cases, code_draws, drawing, session
 from conformance.cases import Case, Same, View
 from conformance.sequence_variations import (
     TWINS,
@@ -23,6 +24,7 @@ from conformance.sequence_variations import (
     arguments,
     dtype,
     is_tied,
+    plain,
     twin,
     vary,
     whole,
@@ -43,8 +45,8 @@ WARM = 48
 was frequent has to be replayed with the tensors' present contents."""
 OFTEN = 300
 """The most calls of one shape that are made since the implementation's code has such a number."""
-OPTIONS = 16
-"""The most calls of each sequence that differ from its ordinary one in one option alone."""
+OPTIONS = 24
+"""The most calls of each sequence that differ from one of its calls in one option alone."""
 AFTER_REFUSALS = (("dim", 0), ("word", 0), ("twin", 3), ("twin", 5), ("causal", 1))
 """The variations of the ordinary case that follow refused calls at the end of each sequence: of another dim or with
 options, they may meet what the refused call has left. Any calls follow a few more."""
@@ -112,8 +114,21 @@ def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Itera
         yield Step(legal)
 
 
+def _beyond(case: Case, numbers: Sequence[float], seed: str) -> Case:
+    """Return the call with sizes of one more than some numbers of the code, from which on it may keep more; the call
+    itself where that is none, or too large."""
+    random, known = Random(seed), [int(number) for number in numbers if number == int(number)]
+    fit = [number for number in known if code_draws.LEAST <= number < WIDE]
+    if not fit:
+        return case
+    # Beyond the largest one it is beyond all that count elements.
+    wanted = [random.choice((max(fit), *fit)) + 1 for _ in range(random.choice((1, 1, 2, 3)))]
+    found = code_draws.sized(case, wanted, random.randrange(60), WIDE)
+    return next((one for one in found if code_draws.is_allowed(registry()[case.op], one, WIDE)), case)
+
+
 def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
-    """Yield the ordinary call, and then calls that differ from it in one option: an optional tensor is left out, or
+    """Yield a call, and then calls that differ from it in one option: an optional tensor is left out, or
     another argument is as in one of the other calls. What was made ready for a shape may depend on any of them."""
     required, given = parameters(ordinary.op, required=True), arguments(ordinary)
     found = [
@@ -276,7 +291,11 @@ def _is_ordinary(case: Case) -> bool:
 
 
 def _is_small(case: Case) -> bool:
-    return sum(math.prod(spec.shape) for spec in cases.operands(case)) <= ELEMENTS
+    return _elements(case) <= ELEMENTS
+
+
+def _elements(case: Case) -> int:
+    return sum(math.prod(spec.shape) for spec in cases.operands(case))
 
 
 def _is_wide(case: Case) -> bool:
@@ -318,7 +337,13 @@ def drawn(
             draws, name = _refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}"
             refused = drawing.drawn(draws, name, session.ROUND, filtered=True)
             last = (step for known in LAST for step in _known(ordinary, known))
-            count_up = (Step(ordinary, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
-            options = _with_options(ordinary, [legal for _, legal in refused[1:]])
+            legal = [one for _, one in refused[1:]]
+            # Only an option that a call has can be left out, and only of many elements something depends on it.
+            rich = max(
+                (ordinary, *filter(_is_ordinary, legal)), key=lambda case: (len(arguments(case)), _elements(case))
+            )
+            beyond = _beyond(vary(plain, rich, 0), numbers, f"{seed}/{op}/beyond/{number}")
+            count_up = (Step(beyond, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
+            options = _with_options(beyond, legal)
             after = (*last, *_after_refusals(ordinary, refused[1:]))
             yield CallSequence(steps=(*steps, *count_up, *options, *after))
