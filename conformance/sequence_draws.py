@@ -153,10 +153,10 @@ _OF_MEMORY = TensorSpec | Same | View
 
 
 def _is_defined(case: Case) -> bool:
-    """Tell whether torch takes a small call, and defines its result."""
+    """Tell whether torch takes a call that is not large, and defines its result."""
     spec = registry()[case.op]
     return bool(
-        _has_room(case)
+        _has_wide_room(case)
         and spec.defined(case) == case
         and spec.takes(case)
         and case_files.result_elements(case) is not None
