@@ -332,7 +332,9 @@ def drawn(
         for number, sequence in enumerate(found[1 : 1 + count], start):
             times = (1, (RING, WARM, 1)[number % RINGS])
             ordinary = next(step.case for step in sequence.steps if step.times == RING)
-            steps = (step for step in sequence.steps if step.times in times)
+            steps = [step for step in sequence.steps if step.times in times]
+            # Calls of the first operator are judged.
+            steps[:0] = [Step(ordinary)] * (steps[0].case.op != op)
             # Drawn apart, so that all else is as it would be without them.
             draws, name = _refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}"
             refused = drawing.drawn(draws, name, session.ROUND, filtered=True)

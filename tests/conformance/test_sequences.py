@@ -442,3 +442,9 @@ def test_no_call_has_an_index_that_stops_a_gpu(op):
     for case in taken:
         for number, change in enumerate(sequence_variations.VARIATIONS.values()):
             is_taken(sequence_variations.vary(change, case, number))
+
+
+@pytest.mark.parametrize("op", ["rms_norm", "add", "softmax"])
+def test_the_first_call_is_of_the_operator_that_is_judged(op):
+    found = sequence_draws.drawn(op, ("float32",), 40, 0)
+    assert all(sequence.ops[0] == op for sequence in found)
