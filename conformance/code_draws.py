@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from hypothesis import strategies as st
@@ -22,6 +22,8 @@ from conformance.spec import OpSpec
 from strategies.dtypes import format_of, is_floating
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 from strategies.values import LISTED, MASKS, STORED
+
+T = TypeVar("T", int, float)
 
 LEAST = 9
 """Smaller sizes are drawn anyway."""
@@ -38,6 +40,8 @@ FLOAT64 = 1 << 14
 """The most elements with float64, whose oracles take long."""
 POOL = 32
 """The most numbers that are drawn from, the nearest ones."""
+NEAREST = 4
+"""So many numbers, the nearest ones, are drawn as often as all others."""
 TRIES = 4
 """The most places where a number is tried."""
 OF = 3
@@ -80,10 +84,10 @@ class Pools(NamedTuple):
         products = [first * second for first, second in itertools.combinations_with_replacement(sorted(whole), 2)]
         blocks = [number for number in dict.fromkeys(products) if LEAST <= number <= elements and number not in whole]
         return cls(
-            [number for number in whole if LEAST <= number <= elements],
+            weighed([number for number in whole if LEAST <= number <= elements]),
             blocks[:POOL],
-            [number for number in whole if LEAST <= number <= STORAGE],
-            [number for number in numbers if abs(number) not in (0, 1)][:POOL],
+            weighed([number for number in whole if LEAST <= number <= STORAGE]),
+            weighed([number for number in numbers if abs(number) not in (0, 1)][:POOL]),
         )
 
     def kinds(self) -> list[str]:
@@ -95,6 +99,13 @@ class Pools(NamedTuple):
             *(("distances",) if self.distances else ()),
             *(of_numbers if self.numbers else ()),
         ]
+
+
+def weighed(numbers: list[T]) -> list[T]:
+    """Return the numbers with the nearest ones so often that they are half of all: a helper that many functions call
+    has numbers, too."""
+    near, rest = numbers[:NEAREST], numbers[NEAREST:]
+    return near * (1 + len(rest) // NEAREST) + rest
 
 
 def _legal(spec: OpSpec, dtypes: Sequence[str]) -> SearchStrategy[Case]:

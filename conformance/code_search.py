@@ -96,8 +96,9 @@ class _Changes:
 
     def __init__(self, random: Random, numbers: Sequence[float], others: Sequence[Case]) -> None:
         self.random, self.others = random, others
-        self.numbers = [number for number in numbers if abs(number) not in (0, 1)][: code_draws.POOL] or list(USUAL)
-        self.sizes = [int(n) for n in self.numbers if n == int(n) and n > 1] or list(USUAL)
+        known = [number for number in numbers if abs(number) not in (0, 1)][: code_draws.POOL]
+        self.numbers = code_draws.weighed(known) or list(USUAL)
+        self.sizes = code_draws.weighed([int(n) for n in known if n == int(n) and n > 1]) or list(USUAL)
         self.variations = [name for name in VARIATIONS if name not in _LEFT]
         self.kinds: list[tuple[int, Callable[[Case, int], Case]]] = [
             (3, self._varied), (3, self._sized), (1, self._square), (3, self._laid), (1, self._numbered),

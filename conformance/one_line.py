@@ -17,7 +17,7 @@ from typing import Any
 
 import hypothesis
 
-from conformance import authoring, cases, corpus, drawing, messages, repro, runner, sufficiency
+from conformance import authoring, cases, code_search, corpus, drawing, messages, repro, runner, sufficiency
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import CHECKS, FAILED, Finding, least_tried
@@ -178,6 +178,23 @@ class _Apart(JudgedProcess):
             return self.asked(lambda ours: runner.judge(case, ours, self.device, checks or self.checks, thorough))
         except Ended as end:
             return Verdict(cases.case_id(case), case.op, FAILED, (Finding(end.check, FAILED, str(end)),))
+
+    def numbers(self, op: str) -> Sequence[float]:
+        """Return the numbers in the code of an op, as ``worker.Child.numbers``."""
+        try:
+            return self.asked(lambda ours: ours.numbers(op))
+        except Ended:
+            return ()
+
+    def explore(self, starts: Sequence[Case], calls: int, elements: int, seed: str) -> Sequence[Case]:
+        """Search for calls that come to new places of the code, as ``worker.Child.explore``."""
+        try:
+            return self.asked(lambda ours: code_search.search(starts, ours, self.device, calls, elements, seed))
+        except Ended:
+            return ()
+        except code_search.Broken as broken:
+            self.close()
+            return broken.found
 
     def script(self, case: Case, verdict: Verdict, *_: Any) -> str:
         """Return a script, as ``worker.Child.script``."""

@@ -169,9 +169,7 @@ def test_sequences_call_as_often_as_the_code_has_a_number():
     [
         "mm_terms_past_23040",
         "bmm_tiles_of_several_matrices",
-        "exp_between_five_and_five_and_an_eighth",
         "rms_norm_eps_past_three_eighths",
-        "add_rows_past_20480_apart",
         "bmm_batch_folded_into_rows",
     ],
 )
