@@ -150,6 +150,14 @@ class _Here:
             least_tried.within(search)
         return runner.judge(case, self.implementation, self.device, checks or self.checks, thorough)
 
+    def numbers(self, op: str) -> Sequence[float]:
+        """Return the numbers in the code of an op, as ``worker.Child.numbers``."""
+        return self.implementation.numbers(op)
+
+    def explore(self, starts: Sequence[Case], calls: int, elements: int, seed: str) -> Sequence[Case]:
+        """Search for calls that come to new places of the code, as ``worker.Child.explore``."""
+        return code_search.search(starts, self.implementation, self.device, calls, elements, seed)
+
     def script(self, *_: Any) -> str:
         raise repro.ReproError("since what is judged has no name under which a script finds it")
 
