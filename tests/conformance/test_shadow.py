@@ -301,14 +301,16 @@ def test_the_example(capsys):
 
 
 def test_a_model_of_the_cpu_by_the_semantics_of_the_cpu(tmp_path):
-    """torch gives NaN for the gelu of infinity where it has vectors to fill, and rounds a number to the half type."""
+    """torch rounds a number to the half type, and on CPUs with AVX-512 it gives NaN for the gelu of infinity where it
+    has vectors to fill."""
 
     class Model(torch.nn.Module):
         def forward(self, x):
             return functional.gelu(x), torch.add(x.half(), 1.001, alpha=3)
 
     model, x = Model(), torch.full((64,), torch.inf)
-    for name, wrong in (("cuda", ["gelu"]), ("cpu", [])):
+    gives_nan = functional.gelu(x).isnan().any()
+    for name, wrong in (("cuda", ["gelu"] if gives_nan else []), ("cpu", [])):
         with torch.no_grad(), conformance.shadow(model, report=tmp_path, semantics=name) as report:
             model(x)
             model(torch.linspace(-3, 3, 64))
