@@ -77,16 +77,21 @@ class Stage:
         self._last = dict(enumerate(operands))
         return tuple(operands)
 
-    def apart(self, operands, how):
-        """Return the operands of a call as they were given: those in an arena as copies in storages of their own."""
+    def apart(self, operands, value, how):
+        """Return the operands of a call as they were given, those in an arena as copies in storages of their own; and
+        its results, of which those that are operands are these."""
         if how["memory"] != "arena":
-            return operands
+            return operands, value
         found = list(operands)
         for number, (start, size) in self._parts.items():
             one = operands[number]
             own = _memory(one)[start : start + size].clone().untyped_storage()
             found[number] = _view(own, one, -start // one.itemsize)
-        return tuple(found)
+
+        def given(result):
+            return next((own for own, one in zip(found, operands, strict=True) if one is result), result)
+
+        return tuple(found), tuple(map(given, value)) if type(value) is tuple else given(value)
 
     def made(self, operands, value, how):
         """Take in the results of a call; they are kept, dropped or overwritten before the next call."""

@@ -448,3 +448,10 @@ def test_no_call_has_an_index_that_stops_a_gpu(op):
 def test_the_first_call_is_of_the_operator_that_is_judged(op):
     found = sequence_draws.drawn(op, ("float32",), 40, 0)
     assert all(sequence.ops[0] == op for sequence in found)
+
+
+def test_an_operand_of_an_arena_that_is_returned_is_that_operand():
+    kwargs = {"granularity": "block"}
+    case = Case(op="quantize_fp8", args=(TensorSpec((9, 4), "float32"), TensorSpec((9, 1), "float32")), kwargs=kwargs)
+    verdict = sequence_judge.judge(of(Step(case, "arena")), "ntops.torch")
+    assert verdict.status == "passed", verdict
