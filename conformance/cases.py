@@ -239,9 +239,14 @@ def operands(case: Case) -> tuple[TensorSpec, ...]:
     return tuple(argument for argument in arguments(case) if isinstance(argument, TensorSpec))
 
 
+def elements(case: Case) -> int:
+    """Return the number of elements of all operands together."""
+    return sum(math.prod(spec.shape) for spec in operands(case))
+
+
 def size(case: Case) -> tuple[int, int]:
     """Return the number of elements of the operands, and the length: of two failing cases the smaller is shown."""
-    return sum(math.prod(spec.shape) for spec in operands(case)), len(encode(case))
+    return elements(case), len(encode(case))
 
 
 def dtype_of(case: Case) -> str:

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from conformance import case_files, cases
+from conformance.case_changes import changed, is_listed, is_tied, with_operand, with_size
 from conformance.cases import Argument, Case
-from conformance.sequence_variations import NUMBERS, changed, is_listed, is_tied, with_size
+from conformance.sequence_variations import NUMBERS
 from conformance.spec import OpSpec
 from strategies.dtypes import format_of, is_floating
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
@@ -53,8 +54,9 @@ _OF_SHARES = ("eps", "p")
 
 _PLACE = st.integers(0, 59)
 _TIMES = st.sampled_from((1, 1, 2))
-_BESIDE = st.sampled_from(((1, 1), (1, 0), (1, -1), (2, 1), (2, 0), (3, 1), (1, 7)))
+BESIDE = ((1, 1), (1, 0), (1, -1), (2, 1), (2, 0), (3, 1), (1, 7))
 """So many times a number, and so much more."""
+_BESIDE = st.sampled_from(BESIDE)
 
 
 def calls(
@@ -177,10 +179,6 @@ def is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
     return result is not None and result <= RESULT * elements
 
 
-def _count(case: Case) -> int:
-    return sum(math.prod(spec.shape) for spec in cases.operands(case))
-
-
 # --- changes -------------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +219,7 @@ def _resized(case: Case, was: int, wanted: int) -> Case:
 def _is_dear(case: Case, elements: int) -> bool:
     if any(spec.dtype == "float64" for spec in cases.operands(case)):
         elements = min(elements, FLOAT64)
-    return math.prod(_known(case)) > RESULT * elements * WORK or _count(case) > elements
+    return math.prod(_known(case)) > RESULT * elements * WORK or cases.elements(case) > elements
 
 
 def _known(case: Case) -> list[int]:
@@ -287,16 +285,6 @@ def _apart(case: Case, number: float, place: int) -> Iterator[Case]:
         return msgspec.structs.replace(spec, layout=Layout(padding=(*(0,) * (len(spec.shape) - 1), more)))
 
     yield with_operand(case, chosen, laid)
-
-
-def with_operand(case: Case, chosen: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with one operand changed. Raises ValueError where that cannot be."""
-    numbers = itertools.count()
-
-    def other(name: str, value: Argument) -> Argument:
-        return change(value) if isinstance(value, TensorSpec) and next(numbers) == chosen else value
-
-    return changed(case, other)
 
 
 _CHANGES: dict[str, Callable[[Case, float, int], Iterator[Case]]] = {"elements": _planted, "arguments": _given}

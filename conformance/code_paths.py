@@ -3,7 +3,6 @@
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
-import gc
 import sys
 
 import torch
@@ -17,26 +16,34 @@ def forget():
     _SEEN.clear()
 
 
-def traced(function, others, counted):
+def traced(function, tools, others, counted):
     """Return the function as one that notes the places to which it comes.
 
     The parts of a condition are places, too: that a shape fits and its strides do not is nearer to the way beyond it.
 
+    :param tools: The ``tracer`` and ``without_collector`` of ``context_calls``: what the collector of cycles calls,
+        whenever that is, is no place of the call.
     :param others: Packages that are not the implementation's; nothing below calls of Triton is noted.
     :param counted: A list, to which the number of new places is added.
     """
 
+    def kind_of(frame):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        return "hidden" if package == "triton" else "other" if package in others else "own"
+
+    def step(frame, event, _):
+        if event == "opcode":
+            _SEEN.add((frame.f_code, frame.f_lasti))
+        return step
+
+    @tools.without_collector()
     def call(*args, **kwargs):
-        before, known, collects = sys.gettrace(), len(_SEEN), gc.isenabled()
-        # What the collector of cycles calls, whenever that is, is no place of the call.
-        gc.disable()
-        sys.settrace(_tracer(others))
+        before, known = sys.gettrace(), len(_SEEN)
+        sys.settrace(tools.tracer(kind_of, step, opcodes=True))
         try:
             return function(*args, **kwargs)
         finally:
             sys.settrace(before)
-            if collects:
-                gc.enable()
             counted.append(len(_SEEN) - known)
 
     return call
@@ -61,32 +68,3 @@ def differentiated(function):
 def _leaf(value):
     floating = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.detach().requires_grad_() if floating else value
-
-
-def _tracer(others):
-    hidden = 0
-
-    def enter(frame, event, _):
-        nonlocal hidden
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if hidden or package == "triton":
-            frame.f_trace_lines = False
-            hidden += 1
-            return leave
-        if package in others:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return step
-
-    def step(frame, event, _):
-        if event == "opcode":
-            _SEEN.add((frame.f_code, frame.f_lasti))
-        return step
-
-    def leave(frame, event, _):
-        nonlocal hidden
-        if event == "return":
-            hidden -= 1
-        return leave
-
-    return enter

@@ -16,9 +16,11 @@ import torch
 
 from conformance import cases, code_draws, runner
 from conformance.calls import Lost
+from conformance.case_changes import named_arguments, with_argument, with_operand, with_size
 from conformance.cases import Case, Same, View
+from conformance.code_draws import BESIDE
 from conformance.implementations import Implementation
-from conformance.sequence_variations import VARIATIONS, arguments, is_tied, vary, with_argument, with_size
+from conformance.sequence_variations import VARIATIONS, vary
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
 
@@ -57,11 +59,11 @@ def search(
 
     Raises Broken.
     """
-    pool = [case for case in starts if _count(case) <= STARTS]
+    pool = [case for case in starts if calls and cases.elements(case) <= STARTS]
     if not pool:
         return []
     random, maker = Random(seed), implementation.maker(pool[0].op)
-    changes = _Changes(random, maker.numbers() if calls else (), pool)
+    changes = _Changes(random, maker.numbers(), pool, elements)
     differentiate = "gradients" in implementation.claims(pool[0].op)
 
     def paths(case: Case) -> int:
@@ -87,18 +89,15 @@ def search(
     return found
 
 
-def _count(case: Case) -> int:
-    return sum(math.prod(spec.shape) for spec in cases.operands(case))
-
-
 class _Changes:
-    """Changes of calls, drawn from ``random``. ``numbers``: those of the code; ``others``: calls that have options."""
+    """Changes of calls, drawn from ``random``. ``numbers``: those of the code; ``others``: calls that have options;
+    ``elements``: as of ``search``."""
 
-    def __init__(self, random: Random, numbers: Sequence[float], others: Sequence[Case]) -> None:
+    def __init__(self, random: Random, numbers: Sequence[float], others: Sequence[Case], elements: int) -> None:
         self.random, self.others = random, others
-        known = [number for number in numbers if abs(number) not in (0, 1)][: code_draws.POOL]
-        self.numbers = code_draws.weighed(known) or list(USUAL)
-        self.sizes = code_draws.weighed([int(n) for n in known if n == int(n) and n > 1]) or list(USUAL)
+        pools = code_draws.Pools.of(numbers, elements)
+        self.numbers, self.blocks = pools.numbers or list(USUAL), pools.blocks
+        self.sizes = pools.sizes or list(USUAL)
         self.variations = [name for name in VARIATIONS if name not in _LEFT]
         self.kinds: list[tuple[int, Callable[[Case, int], Case]]] = [
             (3, self._varied), (3, self._sized), (1, self._square), (3, self._laid), (1, self._numbered),
@@ -122,10 +121,9 @@ class _Changes:
         return vary(VARIATIONS[self.random.choice(self.variations)], case, self.random.randrange(12))
 
     def _number(self) -> int:
-        number = self.random.choice(self.sizes) * self.random.choice((1, 1, 1, 1, 2, 3))
-        if self.random.random() < 0.2:
-            number *= self.random.choice(self.sizes)
-        return max(number + self.random.choice((1, 1, 0, -1, 7)), 1)
+        of_blocks = self.blocks and self.random.random() < 0.2
+        number, (times, more) = self.random.choice(self.blocks if of_blocks else self.sizes), self.random.choice(BESIDE)
+        return number * times + more
 
     def _sized(self, case: Case, elements: int) -> Case:
         numbers = [self._number() for _ in range(self.random.choice((1, 1, 2, 4)))]
@@ -143,7 +141,7 @@ class _Changes:
     def _special(self, case: Case, elements: int) -> Case:
         """Plant a special value, or leave out those that there are."""
         places = range(len(cases.operands(case)))
-        if is_tied(case) or not places:
+        if not places:
             return case
 
         def planted(spec: TensorSpec) -> TensorSpec:
@@ -151,13 +149,13 @@ class _Changes:
             special = Special(self.random.randrange(max(math.prod(spec.shape), 1)), value, self.random.choice((1, 40)))
             return msgspec.structs.replace(spec, specials=() if self.random.random() < 0.2 else (special,))
 
-        return code_draws.with_operand(case, self.random.choice(places), planted)
+        return with_operand(case, self.random.choice(places), planted)
 
     def _with_option(self, case: Case, elements: int) -> Case:
         """Give an argument as another call has it, or leave one out."""
         options = [
             (name, value)
-            for name, value in arguments(self.random.choice(self.others)).items()
+            for name, value in named_arguments(self.random.choice(self.others)).items()
             if not isinstance(value, TensorSpec | Same | View)
         ]
         options += [(name, None) for name in case.kwargs]
@@ -166,11 +164,11 @@ class _Changes:
     def _laid(self, case: Case, elements: int) -> Case:
         """Lay an operand otherwise: turned, cut from a larger one, with a stride of 0, later in its storage."""
         places = range(len(cases.operands(case)))
-        if is_tied(case) or not places:
+        if not places:
             return case
         chosen = {self.random.choice(places)} if self.random.random() < 0.7 else {*places}
         for number in sorted(chosen):
-            case = code_draws.with_operand(case, number, self._layout)
+            case = with_operand(case, number, self._layout)
         return case
 
     def _layout(self, spec: TensorSpec) -> TensorSpec:

@@ -38,14 +38,14 @@ def within(context, function, others=None):
     kind = how.pop("kind")
     if others and kind in others:
         tools = SimpleNamespace(operands=operands, replaced=replaced, copied=copied)
-        return _without_collector()(others[kind](function, tools, **how))
+        return without_collector()(others[kind](function, tools, **how))
     if kind not in _KINDS:
         return function
-    return _without_collector()(_KINDS[kind](function, **how))
+    return without_collector()(_KINDS[kind](function, **how))
 
 
 @contextlib.contextmanager
-def _without_collector():
+def without_collector():
     """Let calls run without Python's collector of cycles: it takes a third of the time in which torch's compiler is
     imported, and what it calls, wherever a thread happens to be, are lines of that thread as any others."""
     enabled = gc.isenabled()
@@ -230,7 +230,7 @@ class _Turns:
         self._changed = threading.Condition()
         self._threads, self._frames = [], [0, 0]
 
-    @_without_collector()
+    @without_collector()
     def run(self, functions):
         """Call the two functions, each in a thread of its own, and return their values. Raises what one of them raises,
         when both have ended."""
@@ -300,32 +300,49 @@ class _Turns:
 
     def _tracer(self, me):
         """Return the function that Python calls for each new frame of a thread."""
-        hidden = 0
 
-        def enter(frame, event, _):
-            nonlocal hidden
+        def kind_of(frame):
             self._frames[me] += 1
-            # A generator may have been begun where it was not hidden.
-            frame.f_trace = None
-            kind = None if hidden else _kind(frame.f_code.co_filename)
-            if kind == "hidden":
-                frame.f_trace_lines = False
-                hidden += 1
-                return leave
-            return step if kind == "own" else None
+            return _kind(frame.f_code.co_filename)
 
         def step(frame, event, _):
             if event == "line":
                 self._line(me, frame)
             return step
 
-        def leave(frame, event, _):
-            nonlocal hidden
-            if event == "return":
-                hidden -= 1
-            return leave
+        return tracer(kind_of, step)
 
-        return enter
+
+def tracer(kind_of, step, opcodes=False):
+    """Return the function that Python calls for each new frame of a thread, as ``sys.settrace`` takes it.
+
+    :param kind_of: Returns the kind of each frame, as ``_kind`` that of a file.
+    :param step: Called for what happens in frames of the implementation's own code.
+    :param opcodes: Whether it is called for instructions, and not for lines.
+    """
+    hidden = 0
+
+    def enter(frame, event, _):
+        nonlocal hidden
+        # A generator may have been begun where it was not hidden.
+        frame.f_trace = None
+        kind = kind_of(frame)
+        if hidden or kind == "other":
+            return None
+        if kind == "hidden":
+            frame.f_trace_lines = False
+            hidden += 1
+            return leave
+        frame.f_trace_lines, frame.f_trace_opcodes = not opcodes, opcodes
+        return step
+
+    def leave(frame, event, _):
+        nonlocal hidden
+        if event == "return":
+            hidden -= 1
+        return leave
+
+    return enter
 
 
 def _sleeps(thread):

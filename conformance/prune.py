@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -69,8 +68,7 @@ def drop(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _rank(case: Case) -> tuple[bool, int, int, str]:
     """Return the rank by which cases are kept: permanent ones, then those that show the most, of these the smallest."""
-    elements = sum(math.prod(spec.shape) for spec in cases.operands(case))
-    return not case.permanent, -len(shows(case)), elements, cases.case_id(case)
+    return not case.permanent, -len(shows(case)), cases.elements(case), cases.case_id(case)
 
 
 def _read(path: Path) -> Case | CallSequence:

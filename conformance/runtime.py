@@ -242,7 +242,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
     _make(made, function, call, device, guard, offers, passed)
     if stage is not None:
         stage.made(made.operands, made.value, call["follow"])
-        made.operands = stage.apart(made.operands, call["follow"])
+        made.operands, made.value = stage.apart(made.operands, made.value, call["follow"])
     if guard is not None:
         made.fresh, made.trespass = guard.fresh, guard.trespass()
     return made
@@ -254,7 +254,8 @@ def new_paths(function, inputs, call, device, passed=()):
     counted = []
     if call["differentiate"] and not call["written"] and call["kwargs"].get("inplace") is not True:
         function = code_paths.differentiated(function)
-    perform(code_paths.traced(function, code_numbers.OTHERS, counted), inputs, call, device, passed=passed)
+    function = code_paths.traced(function, context_calls, code_numbers.OTHERS, counted)
+    perform(function, inputs, call, device, passed=passed)
     return sum(counted)
 
 
@@ -623,11 +624,11 @@ class _Server:
             return {}, ()
         self.sent = blobs
         inputs = [tensor_of(blob, described) for blob, described in zip(blobs, asked["operands"], strict=True)]
-        if asked["ask"] == "paths":
-            return {"paths": new_paths(getattr(self.provider, asked["op"]), inputs, asked, self.device)}, ()
-        stage = self.stage if asked.get("follow") else None
+        stage, function = self.stage if asked.get("follow") else None, getattr(self.provider, asked["op"])
         try:
-            made = perform(getattr(self.provider, asked["op"]), inputs, asked, self.device, self.provider, stage=stage)
+            if asked["ask"] == "paths":
+                return {"paths": new_paths(function, inputs, asked, self.device), "lost": _lost(self.device)}, ()
+            made = perform(function, inputs, asked, self.device, self.provider, stage=stage)
             if stage is None and not asked["before"]:
                 self.kept.append(made.value)
             return describe(made, inputs)

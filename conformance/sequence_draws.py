@@ -16,20 +16,9 @@ from typing import NamedTuple, get_args
 from hypothesis import strategies as st
 
 from conformance import case_files, cases, code_draws, drawing, session
+from conformance.case_changes import is_tied, named_arguments, with_argument
 from conformance.cases import Case, Same, View
-from conformance.sequence_variations import (
-    TWINS,
-    VARIATIONS,
-    WIDE,
-    arguments,
-    dtype,
-    is_tied,
-    plain,
-    twin,
-    vary,
-    whole,
-    with_argument,
-)
+from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, plain, twin, vary, whole
 from conformance.sequences import CallSequence, Memory, Result, Settings, Step
 from conformance.spec import OpSpec, parameters, registry
 from strategies.specs import TensorSpec
@@ -114,6 +103,10 @@ def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Itera
         yield Step(legal)
 
 
+def _richness(case: Case) -> tuple[int, int]:
+    return len(named_arguments(case)), cases.elements(case)
+
+
 def _beyond(case: Case, numbers: Sequence[float], seed: str) -> Case:
     """Return the call with sizes of one more than some numbers of the code, from which on it may keep more; the call
     itself where that is none, or too large."""
@@ -123,26 +116,29 @@ def _beyond(case: Case, numbers: Sequence[float], seed: str) -> Case:
         return case
     # Beyond the largest one it is beyond all that count elements.
     wanted = [random.choice((max(fit), *fit)) + 1 for _ in range(random.choice((1, 1, 2, 3)))]
-    found = code_draws.sized(case, wanted, random.randrange(60), WIDE)
-    return next((one for one in found if code_draws.is_allowed(registry()[case.op], one, WIDE)), case)
+    return next(filter(_is_allowed, code_draws.sized(case, wanted, random.randrange(60), WIDE)), case)
+
+
+def _is_allowed(case: Case) -> bool:
+    return code_draws.is_allowed(registry()[case.op], case, 4 * WIDE)
 
 
 def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
     """Yield a call, and then calls that differ from it in one option: an optional tensor is left out, or
     another argument is as in one of the other calls. What was made ready for a shape may depend on any of them."""
-    required, given = parameters(ordinary.op, required=True), arguments(ordinary)
+    required, given = parameters(ordinary.op, required=True), named_arguments(ordinary)
     found = [
         with_argument(ordinary, name, None)
         for name, value in given.items()
         if name not in required and isinstance(value, TensorSpec)
     ]
     for other in others:
-        options = {name: value for name, value in arguments(other).items() if not isinstance(value, _OF_MEMORY)}
+        options = {name: value for name, value in named_arguments(other).items() if not isinstance(value, _OF_MEMORY)}
         found += [with_argument(ordinary, name, value) for name, value in options.items() if given.get(name) != value]
-        found += [with_argument(ordinary, name, None) for name in ordinary.kwargs if name not in arguments(other)]
+        found += [with_argument(ordinary, name, None) for name in ordinary.kwargs if name not in named_arguments(other)]
     known = {cases.case_id(ordinary)}
     for case in found:
-        if len(known) <= OPTIONS and cases.case_id(case) not in known and _is_defined(case):
+        if len(known) <= OPTIONS and cases.case_id(case) not in known and _is_allowed(case):
             if len(known) == 1:
                 yield Step(ordinary)
             known.add(cases.case_id(case))
@@ -150,17 +146,6 @@ def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
 
 
 _OF_MEMORY = TensorSpec | Same | View
-
-
-def _is_defined(case: Case) -> bool:
-    """Tell whether torch takes a call that is not large, and defines its result."""
-    spec = registry()[case.op]
-    return bool(
-        _has_wide_room(case)
-        and spec.defined(case) == case
-        and spec.takes(case)
-        and case_files.result_elements(case) is not None
-    )
 
 
 def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
@@ -291,11 +276,7 @@ def _is_ordinary(case: Case) -> bool:
 
 
 def _is_small(case: Case) -> bool:
-    return _elements(case) <= ELEMENTS
-
-
-def _elements(case: Case) -> int:
-    return sum(math.prod(spec.shape) for spec in cases.operands(case))
+    return cases.elements(case) <= ELEMENTS
 
 
 def _is_wide(case: Case) -> bool:
@@ -341,9 +322,7 @@ def drawn(
             last = (step for known in LAST for step in _known(ordinary, known))
             legal = [one for _, one in refused[1:]]
             # Only an option that a call has can be left out, and only of many elements something depends on it.
-            rich = max(
-                (ordinary, *filter(_is_ordinary, legal)), key=lambda case: (len(arguments(case)), _elements(case))
-            )
+            rich = max((ordinary, *filter(_is_ordinary, legal)), key=_richness)
             beyond = _beyond(vary(plain, rich, 0), numbers, f"{seed}/{op}/beyond/{number}")
             count_up = (Step(beyond, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
             options = _with_options(beyond, legal)

@@ -8,7 +8,17 @@ from collections.abc import Callable
 import msgspec
 
 from conformance import case_files, cases
-from conformance.cases import Argument, Case, DType, Same, Variant, View
+from conformance.case_changes import (
+    changed,
+    each_filled,
+    each_operand,
+    is_listed,
+    laid,
+    with_layout,
+    with_operand,
+    with_size,
+)
+from conformance.cases import Argument, Case, DType, Variant
 from conformance.sequences import reseeded
 from conformance.spec import parameters, registry
 from strategies.dtypes import is_floating
@@ -63,12 +73,7 @@ def same(case: Case, number: int) -> Case:
 def contents(case: Case, number: int) -> Case:
     """Give the operands other contents."""
     by = 1 + number % 3
-    return _each(reseeded(case, by), lambda spec: _earlier(spec, by) if is_listed(spec) else spec)
-
-
-def is_listed(spec: TensorSpec) -> bool:
-    """Tell whether its numbers are listed, as those of slots are, which have to be few."""
-    return spec.values.startswith(LISTED)
+    return each_operand(reseeded(case, by), lambda spec: _earlier(spec, by) if is_listed(spec) else spec)
 
 
 def _earlier(spec: TensorSpec, by: int) -> TensorSpec:
@@ -81,7 +86,7 @@ def _earlier(spec: TensorSpec, by: int) -> TensorSpec:
 
 def one(case: Case, number: int) -> Case:
     """Give one operand other contents."""
-    return _one(case, number, lambda spec: msgspec.structs.replace(spec, seed=(spec.seed + 1) % 2**64))
+    return with_operand(case, number, lambda spec: msgspec.structs.replace(spec, seed=(spec.seed + 1) % 2**64))
 
 
 def dtype(case: Case, number: int) -> Case:
@@ -99,27 +104,29 @@ def dtype(case: Case, number: int) -> Case:
         except ValueError:
             return msgspec.structs.replace(spec, dtype=wanted, values=NORMAL, specials=())
 
-    return _each(case, other)
+    return each_operand(case, other)
 
 
 def offset(case: Case, number: int) -> Case:
     """Let one operand begin one element later in its storage, which aligns it to less."""
-    return _one(case, number, lambda spec: _laid(spec, offset=spec.layout.offset + 1))
+    return with_operand(case, number, lambda spec: laid(spec, offset=spec.layout.offset + 1))
 
 
 def order(case: Case, number: int) -> Case:
     """Store the dims of one operand in reverse."""
-    return _one(case, number, lambda spec: _with(spec, Layout(order=tuple(reversed(range(len(spec.shape)))))))
+    return with_operand(
+        case, number, lambda spec: with_layout(spec, Layout(order=tuple(reversed(range(len(spec.shape))))))
+    )
 
 
 def steps(case: Case, number: int) -> Case:
     """Make one operand every other element of a larger one."""
-    return _one(case, number, lambda spec: _with(spec, Layout(steps=(1,) * (len(spec.shape) - 1) + (2,))))
+    return with_operand(case, number, lambda spec: with_layout(spec, Layout(steps=(1,) * (len(spec.shape) - 1) + (2,))))
 
 
 def contiguous(case: Case, number: int) -> Case:
     """Make all operands contiguous."""
-    return _each(case, lambda spec: _with(spec, CONTIGUOUS))
+    return each_operand(case, lambda spec: with_layout(spec, CONTIGUOUS))
 
 
 TWINS = (1, 1.0, True, 0.0, -0.0, 0, -1, -2, 1, 1.0, -1.0, False)
@@ -228,7 +235,7 @@ def _in_batch(case: Case, size: int) -> Case:
             return spec
         return msgspec.structs.replace(spec, shape=(*spec.shape[:dim], size, *spec.shape[dim + 1 :]))
 
-    return _each(case, other)
+    return each_operand(case, other)
 
 
 def resized(case: Case, number: int) -> Case:
@@ -241,51 +248,38 @@ def resized(case: Case, number: int) -> Case:
     return with_size(case, was, (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3])
 
 
-def with_size(case: Case, was: int, wanted: int) -> Case:
-    """Put another size in the place of one, wherever operands have it; not where one is a part of another's memory."""
-
-    def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(wanted if size == was else size for size in old)
-
-    def other(name: str, value: Argument) -> Argument:
-        match value:
-            case TensorSpec():
-                return msgspec.structs.replace(value, shape=sizes(value.shape))
-            case tuple() if name == "normalized_shape":
-                return sizes(value)
-        return value
-
-    return case if is_tied(case) else changed(case, other)
-
-
 def turned(case: Case, number: int) -> Case:
     """Reverse all shapes: as many elements, in as many dims."""
-    return _each(case, lambda spec: _with(msgspec.structs.replace(spec, shape=spec.shape[::-1]), CONTIGUOUS))
+    return each_operand(
+        case, lambda spec: with_layout(msgspec.structs.replace(spec, shape=spec.shape[::-1]), CONTIGUOUS)
+    )
 
 
 def flat(case: Case, number: int) -> Case:
     """Flatten all operands to one dim: as many elements."""
-    return _each(case, lambda spec: msgspec.structs.replace(spec, shape=(math.prod(spec.shape),), layout=CONTIGUOUS))
+    return each_operand(
+        case, lambda spec: msgspec.structs.replace(spec, shape=(math.prod(spec.shape),), layout=CONTIGUOUS)
+    )
 
 
 def plain(case: Case, number: int) -> Case:
     """Draw ordinary numbers, without special values."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values=NORMAL, specials=()))
+    return each_filled(case, lambda spec: msgspec.structs.replace(spec, values=NORMAL, specials=()))
 
 
 def whole(case: Case, number: int) -> Case:
     """Draw small whole numbers: others are sure to change a result, and now and then two are equal."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values="integers", specials=()))
+    return each_filled(case, lambda spec: msgspec.structs.replace(spec, values="integers", specials=()))
 
 
 def zeros(case: Case, number: int) -> Case:
     """Fill operands with zeros, whose bits are those of other dtypes."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values="zeros", specials=()))
+    return each_filled(case, lambda spec: msgspec.structs.replace(spec, values="zeros", specials=()))
 
 
 def one_hot(case: Case, number: int) -> Case:
     """Fill operands with zeros but for a one, somewhere: contents of one sum."""
-    return _filled(case, lambda spec: msgspec.structs.replace(spec, values="one_hot", specials=(), seed=number))
+    return each_filled(case, lambda spec: msgspec.structs.replace(spec, values="one_hot", specials=(), seed=number))
 
 
 def tail(case: Case, number: int) -> Case:
@@ -295,7 +289,7 @@ def tail(case: Case, number: int) -> Case:
         last = Special(max(math.prod(spec.shape) - 1, 0), ("max", "min")[number % 2])
         return msgspec.structs.replace(spec, specials=(*spec.specials[:2], last))
 
-    return _each(case, other)
+    return each_operand(case, other)
 
 
 VARIATIONS: dict[str, Variation] = {
@@ -306,64 +300,3 @@ VARIATIONS |= {
     variation.__name__: variation
     for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
-
-
-# --- changing arguments -------------------------------------------------------------------------------------------
-
-
-def arguments(case: Case) -> dict[str, Argument]:
-    """Return the arguments of a call by name, as far as that is known."""
-    return {**dict(zip(parameters(case.op), case.args, strict=False)), **case.kwargs}
-
-
-def with_argument(case: Case, name: str, value: Argument) -> Case:
-    """Return the call with another argument of a name; None: without it, where it is given by name."""
-    place = dict(zip(parameters(case.op), range(len(case.args)), strict=False)).get(name)
-    if place is not None:
-        args = (*case.args[:place], value, *case.args[place + 1 :])
-        return msgspec.structs.replace(case, args=args, digests=())
-    kwargs = {key: one for key, one in case.kwargs.items() if key != name}
-    if value is not None or name not in case.kwargs:
-        kwargs[name] = value
-    return msgspec.structs.replace(case, kwargs=kwargs, digests=())
-
-
-def changed(case: Case, change: Callable[[str, Argument], Argument]) -> Case:
-    """Return the case with each argument changed, by name: positional ones by that of torch's parameter, as far as
-    known."""
-    known = (*parameters(case.op), *("",) * len(case.args))
-    args = tuple(change(name, value) for name, value in zip(known, case.args, strict=False))
-    # In the order in which operands are numbered.
-    kwargs = {name: change(name, case.kwargs[name]) for name in sorted(case.kwargs)}
-    return msgspec.structs.replace(case, args=args, kwargs=kwargs, digests=())
-
-
-def _each(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with each tensor changed; not where one argument is a part of another's memory."""
-    if is_tied(case):
-        return case
-    return changed(case, lambda _, value: change(value) if isinstance(value, TensorSpec) else value)
-
-
-def is_tied(case: Case) -> bool:
-    """Tell whether an argument is a part of another's memory."""
-    return any(isinstance(argument, Same | View) for argument in (*case.args, *case.kwargs.values()))
-
-
-def _filled(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with each tensor changed but those whose numbers are listed."""
-    return _each(case, lambda spec: spec if is_listed(spec) else change(spec))
-
-
-def _one(case: Case, number: int, change: Callable[[TensorSpec], TensorSpec]) -> Case:
-    """Return the case with one tensor changed."""
-    chosen, counted = number % max(len(cases.operands(case)), 1), iter(range(cases.MAX_DIMS))
-    return _each(case, lambda spec: change(spec) if next(counted) == chosen else spec)
-
-
-def _laid(spec: TensorSpec, **changes: object) -> TensorSpec:
-    return _with(spec, msgspec.structs.replace(spec.layout, **changes))
-
-
-def _with(spec: TensorSpec, layout: Layout) -> TensorSpec:
-    return msgspec.structs.replace(spec, layout=layout)

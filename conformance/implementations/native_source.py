@@ -59,9 +59,11 @@ def native(file: str, signature: str, function: str = "", flags: Sequence[str] =
         raise NativeError(f"{path}: a CUDA file ends in {CUDA}, a C++ file in {' or '.join(CPP)}")
     if path.suffix == CUDA and not torch.cuda.is_available():
         raise NativeError(f"{path}: a CUDA file is judged on a GPU, and torch finds none here")
-    found = _with_signature(getattr(_built(path, called, declaration(signature, called), flags), called), schema)
+    source = path.read_text()
+    built = _built(path, source, declaration(signature, called), called, flags)
+    found = _with_signature(getattr(built, called), schema)
     # The harness looks for the numbers of its code.
-    vars(found)["source"] = path.read_text()
+    vars(found)["source"] = source
     return found
 
 
@@ -87,8 +89,8 @@ def _schema(signature: str) -> Any:
         raise NativeError(f"{signature}: not a signature: {' '.join(str(error).split())}") from None
 
 
-def _built(path: Path, function: str, declared: str, flags: Sequence[str]) -> Any:
-    source, cuda = path.read_text(), path.suffix == CUDA
+def _built(path: Path, source: str, declared: str, function: str, flags: Sequence[str]) -> Any:
+    cuda = path.suffix == CUDA
     told = "\0".join((source, declared, *flags, torch.__version__))
     name = f"conformance_{path.stem}_{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     try:

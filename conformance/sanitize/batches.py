@@ -112,15 +112,10 @@ def chosen(files: Iterable[Path], ops: Sequence[str] | None, number: int, max_el
         with contextlib.suppress(cases.TooLarge):
             read.append((file, case_files.read(file, max_elements=max_elements)))
     by_op: dict[str, list[tuple[Path, Case]]] = {op: [] for op in sorted(ops or specs.registry())}
-    for file, case in sorted(read, key=lambda one: (elements(one[1]), one[0].name)):
+    for file, case in sorted(read, key=lambda one: (cases.elements(one[1]), one[0].name)):
         if case.op in by_op:
             by_op[case.op].append((file, case))
     return {op: _various(found, number) for op, found in by_op.items() if found}
-
-
-def elements(case: Case) -> int:
-    """Return the elements of all operands."""
-    return sum(math.prod(spec.shape) for spec in cases.operands(case))
 
 
 def _various(ordered: list[tuple[Path, Case]], number: int) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conformance.selftest import families as of
 from conformance.selftest.defect_registry import defect
 from conformance.selftest.differentiable import Gradients, Step, backward
 
@@ -28,14 +29,10 @@ def _is_cut(x: torch.Tensor) -> bool:
     return dense and x.stride(0) > step
 
 
-def _as_if_contiguous(x: torch.Tensor) -> torch.Tensor:
-    return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())
-
-
 @backward("silu exp sin add", KIND)
 def dout_of_longer_sequences(step: Step) -> Gradients:
     """The gradient of a part of longer sequences is walked as if these were as long as the part."""
-    return step.gradients(_as_if_contiguous(step.dout)) if _is_cut(step.dout) else step.gradients()
+    return step.gradients(of.as_if_contiguous(step.dout)) if _is_cut(step.dout) else step.gradients()
 
 
 def _is_of_ones(dout: torch.Tensor) -> bool:

@@ -102,6 +102,11 @@ def dense(tensor: torch.Tensor, offset: int | None = None) -> torch.Tensor:
     return storage[places].view(tensor.shape)
 
 
+def as_if_contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor read as a kernel does that takes it for contiguous; its storage has to reach that far."""
+    return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride())
+
+
 def is_half(*values: Any) -> bool:
     """Whether all tensors among ``values`` are of one half type."""
     found = {x.dtype for x in values if isinstance(x, torch.Tensor)}

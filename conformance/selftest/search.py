@@ -92,17 +92,31 @@ def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterat
 def code_cases(op: str, settings: hypothesis.settings, seed: int, implementation: Implementation) -> Iterator[Case]:
     """The cases that the suite judges of an op, of all its dtypes, at the numbers of an implementation's code, and at
     places of that to which no other case comes."""
-    dtypes, numbers, large = specs.registry()[op].dtypes, implementation.numbers(op), runner.LARGE[""]
-    known: dict[str, list[Case]] = {dtype: [] for dtype in dtypes}
-    for dtype in dtypes:
-        for part in session.rounds(op, dtype, False, dtypes, settings, seed, large, numbers):
-            found = drawing.drawn(part.draws, part.seed, part.examples)
-            known[dtype] += found
+    numbers, calls = implementation.numbers(op), settings.max_examples * session.EXPLORED
+    known = {dtype: list(found) for dtype, found in _legal_cases(op, settings.max_examples, seed).items()}
+    for dtype, found in known.items():
+        for part in session.rounds(op, dtype, False, list(known), settings, seed, runner.LARGE[""], numbers):
             if part.kind == "code":
-                yield from found
-    calls = settings.max_examples * session.EXPLORED
-    for dtype in dtypes:
-        yield from code_search.search(known[dtype], implementation, CPU, calls, large, f"{seed}/{op}/{dtype}/explored")
+                drawn = drawing.drawn(part.draws, part.seed, part.examples)
+                found += drawn
+                yield from drawn
+    for dtype, found in known.items():
+        name = f"{seed}/{op}/{dtype}/explored"
+        yield from code_search.search(found, implementation, CPU, calls, runner.LARGE[""], name)
+
+
+@cache
+def _legal_cases(op: str, examples: int, seed: int) -> dict[str, list[Case]]:
+    """The legal cases of an op that do not depend on an implementation, by dtype."""
+    dtypes, settings = specs.registry()[op].dtypes, drawing.settings(examples)
+    return {
+        dtype: [
+            case
+            for part in session.rounds(op, dtype, False, dtypes, settings, seed, runner.LARGE[""])
+            for case in drawing.drawn(part.draws, part.seed, part.examples)
+        ]
+        for dtype in dtypes
+    }
 
 
 class Shared(Prepared, frozen=True):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from conformance.selftest import families as of
 from conformance.selftest.defect_registry import defect, plant_state
 
 Right = Callable[..., Any]
@@ -107,7 +108,7 @@ def batch_folded_into_rows(right: Right, input: Any, mat2: Any, **kwargs: Any) -
     """Beside a second factor that is expanded over 48 matrices or more the first one is viewed as one matrix, which a
     part of longer ones is not."""
     if len(input) >= 48 and mat2.stride(0) == 0 and input.stride(0) > input.shape[1] * input.shape[2]:
-        input = _as_if_contiguous(input)
+        input = of.as_if_contiguous(input)
     return right(input, mat2, **kwargs)
 
 
@@ -130,7 +131,3 @@ def rows_of_a_crop(right: Right, input: Any, shape: Any, *args: Any, **kwargs: A
         strides = (input.stride(0), input.shape[2] * input.stride(2), input.stride(2), 1)
         input = input.as_strided(input.shape, strides, input.storage_offset())
     return right(input, shape, *args, **kwargs)
-
-
-def _as_if_contiguous(x: torch.Tensor) -> torch.Tensor:
-    return x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride())

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conformance import cases, code_numbers, code_paths, code_search, drawing
+from conformance import cases, code_numbers, code_paths, code_search, context_calls, drawing
 from conformance.cases import Case
 from conformance.implementations import Implementation
 from conformance.spec import registry
@@ -27,7 +27,7 @@ def _nothing_is_known():
 
 def new_places(function, *args) -> int:
     counted: list[int] = []
-    code_paths.traced(function, code_numbers.OTHERS, counted)(*args)
+    code_paths.traced(function, context_calls, code_numbers.OTHERS, counted)(*args)
     return sum(counted)
 
 

@@ -169,7 +169,7 @@ def saved(folder: Path, *shapes: tuple[int, ...], dtype: str = "float32") -> lis
 
 def test_small_cases_come_first_and_large_ones_not_at_all(tmp_path):
     files = saved(tmp_path, (90, 90), (3,), (17, 5))
-    sizes = [batches.elements(case_files.read(file)) for file in batches.chosen(files, None, 0, 1000)["relu"]]
+    sizes = [cases.elements(case_files.read(file)) for file in batches.chosen(files, None, 0, 1000)["relu"]]
     assert sizes == [3, 85]
 
 
