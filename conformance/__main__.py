@@ -30,8 +30,8 @@ from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.implementations import DEFAULT, ImplementationError
 from conformance.names import unknown_name
+from conformance.profiles import PROFILES
 from conformance.sequences import CallSequence
-from conformance.session import PROFILES
 from conformance.versus import compare_all
 from conformance.worker import CASE_TIMEOUT, IMPORT_LIMIT, Child, HarnessError, seconds
 from strategies.stored import StoredError

@@ -15,8 +15,8 @@ from conformance.checks import CHECKS
 from conformance.coverage import Seen
 from conformance.metrics import Record, Tally
 from conformance.plain_calls import PLAIN
+from conformance.profiles import PROFILES
 from conformance.sequence_judge import SEQUENCE
-from conformance.session import PROFILES
 from conformance.terminal import Terminal
 
 

@@ -40,8 +40,9 @@ from conformance.judge_main import Within
 from conformance.metrics import Tally
 from conformance.names import unknown_name
 from conformance.plain_calls import PLAIN, Pool
+from conformance.profiles import PROFILES
 from conformance.sequence_judge import SEQUENCE
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 from conformance.worker import CASE_TIMEOUT, IMPORT_LIMIT, Child, seconds
 
 # Benchmarks are not part of the gate; named on the command line they are collected all the same.

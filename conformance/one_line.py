@@ -26,8 +26,9 @@ from conformance.implementations import Implementation
 from conformance.judged_process import Ended, JudgedProcess
 from conformance.metrics import Tally
 from conformance.names import unknown_name
+from conformance.profiles import PROFILES
 from conformance.runner import Verdict
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 from conformance.worker import CASE_TIMEOUT
 
 PROFILE = "CONFORMANCE_PROFILE"

@@ -15,7 +15,7 @@ from typing import NamedTuple, get_args
 
 from hypothesis import strategies as st
 
-from conformance import case_files, cases, code_draws, drawing, session
+from conformance import case_files, cases, code_draws, drawing, profiles
 from conformance.case_changes import is_tied, named_arguments, with_argument
 from conformance.cases import Case, Same, View
 from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, plain, twin, vary, whole
@@ -305,8 +305,8 @@ def drawn(
     call of one shape than one of ``numbers``, those of the implementation's code, and one more again."""
     often = [int(number) for number in numbers if number == int(number) and RING - 2 < number <= OFTEN]
     # In rounds, as cases: from the eleventh on Hypothesis draws variations of those before.
-    for start in range(0, examples, session.ROUND):
-        count = min(session.ROUND, examples - start)
+    for start in range(0, examples, profiles.ROUND):
+        count = min(profiles.ROUND, examples - start)
         # Small calls are few among those of products and attention.
         found = drawing.drawn(sequences(op, tuple(dtypes)), f"{seed}/{op}/sequences/{start}", 1 + count, filtered=True)
         # The first is the simplest there is, and the same in each round.
@@ -318,7 +318,7 @@ def drawn(
             steps[:0] = [Step(ordinary)] * (steps[0].case.op != op)
             # Drawn apart, so that all else is as it would be without them.
             draws, name = _refusals(op, tuple(dtypes)), f"{seed}/{op}/refusals/{number}"
-            refused = drawing.drawn(draws, name, session.ROUND, filtered=True)
+            refused = drawing.drawn(draws, name, profiles.ROUND, filtered=True)
             last = (step for known in LAST for step in _known(ordinary, known))
             legal = [one for _, one in refused[1:]]
             # Only an option that a call has can be left out, and only of many elements something depends on it.

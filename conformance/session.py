@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 
 import hypothesis
 import msgspec
 import torch
-from hypothesis import HealthCheck, Phase, strategies
+from hypothesis import Phase, strategies
 from hypothesis.database import ExampleDatabase
 from hypothesis.errors import Flaky
 from hypothesis.strategies import SearchStrategy
 
 from conformance import (
     cases,
-    code_draws,
     code_search,
     corpus,
     database,
@@ -27,7 +26,6 @@ from conformance import (
     runner,
     sequences,
 )
-from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.checks import CHECKS, DERIVED, PASSED, RARE, least_tried
 from conformance.failure_causes import Failed
@@ -36,47 +34,16 @@ from conformance.journal import Journal, Left
 from conformance.known_failures import Entry
 from conformance.metrics import Tally
 from conformance.plain_calls import FEW, PLAIN, SHARE, Pool
+from conformance.profiles import EXPLORED, EXPLORED_OF_DEAR, FEW_ELEMENTS, PROFILES, ROUND, rounds
 from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
 from conformance.sequences import CallSequence
 from conformance.worker import Child
-
-# The time of an example depends on the machine's load. Cases have a limit of their own, which is for hangs. What
-# Hypothesis explains of a failure, by more calls, is in no message of ours.
-_TIMELESS = hypothesis.settings(
-    deadline=None,
-    suppress_health_check=(HealthCheck.too_slow,),
-    phases=[phase for phase in hypothesis.Phase if phase is not hypothesis.Phase.explain],
-)
-PROFILES = {
-    "smoke": hypothesis.settings(_TIMELESS, max_examples=15),
-    "ci": hypothesis.settings(_TIMELESS, max_examples=100, derandomize=True),
-    "deep": hypothesis.settings(_TIMELESS, max_examples=1000),
-}
-"""Profiles by name: the number of legal cases for each op and dtype, and whether they are always the same."""
-REFUSED_SHARE = 4
-"""One refused call is drawn for so many legal ones: they vary less, and cost less."""
-LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
-"""One large call is drawn for so many others: there are fewer where kernels are interpreted, and still fewer in
-profiles that have to be quick."""
-SCENES_SHARE = 6
-"""One call of a model's scenes is drawn for so many legal ones."""
-CODE_SHARE, CODE_SHARE_OF_QUICK = 4, 10
-"""One call at a number of the implementation's code is drawn for so many legal ones, as of large ones."""
-EXPLORED, EXPLORED_OF_DEAR = 15, 1
-"""So many changed calls are made for a legal one in search of new places of the code: not in profiles that have to be
-quick, and fewer on a GPU and where kernels are interpreted."""
-FEW_ELEMENTS = 1 << 14
-"""The most elements of such a call where there are no large ones."""
 
 FATAL = {CRASH: 12, TIMEOUT: 3}
 """Failures that cost a process, with the number of such cases after which a search is given up: a fresh process takes
 seconds, and a case that hangs all of ``--case-timeout``."""
 SHRINKING = {CRASH: 8, TIMEOUT: 1}
 """The most such cases that one round may meet: a crash is shrunk within that, a hang is not shrunk."""
-
-ROUND = 10
-"""Cases that Hypothesis draws in one go. From the eleventh on it draws most of them as variations of those before, and
-for cases, which have few parts, that gives the same ones over and over: fresh rounds find more."""
 
 
 class CaseFailed(AssertionError):
@@ -452,83 +419,6 @@ class Run:
             if rest := group.split((CaseFailed, Flaky))[1]:
                 raise rest from None
         return bool(FATAL.keys() & (search.failing.keys() - known)) and not search.given_up()
-
-
-@dataclasses.dataclass(frozen=True)
-class Round:
-    """A few cases that Hypothesis draws in one go."""
-
-    kind: str
-    """"legal", "refused", "large", "scenes" or "code"."""
-    start: int
-    """The number of cases of the kind that were drawn before."""
-    examples: int
-    draws: SearchStrategy[Case]
-    seed: str
-
-
-def rounds(
-    op: str,
-    dtype: str,
-    refused: bool,
-    dtypes: Sequence[str],
-    settings: hypothesis.settings,
-    seed: int,
-    large: int = 0,
-    numbers: Sequence[float] = (),
-) -> Iterator[Round]:
-    """Yield the rounds of one op and dtype.
-
-    ``refused``: calls that torch refuses. ``dtypes``: the dtypes that may be mixed in one call. ``large``: after the
-    others, calls of up to so many elements. ``numbers``: those of the implementation's code.
-
-    Where the op has scenes, they come after all that; and last, calls at ``numbers``.
-    """
-    spec, all_examples = specs.registry()[op], settings.max_examples
-    if refused:
-        kinds = [("refused", spec.refused, -(-all_examples // REFUSED_SHARE))]
-    else:
-        kinds = [("legal", spec.cases, all_examples)]
-        quick = all_examples < PROFILES["ci"].max_examples
-        share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
-        if quick:
-            share = LARGE_SHARE_OF_QUICK
-        if large and spec.large is not None:
-            kinds.append(("large", spec.large(large), all_examples // share))
-        # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
-        if spec.scenes is not None:
-            kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
-        if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
-            kinds.append(("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE)))
-    for kind, cases_of, examples in kinds:
-        # Calls that torch refuses may mix what legal ones do not.
-        others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []
-        draws = _of_dtype(cases_of, dtype, others)
-        for start in range(0, examples, ROUND):
-            name = f"{seed}/{op}/{dtype}/{kind}/{start}"
-            # The first case of each round is the simplest there is, and the same in all rounds.
-            yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, name)
-
-
-def _of_dtype(
-    cases_of: Callable[[Sequence[str]], SearchStrategy[Case]], dtype: str, dtypes: Sequence[str]
-) -> SearchStrategy[Case]:
-    """Return a strategy of cases of ``dtype`` alone, and as many in which it may meet another one; the former are
-    simpler."""
-    alone, others = cases_of((dtype,)), [other for other in dtypes if other != dtype]
-    if not others:
-        return alone
-
-    # Cached: Hypothesis spends more time on validating a strategy than on drawing from it.
-    @cache
-    def mix(other: str) -> SearchStrategy[Case]:
-        def mixed(case: Case) -> bool:
-            found = [spec.dtype for spec in cases.operands(case)]
-            return dtype in found and (other in found or len(found) == 1)
-
-        return cases_of((dtype, other)).filter(mixed)
-
-    return strategies.one_of(alone, strategies.sampled_from(others).flatmap(mix))
 
 
 def _no_script(*_: object) -> str:

@@ -27,9 +27,9 @@ from conformance.compare import compare
 from conformance.implementations import Implementation, ImplementationError
 from conformance.judged_process import Ended, JudgedProcess
 from conformance.names import unknown_name
+from conformance.profiles import PROFILES, rounds
 from conformance.runner import CRASH, NOT_PROVIDED, TIMEOUT, Prepared
 from conformance.semantics import CUDA
-from conformance.session import PROFILES, rounds
 from conformance.spec import Expected
 
 ORACLE = "oracle"

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck
 
-from conformance.session import PROFILES
+from conformance.profiles import PROFILES
 from conformance.worker import CASE_TIMEOUT, DEATH, GRACE, START
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from conformance.compare import compare
 from conformance.error_analysis import NoRule
 from conformance.error_analysis.functions import least
 from conformance.names import unknown_name
-from conformance.session import PROFILES, rounds
+from conformance.profiles import PROFILES, rounds
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from conformance import drawing, runner, session
+from conformance import drawing, profiles, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED
@@ -223,8 +223,8 @@ def judged(folder: Path, name: str, op: str, device: str = "cpu") -> Generator[V
 @cache
 def drawn(op: str) -> tuple[Case, ...]:
     """The legal cases of ``DTYPE`` that the ``ci`` profile draws."""
-    settings = session.PROFILES["ci"]
-    rounds = session.rounds(op, DTYPE, False, specs.registry()[op].dtypes, settings, 0)
+    settings = profiles.PROFILES["ci"]
+    rounds = profiles.rounds(op, DTYPE, False, specs.registry()[op].dtypes, settings, 0)
     found = (drawing.drawn(part.draws, part.seed, part.examples) for part in rounds)
     return tuple(case for cases in found for case in cases)
 

@@ -16,12 +16,12 @@ from multiprocessing import get_context
 
 import torch
 
-from conformance import runner
+from conformance import profiles, runner
 
 # First: the kernels among the defects are interpreted, also where there is a GPU.
 runner.resolve_device("cpu")
 
-from conformance import authoring, cpu_cuda_differences, session  # noqa: E402
+from conformance import authoring, cpu_cuda_differences  # noqa: E402
 from conformance import spec as specs  # noqa: E402
 from conformance.error_analysis import NoRule  # noqa: E402
 from conformance.names import unknown_name  # noqa: E402
@@ -51,7 +51,7 @@ def study(op: str, names: Sequence[str]) -> list[Result]:
 
     specs.registry()[op] = dataclasses.replace(spec, expected=expected)
     try:
-        return search.study(op, [defect_registry.bank()[name] for name in names], (), session.PROFILES["ci"])[0]
+        return search.study(op, [defect_registry.bank()[name] for name in names], (), profiles.PROFILES["ci"])[0]
     finally:
         specs.registry()[op] = spec
 

@@ -16,7 +16,7 @@ import hypothesis
 import msgspec
 import torch
 
-from conformance import cases, code_search, drawing, runner, session
+from conformance import cases, code_search, drawing, profiles, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import (
@@ -75,7 +75,7 @@ def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterat
     """
     dtypes = specs.registry()[op].dtypes
     searches = [
-        session.rounds(op, dtype, refused, dtypes, settings, seed, runner.LARGE[""])
+        profiles.rounds(op, dtype, refused, dtypes, settings, seed, runner.LARGE[""])
         for dtype in dtypes
         for refused in (False, True)
     ]
@@ -92,10 +92,10 @@ def suite_cases(op: str, settings: hypothesis.settings, seed: int = 0) -> Iterat
 def code_cases(op: str, settings: hypothesis.settings, seed: int, implementation: Implementation) -> Iterator[Case]:
     """The cases that the suite judges of an op, of all its dtypes, at the numbers of an implementation's code, and at
     places of that to which no other case comes."""
-    numbers, calls = implementation.numbers(op), settings.max_examples * session.EXPLORED
+    numbers, calls = implementation.numbers(op), settings.max_examples * profiles.EXPLORED
     known = {dtype: list(found) for dtype, found in _legal_cases(op, settings.max_examples, seed).items()}
     for dtype, found in known.items():
-        for part in session.rounds(op, dtype, False, list(known), settings, seed, runner.LARGE[""], numbers):
+        for part in profiles.rounds(op, dtype, False, list(known), settings, seed, runner.LARGE[""], numbers):
             if part.kind == "code":
                 drawn = drawing.drawn(part.draws, part.seed, part.examples)
                 found += drawn
@@ -112,7 +112,7 @@ def _legal_cases(op: str, examples: int, seed: int) -> dict[str, list[Case]]:
     return {
         dtype: [
             case
-            for part in session.rounds(op, dtype, False, dtypes, settings, seed, runner.LARGE[""])
+            for part in profiles.rounds(op, dtype, False, dtypes, settings, seed, runner.LARGE[""])
             for case in drawing.drawn(part.draws, part.seed, part.examples)
         ]
         for dtype in dtypes
@@ -244,7 +244,7 @@ def study_op(
     torch.set_num_threads(1)
     defects = [defect_registry.bank()[name] for name in names]
     implementations = [control for control in controls(op) if control.name not in without] if controlled else []
-    ci, dtypes = session.PROFILES["ci"], len(specs.registry()[op].dtypes)
+    ci, dtypes = profiles.PROFILES["ci"], len(specs.registry()[op].dtypes)
     if controlled <= ci.max_examples * dtypes:
         return study(op, defects, implementations, ci, controlled=controlled, seed=seed, note=note)
     # The profile has fewer cases than are to be controlled; defects get no more than those.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 
-from conformance import sequence_draws, sequence_judge, session
+from conformance import profiles, sequence_draws, sequence_judge
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.selftest.controls import controls
@@ -13,7 +13,7 @@ from conformance.selftest.defect_registry import Defect
 from conformance.selftest.search import CPU, Control, Result, result, right
 from conformance.sequence_search import SHARE
 
-EXAMPLES = -(-session.PROFILES["ci"].max_examples // SHARE)
+EXAMPLES = -(-profiles.PROFILES["ci"].max_examples // SHARE)
 
 
 def study(

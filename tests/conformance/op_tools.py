@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from conformance import cases, cpu_cuda_differences, deviations, drawing, session
+from conformance import cases, cpu_cuda_differences, deviations, drawing, profiles
 from conformance.cases import Case, Same
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, registry
@@ -26,10 +26,10 @@ def missing(strategy, wanted: set, found: Callable[[Case], set], examples: int =
     """What of ``wanted`` so many examples do not show, drawn in rounds as the suite draws them, since those of one are
     much alike."""
     left = set(wanted)
-    for start in range(examples // session.ROUND):
+    for start in range(examples // profiles.ROUND):
         if not left:
             break
-        left -= set().union(*map(found, drawn(strategy, session.ROUND, start)))
+        left -= set().union(*map(found, drawn(strategy, profiles.ROUND, start)))
     return left
 
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from conformance import call_contexts, forms, runner
 from conformance.cases import Case
 from conformance.implementations import Implementation
+from conformance.profiles import PROFILES
 from conformance.selftest import defect_registry, search
-from conformance.session import PROFILES
 from strategies.specs import TensorSpec
 
 CPU = torch.device("cpu")

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from conformance import cases
+from conformance.profiles import PROFILES
 from conformance.selftest import attention
 from conformance.selftest.defect_registry import bank
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 
 OP = attention.OP
 

@@ -17,7 +17,8 @@ from conformance import __main__ as command_line
 from conformance import repro, runner
 from conformance.checks import CHECKS, RARE
 from conformance.implementations import load
-from conformance.session import PROFILES, Run
+from conformance.profiles import PROFILES
+from conformance.session import Run
 
 CPU = torch.device("cpu")
 DERIVED = ("inplace", "layouts", "plain_operands", "out_argument", "aliasing", "special_values")

@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from conformance import cases, code_draws, code_numbers, drawing, runner, sequence_draws, session
+from conformance import cases, code_draws, code_numbers, drawing, profiles, runner, sequence_draws
 from conformance.cases import Case
 from conformance.selftest import defect_registry, search, sequence_runs
 from conformance.spec import registry
@@ -20,7 +20,7 @@ from strategies.specs import Special, TensorSpec
 from strategies.values import special_bits
 
 BANK = defect_registry.bank()
-CI = session.PROFILES["ci"]
+CI = profiles.PROFILES["ci"]
 NUMBERS = (100, 777, 5000, 66000, 0.25, 88.5)
 
 TABLE = {"block": 1 << 14}
@@ -147,13 +147,13 @@ def largest(case: Case) -> list[int]:
 
 def test_code_without_numbers_has_no_calls_of_its_own():
     assert code_draws.calls(registry()["mm"], (0, 1.0, -1), 1 << 20) is None
-    kinds = {part.kind for part in session.rounds("mm", "float32", False, ("float32",), CI, 0)}
+    kinds = {part.kind for part in profiles.rounds("mm", "float32", False, ("float32",), CI, 0)}
     assert "code" not in kinds
 
 
 def test_what_else_is_drawn_is_as_without_numbers():
-    plain = list(session.rounds("add", "float32", False, ("float32",), CI, 0))
-    more = list(session.rounds("add", "float32", False, ("float32",), CI, 0, numbers=NUMBERS))
+    plain = list(profiles.rounds("add", "float32", False, ("float32",), CI, 0))
+    more = list(profiles.rounds("add", "float32", False, ("float32",), CI, 0, numbers=NUMBERS))
     assert [part.seed for part in more[: len(plain)]] == [part.seed for part in plain]
     assert {part.kind for part in more[len(plain) :]} == {"code"}
 
@@ -175,8 +175,7 @@ def test_sequences_call_as_often_as_the_code_has_a_number():
 )
 def test_what_is_wrong_beyond_a_number_of_the_code_is_caught(name):
     defect = BANK[name]
-    settings = session.hypothesis.settings(CI)
-    found = search.code_cases(defect.op, settings, 0, defect.implementation)
+    found = search.code_cases(defect.op, CI, 0, defect.implementation)
     wrong = (runner.judge(case, defect.implementation, search.CPU, [defect.check]).failure for case in found)
     assert any(wrong)
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from conformance import cases, coverage, drawing, feasibility, features, session
+from conformance import cases, coverage, drawing, feasibility, features, profiles
 from conformance import spec as specs
 from conformance.cases import Case, NonFinite, Same
 from conformance.coverage import Counter, Coverage, Seen
@@ -25,8 +25,8 @@ def drawn(op: str, dtype: str, count: int) -> list[Case]:
     """Cases of the first rounds of the ci profile, and of rounds beyond it where more are wanted."""
     found: list[Case] = []
     dtypes_of_op = specs.registry()[op].dtypes
-    ci = settings(session.PROFILES["ci"], max_examples=max(count, session.PROFILES["ci"].max_examples))
-    for part in session.rounds(op, dtype, False, dtypes_of_op, ci, 0):
+    ci = settings(profiles.PROFILES["ci"], max_examples=max(count, profiles.PROFILES["ci"].max_examples))
+    for part in profiles.rounds(op, dtype, False, dtypes_of_op, ci, 0):
         found += drawing.drawn(part.draws, part.seed, part.examples)
         if len(found) >= count:
             break

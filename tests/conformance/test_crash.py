@@ -21,8 +21,9 @@ from conformance import case_files, cases, journal, session
 from conformance.cases import Case
 from conformance.implementations import ImplementationError
 from conformance.journal import Header, Journal
+from conformance.profiles import PROFILES
 from conformance.runner import Verdict
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 from conformance.worker import Child
 from strategies.specs import TensorSpec
 

@@ -13,7 +13,8 @@ import torch
 
 from conformance import __main__ as command_line
 from conformance import session
-from conformance.session import PROFILES, Run
+from conformance.profiles import PROFILES
+from conformance.session import Run
 from conformance.worker import Child
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -15,7 +15,8 @@ from hypothesis.database import ReadOnlyDatabase
 
 from conformance import database
 from conformance.implementations import load
-from conformance.session import PROFILES, Run
+from conformance.profiles import PROFILES
+from conformance.session import Run
 
 
 @pytest.fixture

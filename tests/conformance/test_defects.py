@@ -19,8 +19,9 @@ from conformance import case_files, cases, runner
 from conformance.cases import Case
 from conformance.checks import FAILED
 from conformance.implementations import Implementation, load
+from conformance.profiles import PROFILES, ROUND
 from conformance.selftest.defect_registry import NAME, bank
-from conformance.session import PROFILES, ROUND, Report, Run
+from conformance.session import Report, Run
 from strategies.specs import CONTIGUOUS, TensorSpec
 
 HERE = Path(__file__).parent

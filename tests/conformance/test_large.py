@@ -12,7 +12,7 @@ import pytest
 import torch
 from op_tools import drawn
 
-from conformance import cases, features, result_samples, runner, session
+from conformance import cases, features, profiles, result_samples, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import Implementation, load
@@ -28,7 +28,7 @@ OPS = sorted(name for name, spec in specs.registry().items() if spec.large is no
 def large(op: str, elements: int, dtype: str = "", rounds: int = 10) -> list[Case]:
     spec = specs.registry()[op]
     calls = spec.large(elements)((dtype or spec.dtypes[0],))
-    return [case for start in range(rounds) for case in drawn(calls, session.ROUND, start)]
+    return [case for start in range(rounds) for case in drawn(calls, profiles.ROUND, start)]
 
 
 def elements(case: Case) -> int:
@@ -111,13 +111,13 @@ def test_a_sample_has_the_ends_and_the_edges_of_powers_of_two():
 
 
 def test_one_case_in_five_is_large_where_large_ones_are_cheap():
-    ci = hypothesis.settings(session.PROFILES["ci"])
+    ci = hypothesis.settings(profiles.PROFILES["ci"])
     for kernels, one in (("", 5), ("vectorised", 6)):
-        parts = list(session.rounds("add", "float32", False, ("float32",), ci, 0, runner.LARGE[kernels]))
+        parts = list(profiles.rounds("add", "float32", False, ("float32",), ci, 0, runner.LARGE[kernels]))
         shares = Counter()
         for part in parts:
             # Rounds after the first draw the simplest case once more.
             shares[part.kind] += part.examples - (part.start > 0)
         assert shares["large"] * one == shares["large"] + shares["legal"]
-    kinds = {part.kind for part in session.rounds("add", "float32", False, ("float32",), ci, 0)}
+    kinds = {part.kind for part in profiles.rounds("add", "float32", False, ("float32",), ci, 0)}
     assert kinds == {"legal", "scenes"}

@@ -21,7 +21,8 @@ from conformance.cases import Case
 from conformance.checks import FAILED
 from conformance.compare import compare, kept
 from conformance.implementations import load
-from conformance.session import PROFILES, Run
+from conformance.profiles import PROFILES
+from conformance.session import Run
 from conformance.spec import Call, registry
 from strategies import dtypes as dtype_names
 from strategies import layouts

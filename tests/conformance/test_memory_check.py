@@ -11,7 +11,8 @@ import torch
 from conformance import case_files, cases, runner
 from conformance.checks import CHECKS
 from conformance.implementations import load
-from conformance.session import PROFILES, Run
+from conformance.profiles import PROFILES
+from conformance.session import Run
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="compiled kernels cannot be watched")
 CPU = torch.device("cpu")

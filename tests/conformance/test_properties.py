@@ -13,8 +13,9 @@ import torch
 
 from conformance import test_scaled_dot_product_attention as attention
 from conformance.implementations import load
+from conformance.profiles import PROFILES
 from conformance.selftest.defect_registry import NAME
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 
 HERE, OP = Path(__file__).parent, attention.OP
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis
 import pytest
 
-from conformance import drawing, runner, session
+from conformance import drawing, profiles, runner
 from conformance import spec as specs
 from conformance.selftest import defect_registry
 
@@ -113,8 +113,8 @@ def test_the_cases_of_one_dtype_show_the_defect(name, dtype):
 
 def failing(defect, dtype, kind="legal", large=0):
     """Whether each case of ci fails."""
-    settings, dtypes = session.PROFILES["ci"], specs.registry()[defect.op].dtypes
-    for part in session.rounds(defect.op, dtype, False, dtypes, hypothesis.settings(settings), 0, large):
+    settings, dtypes = profiles.PROFILES["ci"], specs.registry()[defect.op].dtypes
+    for part in profiles.rounds(defect.op, dtype, False, dtypes, hypothesis.settings(settings), 0, large):
         for case in drawing.drawn(part.draws, part.seed, part.examples):
             if part.kind == kind:
                 verdict = runner.judge(case, defect.implementation, "cpu", (defect.check,))

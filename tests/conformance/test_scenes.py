@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from op_tools import drawn
 
-from conformance import cases, drawing, runner, session
+from conformance import cases, drawing, profiles, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import load
@@ -26,7 +26,7 @@ OPS = sorted(name for name, spec in specs.registry().items() if spec.scenes is n
 def scenes(op: str, dtype: str = "", rounds: int = 4) -> list[Case]:
     spec = specs.registry()[op]
     calls = spec.scenes((dtype or spec.dtypes[0],))
-    return [case for start in range(rounds) for case in drawn(calls, session.ROUND, start)]
+    return [case for start in range(rounds) for case in drawn(calls, profiles.ROUND, start)]
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -43,18 +43,18 @@ def test_scenes_are_legal_and_what_is_right_passes(op):
 
 def test_scenes_take_no_share_of_other_calls(monkeypatch):
     """Scenes are the last rounds, and all else is drawn as without them."""
-    ci = hypothesis.settings(session.PROFILES["ci"], max_examples=30)
+    ci = hypothesis.settings(profiles.PROFILES["ci"], max_examples=30)
 
-    def parts() -> list[session.Round]:
-        return list(session.rounds("add", "float32", False, ("float32", "int8"), ci, 0, 1 << 16))
+    def parts() -> list[profiles.Round]:
+        return list(profiles.rounds("add", "float32", False, ("float32", "int8"), ci, 0, 1 << 16))
 
-    def ids(found: list[session.Round]) -> list[str]:
+    def ids(found: list[profiles.Round]) -> list[str]:
         return [cases.case_id(case) for part in found for case in drawing.drawn(part.draws, part.seed, part.examples)]
 
     found = parts()
     count = sum(part.kind == "scenes" for part in found)
     assert [part.kind for part in found[-count:]] == ["scenes"] * count
-    assert sum(part.examples - (part.start > 0) for part in found[-count:]) == 30 // session.SCENES_SHARE
+    assert sum(part.examples - (part.start > 0) for part in found[-count:]) == 30 // profiles.SCENES_SHARE
     spec = specs.registry()["add"]
     monkeypatch.setitem(specs.registry(), "add", spec.__class__(**{**vars(spec), "scenes": None}))
     assert ids(parts()) == ids(found[:-count])

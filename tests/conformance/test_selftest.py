@@ -21,11 +21,12 @@ from conformance.cases import Case
 from conformance.checks import CHECKS, gpu
 from conformance.deviations import DEVIATIONS
 from conformance.implementations import Implementation, ImplementationError, load
+from conformance.profiles import PROFILES
 from conformance.selftest import __main__ as command_line
 from conformance.selftest import correct, defect_registry, report, search, workers
 from conformance.selftest.controls import controls
 from conformance.sequence_judge import SEQUENCE
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 from conformance.spec import registry
 from strategies import shapes
 from strategies.specs import TensorSpec

@@ -26,10 +26,11 @@ from conformance import (
 )
 from conformance.cases import Case, CaseError
 from conformance.implementations import Implementation
+from conformance.profiles import PROFILES
 from conformance.selftest import defect_registry, search, sequence_runs
 from conformance.sequence_staging import applied
 from conformance.sequences import CallSequence, Settings, Step
-from conformance.session import PROFILES, Run
+from conformance.session import Run
 from conformance.spec import parameters, registry
 from conformance.worker import Child
 from strategies.specs import Layout, TensorSpec

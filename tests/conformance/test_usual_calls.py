@@ -10,12 +10,12 @@ import pytest
 import torch
 from op_tools import drawn
 
-from conformance import cases, session
+from conformance import cases, profiles
 from conformance import spec as specs
 from conformance.cases import Case, Variant
 from conformance.ops import _cross_entropy
+from conformance.profiles import PROFILES
 from conformance.selftest import defect_registry, search
-from conformance.session import PROFILES
 from conformance.spec import Call
 from strategies.specs import Layout, Special, TensorSpec
 
@@ -24,12 +24,12 @@ BANK = defect_registry.bank()
 
 def legal(op: str, dtype: str, rounds: int = 10) -> list[Case]:
     calls = specs.registry()[op].cases((dtype,))
-    return [case for start in range(rounds) for case in drawn(calls, session.ROUND, start)]
+    return [case for start in range(rounds) for case in drawn(calls, profiles.ROUND, start)]
 
 
 def test_losses_of_a_vocabulary_are_drawn():
     calls = specs.registry()["cross_entropy"].large(1 << 20)(("bfloat16",))
-    found = [case.args[0].shape for start in range(3) for case in drawn(calls, session.ROUND, start)]
+    found = [case.args[0].shape for start in range(3) for case in drawn(calls, profiles.ROUND, start)]
     assert sum(len(shape) == 2 and shape[1] > 1 << 15 for shape in found) >= 8
     assert any(shape[0] > 1 << 12 for shape in found)
     assert max(map(math.prod, found)) <= 1 << 20
