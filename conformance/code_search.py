@@ -24,8 +24,19 @@ from conformance.sequence_variations import VARIATIONS, vary
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
 
-LIMITS = (1 << 14, 1 << 14, 1 << 16, 1 << 16, 1 << 18, 1 << 21)
+LIMITS = (1 << 14, 1 << 14, 1 << 16, 1 << 16, 1 << 18, 1 << 20, 9 << 20)
 """The most elements that a changed call may have; one is chosen for each."""
+BEYOND = 8
+"""Where the code has numbers near the most elements of a large call, one changed call in eight may have so many and an
+eighth more: 2^24 and one is where float32 stops to count."""
+STEPS = ((1, 1), (1, 0), (2, 1))
+"""So many times a number, and so much more, are tried for each size of a call that came to a new place."""
+STEPPED = 8
+"""The most numbers for which that is done, the nearest ones."""
+FEW = 64
+"""The greatest number that counts groups and parts: a size is so many times another one."""
+SHARE = 1 << 17
+"""So many elements each call may have on average; when these are spent, the rest are small."""
 STARTS = 1 << 16
 """The most elements of a call to start from."""
 NEAREST = 6
@@ -76,13 +87,17 @@ def search(
     seen, found = {cases.case_id(case) for case in pool}, list[Case]()
     # Those that were the first to come to some place are nearest to what is still unknown.
     first = [case for case in pool if paths(case)]
+    left = calls * SHARE
     for _ in range(calls):
         near = first[-NEAREST:] if random.random() < 0.5 else first
         base = random.choice(near if near and random.random() < 0.8 else pool)
-        case = changes.changed(base, min(elements, random.choice(LIMITS)))
+        case = (changes.step(base) if random.random() < 0.5 else None) or changes.changed(base)
         if case is None or cases.case_id(case) in seen:
             continue
         seen.add(cases.case_id(case))
+        if (size := cases.elements(case)) > max(left, STARTS):
+            continue
+        left -= size
         if paths(case):
             found.append(case)
             first.append(case)
@@ -100,22 +115,43 @@ class _Changes:
         self.sizes = pools.sizes or list(USUAL)
         self.variations = [name for name in VARIATIONS if name not in _LEFT]
         self.kinds: list[tuple[int, Callable[[Case, int], Case]]] = [
-            (3, self._varied), (3, self._sized), (1, self._square), (3, self._laid), (1, self._numbered),
-            (1, self._special), (1, self._with_option),
+            (3, self._varied), (3, self._sized), (1, self._square), (1, self._grouped), (1, self._small),
+            (3, self._laid), (1, self._numbered), (1, self._special), (1, self._with_option),
         ]  # fmt: skip
+        few = {int(number) for number in numbers if number == int(number) and 1 < number <= FEW}
+        self.few = sorted({*few, *(number + 1 for number in few)}) or [2, 3]
+        near = [number * times + more for number in [*dict.fromkeys(self.sizes)][:STEPPED] for times, more in STEPS]
+        self.steps, self.left = [*dict.fromkeys((*near, 1))], dict[str, list[tuple[int, int]]]()
+        beyond = (elements + elements // BEYOND,) if 2 * max(self.sizes) > elements else ()
+        self.limits = (*(min(elements, most) for most in LIMITS), *beyond)
 
-    def changed(self, case: Case, elements: int) -> Case | None:
+    def step(self, case: Case) -> Case | None:
+        """Return the case with one size at a number of the code, another one each time; None: there is none left, or
+        torch does not take it."""
+        key = cases.case_id(case)
+        if key not in self.left:
+            self.left[key] = [(was, wanted) for was in _sizes(case) for wanted in self.steps if was != wanted]
+            self.random.shuffle(self.left[key])
+        if not self.left[key]:
+            return None
+        return self._allowed(case, code_draws.resized(case, *self.left[key].pop()), self.limits[-1])
+
+    def changed(self, case: Case) -> Case | None:
         """Return a case that is changed once or several times; None where torch does not take it."""
         weights, kinds = zip(*self.kinds, strict=True)
-        other = case
+        other, elements = case, self.random.choice(self.limits)
         for kind in self.random.choices(kinds, weights, k=self.random.choice((1, 1, 2, 3))):
             try:
                 other = kind(other, elements)
             # An impossible layout or recipe.
             except ValueError:
                 continue
-        allowed = other != case and code_draws.is_allowed(registry()[case.op], other, elements)
-        return other if allowed else None
+        return self._allowed(case, other, elements)
+
+    def _allowed(self, case: Case, other: Case, elements: int) -> Case | None:
+        # One without elements comes to the places that others should come to first, and shows nothing there.
+        allowed = other != case and all(0 not in spec.shape for spec in cases.operands(other)[:1])
+        return other if allowed and code_draws.is_allowed(registry()[case.op], other, elements) else None
 
     def _varied(self, case: Case, elements: int) -> Case:
         return vary(VARIATIONS[self.random.choice(self.variations)], case, self.random.randrange(12))
@@ -131,8 +167,21 @@ class _Changes:
 
     def _square(self, case: Case, elements: int) -> Case:
         """Make two sizes equal."""
-        known = sorted({size for spec in cases.operands(case) for size in spec.shape})
-        return with_size(case, *self.random.sample(known, 2)) if len(known) > 1 else case
+        return with_size(case, *self._two(case))
+
+    def _grouped(self, case: Case, elements: int) -> Case:
+        """Make a size several times another one, as query heads are that share a key head."""
+        was, other = self._two(case)
+        return code_draws.resized(case, was, other * self.random.choice(self.few))
+
+    def _two(self, case: Case) -> tuple[int, int]:
+        """Return two sizes of a case that differ, if there are."""
+        known = _sizes(case)
+        first, second = self.random.sample(known, 2) if len(known) > 1 else (1, 1)
+        return first, second
+
+    def _small(self, case: Case, elements: int) -> Case:
+        return code_draws.resized(case, self.random.choice(_sizes(case) or [1]), self.random.choice((1, 2, *self.few)))
 
     def _numbered(self, case: Case, elements: int) -> Case:
         kind, number, place = self.random.choice(code_draws.CHANGES), self.random.choice(self.numbers), self.random
@@ -181,6 +230,11 @@ class _Changes:
         expanded = (random.randrange(rank),) if rank and not padding and random.random() < 0.3 else ()
         offset = random.choice((0, 0, 1, 8))
         return msgspec.structs.replace(spec, layout=Layout(order, (), padding, expanded, offset))
+
+
+def _sizes(case: Case) -> list[int]:
+    """Return the sizes of operands but 0, each once."""
+    return sorted({size for spec in cases.operands(case) for size in spec.shape if size})
 
 
 def _orders(rank: int, random: Random) -> list[tuple[int, ...]]:

@@ -16,7 +16,7 @@ CONTEXTS = ("graph", "stream", "device")
 """The checks of contexts of a GPU that are made for implementations that claim them alone."""
 _OUTS = ("right",)
 _MANY = 64
-"""From so many random elements on, two draws of them are not equal by chance."""
+"""From so many kept elements and so many dropped ones on, two draws of them are not equal by chance."""
 
 
 def graph(trial: Trial) -> Finding:
@@ -71,7 +71,7 @@ def _in_context(trial: Trial, name: str, words: str, calls: Sequence[str]) -> Fi
             return failed(trial, name, derived.case, f"{where}: returned another number of results than {count}")
         found = [_outcome(together, together.value[count * n : count * (n + 1)], alone) for n in range(len(calls))]
         if is_random:
-            if name == "graph" and (message := _drawn_again(found)):
+            if name == "graph" and (message := _drawn_again(found, derived.inputs[0])):
                 return failed(trial, name, derived.case, f"captured in a CUDA graph{what}: {message}")
             continue
         for call, outcome in zip(calls, found, strict=True):
@@ -109,10 +109,14 @@ def _unlike(trial: Trial, alone: Outcome, outcome: Outcome, has_others: bool) ->
     return message
 
 
-def _drawn_again(replays: Sequence[Outcome]) -> str:
-    """Say that the last replay drew what the first one did; empty: it did not, or may have by chance."""
+def _drawn_again(replays: Sequence[Outcome], input: torch.Tensor) -> str:
+    """Say that the last replay drew what the first one did; empty: it did not, or may have by chance.
+
+    ``input``: what both masked. A zero or NaN in it is the same whether it is kept or not.
+    """
+    shows = input.isfinite() & (input != 0)
     for last, first in zip(replays[0].tensors(), replays[1].tensors(), strict=True):
-        zeros = int((first == 0).sum())
-        if min(zeros, first.numel() - zeros) >= _MANY and not different(first, last):
+        kept = int((first[shows] != 0).sum())
+        if min(kept, int(shows.sum()) - kept) >= _MANY and not different(first, last):
             return "each replay drew the same random numbers"
     return ""

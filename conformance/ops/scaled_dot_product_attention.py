@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 from hypothesis import strategies as st
 
-from conformance import cuda_refusals, features
+from conformance import case_changes, cuda_refusals, features
 from conformance.cases import Argument, Case, Variant, View
 from conformance.features import Features
 from conformance.ops import _attention as attention
@@ -93,6 +93,24 @@ def batch(case: Case) -> Batch | None:
         (name == "attn_mask" and len(spec.shape) < 4) or spec.shape[0] != sequences for name, spec in tensors.items()
     )
     return Batch(sequences, tuple(None if each else 0 for each in whole), 0)
+
+
+def takes(case: Case) -> bool:
+    """Tell whether a mask without elements is one of no queries or no keys: where the result has no elements either,
+    torch takes any."""
+    named = case_changes.named_arguments(case)
+    mask, key = named.get("attn_mask"), named["key"]
+    if not isinstance(mask, TensorSpec) or 0 not in mask.shape:
+        return True
+    query = named["query"]
+    if (
+        not isinstance(query, TensorSpec)
+        or not isinstance(key, TensorSpec)
+        or min(map(len, (query.shape, key.shape))) < 2
+    ):
+        return True
+    scores = (*query.shape[:-1], key.shape[-2])
+    return all(size in (1, whole) for size, whole in zip(mask.shape[::-1], scores[::-1], strict=False))
 
 
 # --- refused calls -----------------------------------------------------------------------------------------------
@@ -336,5 +354,6 @@ SPEC = OpSpec(
     left_out=left_out,
     strides=False,
     writes=writes,
+    takes=takes,
     features=features_of,
 )

@@ -4,13 +4,16 @@ import functools
 
 import ninetoothed.language as ntl
 
-from ntops.kernels import constants, element_wise
+from ntops.kernels import constants, element_wise, functions
 from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input, other, alpha, compute_dtype):
-    scaled = ntl.cast(alpha, compute_dtype) * ntl.cast(other, compute_dtype)
-    output = ntl.cast(ntl.cast(input, compute_dtype) + scaled, output.dtype)
+    factor = ntl.cast(alpha, compute_dtype)
+    total = functions.multiply_add(
+        factor, ntl.cast(other, compute_dtype), ntl.cast(input, compute_dtype), compute_dtype
+    )
+    output = ntl.cast(total, output.dtype)
 
 
 def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):

@@ -5,7 +5,7 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed import Tensor
 
-from ntops.kernels import constants, mm
+from ntops.kernels import constants, functions, mm
 from ntops.kernels.mm import arrangement
 
 
@@ -17,8 +17,11 @@ def application(output, mat1, mat2, input, alpha, beta, compute_dtype, input_pre
             mat1[k], mat2[k], acc=accumulator, input_precision=input_precision, out_dtype=compute_dtype
         )
 
-    added = ntl.cast(beta, compute_dtype) * ntl.cast(input, compute_dtype)
-    output = ntl.cast(added + ntl.cast(alpha, compute_dtype) * accumulator, output.dtype)
+    product = ntl.cast(alpha, compute_dtype) * accumulator
+    total = functions.multiply_add(
+        ntl.cast(beta, compute_dtype), ntl.cast(input, compute_dtype), product, compute_dtype
+    )
+    output = ntl.cast(total, output.dtype)
 
 
 def application_scaled(output, mat1, mat2, alpha, compute_dtype, input_precision):

@@ -31,6 +31,20 @@ def reciprocal(divisor, compute_dtype):
     return quotient
 
 
+def multiply_add(factor, number, addend, compute_dtype):
+    """Return factor * number + addend, rounded once where it is floating-point.
+
+    Left to a compiler, "*" and "+" are one operation unless the product has several uses, as that of an operand which
+    is broadcast: bits would depend on layouts.
+    """
+    if (compute_dtype == ntl.float32) | (compute_dtype == ntl.float64):
+        total = ntl.fma(factor, number, addend)
+    else:
+        total = factor * number + addend
+
+    return total
+
+
 def power(base, exponent, compute_dtype, ordinary):
     """Return base ** exponent, within an ulp or two, subnormal results included: libdevice's flushes these to zero.
 

@@ -227,10 +227,10 @@ def _multiply(
             sums = alpha.to(gl.float32) * sums
 
         if ADDED == ROW:
-            values = gl.convert_layout(beta.to(gl.float32) * values.to(gl.float32), gl.SliceLayout(0, layout))
-            sums = values[None, :] + sums
+            values = gl.convert_layout(values.to(gl.float32), gl.SliceLayout(0, layout))
+            sums = gl.fma(beta.to(gl.float32), values[None, :], sums)
         elif ADDED == COLUMN:
-            sums = (beta.to(gl.float32) * values.to(gl.float32))[:, None] + sums
+            sums = gl.fma(beta.to(gl.float32), values.to(gl.float32)[:, None], sums)
 
         for part in gl.static_range(PARTS):
             values = _part(sums, PARTS, part)
@@ -240,7 +240,7 @@ def _multiply(
                 mbarrier.wait(arrived.index(GROUP), fetched % 2)
                 fetched += 1
                 others = _matrix(own, TURNED[2]).load(values.type.layout)
-                values = beta.to(gl.float32) * others.to(gl.float32) + values
+                values = gl.fma(beta.to(gl.float32), others.to(gl.float32), values)
 
             _store(output, own, values, batch, first_m, n, TURNED[2])
 

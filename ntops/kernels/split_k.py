@@ -45,6 +45,6 @@ def add_up(
 
     if ADDED:
         values = tl.load(added + row * stride_am + column * stride_an, mask=stored, other=0)
-        total = beta.to(dtype) * values.to(dtype) + total
+        total = tl.fma(beta.to(dtype), values.to(dtype), total)
 
     tl.store(output + row * stride_om + column * stride_on, total.to(output.dtype.element_ty), mask=stored)

@@ -14,7 +14,7 @@ from conformance.cases import Case
 from conformance.checks import FAILED, PASSED, UNCLAIMED
 from conformance.checks.gpu import CONTEXTS
 from conformance.implementations import Implementation, load
-from strategies.specs import TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 
 CPU = torch.device("cpu")
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -87,6 +87,28 @@ def test_replays_that_draw_the_same_mask_are_found():
     wrong = gpu_defects.same_mask(torch.nn.functional.dropout)
     found = finding("graph", DROPOUT, claiming("dropout", "graph", wrong))
     assert (found.status, "same random numbers" in found.message) == (FAILED, True)
+
+
+@NEEDS_GPU
+def test_elements_that_show_no_mask_are_no_evidence():
+    nothing = TensorSpec(shape=(16, 10), dtype="float64", values="zeros", specials=(Special(0, "nan", run=64),))
+    found = finding("graph", Case(op="dropout", args=(nothing, 0.5)), load("torch"))
+    assert (found.status, found.message) == (PASSED, "")
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", [Layout(order=(1, 0)), Layout()])
+def test_a_product_of_a_row_that_is_broadcast_is_rounded_like_any(layout, dtype):
+    row = TensorSpec(shape=(1, 65), dtype=dtype, seed=2, layout=Layout(steps=(1, 2)))
+    factors = [TensorSpec(shape=shape, dtype="float32", seed=3) for shape in ((65, 33), (33, 65))]
+    for case in (
+        Case(op="add", args=(TensorSpec(shape=(65, 65), dtype=dtype, layout=layout), row), kwargs={"alpha": 18}),
+        Case(op="sub", args=(TensorSpec(shape=(65, 65), dtype=dtype, layout=layout), row), kwargs={"alpha": 0.3}),
+        Case(op="addmm", args=(spec(1, 65), *factors), kwargs={"beta": 0.3, "alpha": 2.7}),
+    ):
+        found = finding("layout_invariant", case, load("ntops.torch"))
+        assert (found.status, found.message) == (PASSED, "")
 
 
 @NEEDS_GPU
