@@ -188,6 +188,10 @@ class Local:
         """Return the numbers in its code, as of ``code_numbers.of``."""
         return runtime.code_numbers.of(self._function)
 
+    def rows(self) -> Sequence[Sequence[int]]:
+        """Return the numbers that stand together in its code, as of ``code_numbers.rows``."""
+        return runtime.code_numbers.rows(self._function)
+
     def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> int:
         """Make a call, and return to how many places of the code it came that none had come to before."""
         return runtime.new_paths(self._function, inputs, call, device, (KeyboardInterrupt,))
@@ -323,6 +327,10 @@ class Judged:
     def numbers(self, op: str) -> Sequence[float]:
         """Return the numbers in the code of the op, as of ``code_numbers.of``. Raises Lost."""
         return _valid(self._ask({"ask": "numbers", "op": op})[0].get("numbers"), list[int | float])
+
+    def rows(self, op: str) -> Sequence[Sequence[int]]:
+        """Return the numbers that stand together in the code of the op, as of ``code_numbers.rows``. Raises Lost."""
+        return _valid(self._ask({"ask": "numbers", "op": op})[0].get("rows"), list[list[int]])
 
     def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
         """Make a call that ``described`` gives, as of ``runtime.new_paths``. Raises Lost."""
@@ -472,6 +480,10 @@ class Remote:
     def numbers(self) -> Sequence[float]:
         """Return the numbers in its code. Raises Lost."""
         return self.judged.numbers(self.op)
+
+    def rows(self) -> Sequence[Sequence[int]]:
+        """Return the numbers that stand together in its code. Raises Lost."""
+        return self.judged.rows(self.op)
 
     def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> int:
         """Make a call, and return to how many places of the code it came that none had come to before. Raises Lost."""

@@ -20,6 +20,20 @@ OTHERS = (*sys.stdlib_module_names, "torch", "triton", "ninetoothed", "numpy", "
 """Packages whose own code is not the implementation's."""
 _NUMBERS = (int, float)
 _HOLDERS = (tuple, list, set, frozenset)
+_TABLES = {}
+"""The tables of modules by identity, each with what it held when it was noted, and the modules whose tables are known
+by name."""
+
+
+def note_tables():
+    """Note the tables of the modules that are imported by now and were not before: later a dict whose keys are no texts
+    may be a cache, which holds something else after each call."""
+    for name, module in list(sys.modules.items()):
+        if name in _TABLES or not _is_own(name) or not isinstance(module, types.ModuleType):
+            continue
+        tables = [one for one in vars(module).values() if type(one) is dict]
+        _TABLES[name] = True
+        _TABLES.update({id(one): (one, [part for item in one.items() for part in item]) for one in tables})
 
 
 def of(function):
@@ -28,16 +42,34 @@ def of(function):
     Code is what Python runs or Triton compiles, with constants as the compiler has folded them: ``1 << 16`` is 65536;
     and texts in C++, CUDA or the like.
     """
-    found, seen, waiting = {}, set(), deque([function])
-    while waiting and len(seen) < OBJECTS and len(found) < MOST:
+    found = dict.fromkeys(one for one in _parts(function) if _is_number(one) and abs(one) <= LARGEST)
+    return list(found)[:MOST]
+
+
+def rows(function):
+    """Return the whole numbers that stand together in the code, two to four of them, as in a row of a table of sizes;
+    nearest first, each row once."""
+    rows = (tuple(one) for one in _parts(function) if isinstance(one, tuple | list) and 2 <= len(one) <= 4)
+    found = dict.fromkeys(row for row in rows if all(isinstance(one, int) and 1 < one <= LARGEST for one in row))
+    return list(found)[:MOST]
+
+
+def _parts(function):
+    """Yield a function and what it refers to, nearest first."""
+    note_tables()
+    seen, waiting = set(), deque([function])
+    while waiting and len(seen) < OBJECTS:
         one = waiting.popleft()
-        if isinstance(one, _NUMBERS):
-            if not isinstance(one, bool) and abs(one) <= LARGEST:
-                found.setdefault(one)
+        if _is_number(one):
+            yield one
         elif id(one) not in seen:
             seen.add(id(one))
+            yield one
             waiting.extend(_within(one))
-    return list(found)[:MOST]
+
+
+def _is_number(one):
+    return isinstance(one, _NUMBERS) and not isinstance(one, bool)
 
 
 def _within(one):
@@ -45,8 +77,8 @@ def _within(one):
     if isinstance(one, _HOLDERS):
         return list(one)
     if isinstance(one, dict):
-        # With other keys it may be a cache, which has other contents after each call.
-        return [value for key, value in one.items() if isinstance(key, str)]
+        _, noted = _TABLES.get(id(one), (None, ()))
+        return list(noted) or [value for key, value in one.items() if isinstance(key, str)]
     if isinstance(one, types.CodeType):
         return [*_constants(one)]
     if isinstance(one, types.FunctionType):

@@ -7,6 +7,7 @@ together for is found one after the other. Nothing is judged meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from random import Random
@@ -33,6 +34,14 @@ STEPS = ((1, 1), (1, 0), (2, 1))
 """So many times a number, and so much more, are tried for each size of a call that came to a new place."""
 STEPPED = 8
 """The most numbers for which that is done, the nearest ones."""
+SWEPT, SWEPT_ROWS, SWEPT_WAYS = 12, 4, 6
+"""So many of the nearest numbers, and of rows, are sizes of calls that are judged; a row in so many ways at most."""
+SWEPT_SHARE = 32
+"""There is one such call at most for so many changed ones."""
+TRIES = 30
+"""So many calls are tried for each."""
+PLACE = 1 << 50
+"""A size that no operand has."""
 FEW = 64
 """The greatest number that counts groups and parts: a size is so many times another one."""
 SHARE = 1 << 17
@@ -63,7 +72,8 @@ def search(
     elements: int,
     seed: str,
 ) -> list[Case]:
-    """Make so many changed calls of one operator, and return those that came to new places, in that order.
+    """Make so many changed calls of one operator, and return those that came to new places, in that order; and calls
+    that have the nearest numbers of the code for sizes, and rows of its tables, which need not be places.
 
     :param starts: The calls that are changed, and whose places are known.
     :param elements: The most that a large call may have.
@@ -101,7 +111,7 @@ def search(
         if paths(case):
             found.append(case)
             first.append(case)
-    return found
+    return found + changes.swept(maker.rows(), calls // SWEPT_SHARE)
 
 
 class _Changes:
@@ -112,6 +122,7 @@ class _Changes:
         self.random, self.others = random, others
         pools = code_draws.Pools.of(numbers, elements)
         self.numbers, self.blocks = pools.numbers or list(USUAL), pools.blocks
+        self.own = [*dict.fromkeys(pools.sizes)]
         self.sizes = pools.sizes or list(USUAL)
         self.variations = [name for name in VARIATIONS if name not in _LEFT]
         self.kinds: list[tuple[int, Callable[[Case, int], Case]]] = [
@@ -147,6 +158,30 @@ class _Changes:
             except ValueError:
                 continue
         return self._allowed(case, other, elements)
+
+    def swept(self, rows: Sequence[Sequence[int]], most: int) -> list[Case]:
+        """Return calls with each of the nearest numbers for a size, and with one more, and with each of some rows in
+        any order."""
+        found = list[Case]()
+        for number, more in itertools.product(self.own[:SWEPT], (0, 1)):
+            found += self._with_sizes((number + more,), 1)
+        # Of rows of two also what is one beyond both: a rule that says "more than".
+        for row in rows[:SWEPT_ROWS]:
+            for more in (0, 1) if len(row) == 2 else (0,):
+                found += self._with_sizes([number + more for number in row], SWEPT_WAYS)
+        self.random.shuffle(found)
+        return found[:most]
+
+    def _with_sizes(self, wanted: Sequence[int], most: int) -> list[Case]:
+        """Return some call with these sizes in the place of its own, in up to so many ways."""
+        for _ in range(TRIES):
+            case = self.random.choice(self.others)
+            ways = list(itertools.permutations([size for size in _sizes(case) if size > 1], len(wanted)))
+            self.random.shuffle(ways)
+            allowed = (self._allowed(case, _with_all(case, way, wanted), self.limits[-1]) for way in ways[: 4 * most])
+            if found := [one for one in allowed if one is not None][:most]:
+                return found
+        return []
 
     def _allowed(self, case: Case, other: Case, elements: int) -> Case | None:
         # One without elements comes to the places that others should come to first, and shows nothing there.
@@ -230,6 +265,16 @@ class _Changes:
         expanded = (random.randrange(rank),) if rank and not padding and random.random() < 0.3 else ()
         offset = random.choice((0, 0, 1, 8))
         return msgspec.structs.replace(spec, layout=Layout(order, (), padding, expanded, offset))
+
+
+def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:
+    """Return the case with each of its sizes replaced by the wanted one."""
+    # By sizes that no operand has first: one that is wanted may be that of another dim.
+    for number, was in enumerate(sizes):
+        case = code_draws.resized(case, was, PLACE + number)
+    for number, size in enumerate(wanted):
+        case = code_draws.resized(case, PLACE + number, size)
+    return case
 
 
 def _sizes(case: Case) -> list[int]:

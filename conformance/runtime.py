@@ -595,6 +595,7 @@ class _Server:
 
     def __init__(self, provider, device):
         self.provider, self.device = provider, device
+        code_numbers.note_tables()
         self.kept = []
         """Values returned for the case that is judged now: while they live, nothing else has their memory."""
         self.stage = None
@@ -607,7 +608,8 @@ class _Server:
         if asked["ask"] == "settings":
             return {"names": self._settings(asked["op"])}, ()
         if asked["ask"] == "numbers":
-            return {"numbers": code_numbers.of(getattr(self.provider, asked["op"]))}, ()
+            function = getattr(self.provider, asked["op"])
+            return {"numbers": code_numbers.of(function), "rows": code_numbers.rows(function)}, ()
         if asked["ask"] == "lost":
             return {"lost": _lost(self.device)}, ()
         if asked["ask"] == "forget":

@@ -100,6 +100,55 @@ plant_state(
 )
 
 
+# --- sizes that come together ------------------------------------------------------------------------------------
+
+_SPLITS = {(24, 896, 1920): 512, (48, 640, 1152): 384}
+"""Terms of each part of a sum, by rows, terms and columns."""
+_WIDTHS = {2688: 4096, 5120: 8192}
+
+
+@defect("mm", KIND)
+def split_of_a_table(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """A tuned table has a split of K that does not divide it, and the last terms are in no part."""
+    part = _SPLITS.get((*input.shape, mat2.shape[1]), 0)
+    whole = input.shape[1] // part * part if part else input.shape[1]
+    return right(input[:, :whole], mat2[:whole], **kwargs)
+
+
+@defect("layer_norm", KIND)
+def width_of_a_table(right: Right, input: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """The variance of the sizes that a table names is divided by the width of their tile."""
+    result, size = right(input, shape, *args, **kwargs), input.shape[-1]
+    return result * (_WIDTHS[size] / size) ** 0.5 if size in _WIDTHS and isinstance(shape, tuple) else result
+
+
+@defect("cross_entropy", KIND)
+def sum_of_the_row_before(right: Right, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Programs that walk more than 76 rows, of more than one tile of 2,304, begin with the sum of the row before."""
+    result = right(input, target, *args, **kwargs)
+    return result * 1.25 if input.ndim == 2 and input.shape[0] > 76 and input.shape[1] > 2304 else result
+
+
+@defect("mm", KIND)
+def last_group_of_tiles(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """The tiles of 96 are walked in groups of 8 rows: of a last group that has fewer only the first columns are
+    reached, where there are more than 12 rows and columns of tiles."""
+    result = right(input, mat2, **kwargs)
+    rows, columns = -(-result.shape[0] // 96), -(-result.shape[1] // 96)
+    if rows > 12 and columns > 12 and rows % 8:
+        result[rows // 8 * 768 :, columns * (rows % 8) // 8 * 96 :] = 0
+    return result
+
+
+@defect("rotary_position_embedding", KIND)
+def heads_of_a_group(right: Right, input: Any, sin_table: Any, cos_table: Any, *args: Any, **kwargs: Any) -> Any:
+    """Twenty heads or more of one token are turned in a tile of 32, whose heads beyond are those of the next token."""
+    result = right(input, sin_table, cos_table, *args, **kwargs)
+    if result.ndim == 4 and result.shape[1] == 1 and 20 <= result.shape[2] < 32 and len(result) > 1:
+        result[1:, :, 0] = 0
+    return result
+
+
 # --- what several properties have to come together for ------------------------------------------------------------
 
 

@@ -24,7 +24,8 @@ CI = profiles.PROFILES["ci"]
 NUMBERS = (100, 777, 5000, 66000, 0.25, 88.5)
 
 TABLE = {"block": 1 << 14}
-SEEN = {1234567: 7654321}
+SEEN = {}
+TILES = {5376: 4096, (24, 896, 4864): 256}
 
 
 def helper(x):
@@ -76,9 +77,35 @@ def test_numbers_of_native_code_are_found():
     assert not code_numbers.of(lambda: "In 1999 there were 4099 of them.")
 
 
+def test_numbers_of_a_table_are_found_whatever_its_keys_are():
+    def tiled(x):
+        return TILES.get(x.shape[-1])
+
+    assert {5376, 4096, 24, 896, 4864, 256} <= {*code_numbers.of(tiled)}
+    assert code_numbers.rows(tiled) == [(24, 896, 4864)]
+    TILES[999983] = 999979
+    try:
+        # What a call has put there later is no number of the code.
+        assert not {999983, 999979} & {*code_numbers.of(tiled)}
+    finally:
+        del TILES[999983]
+
+
+def test_rows_are_of_two_to_four_whole_numbers():
+    def function(x):
+        return x.shape in ((3, 5), (7, 1), (2.5, 4), (True, 9), (9, 8, 7, 6, 5), (16, 32, 64, 128), (3, 5))
+
+    assert code_numbers.rows(function) == [(3, 5), (16, 32, 64, 128)]
+
+
 def test_numbers_of_other_packages_caches_and_addresses_are_not_found():
     assert code_numbers.of(torch.exp) == []
-    assert not {1234567, 7654321} & {*code_numbers.of(counted)}
+    code_numbers.note_tables()
+    SEEN[1234567] = 7654321
+    try:
+        assert not {1234567, 7654321} & {*code_numbers.of(counted)}
+    finally:
+        SEEN.clear()
     keeps = SimpleNamespace(address=id(keeps_what := object()) + 2**41, what=keeps_what)
     assert all(abs(number) <= code_numbers.LARGEST for number in code_numbers.of(lambda: keeps))
 
@@ -167,10 +194,9 @@ def test_sequences_call_as_often_as_the_code_has_a_number():
 @pytest.mark.parametrize(
     "name",
     [
-        "mm_terms_past_23040",
         "bmm_tiles_of_several_matrices",
         "rms_norm_eps_past_three_eighths",
-        "bmm_batch_folded_into_rows",
+        "mm_split_of_a_table",
     ],
 )
 def test_what_is_wrong_beyond_a_number_of_the_code_is_caught(name):

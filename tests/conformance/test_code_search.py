@@ -16,6 +16,7 @@ from conformance.worker import Child
 
 CPU = torch.device("cpu")
 CALLS, LARGE = 1500, 1 << 20
+TILES = {(48, 56, 640): 2}
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +116,15 @@ def found_by(function, seed: str) -> list[Case]:
 def test_what_several_rare_properties_have_to_come_together_for_is_found():
     assert not any(map(is_wrong, starts("bmm")))
     assert any(map(is_wrong, found_by(folded, "3")))
+
+
+def test_sizes_of_a_row_of_a_table_come_together():
+    def looked_up(input, mat2, *, out=None):
+        return torch.mm(input, mat2, out=out) * TILES.get((*input.shape, mat2.shape[1]), 1)
+
+    own = Implementation("own", SimpleNamespace(mm=looked_up), {})
+    found = code_search.search(starts("mm"), own, CPU, 1500, LARGE, "3")
+    assert any((*case.args[0].shape, case.args[1].shape[1]) == (48, 56, 640) for case in found)
 
 
 def test_a_search_is_the_same_for_a_seed():
