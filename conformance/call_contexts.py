@@ -13,16 +13,18 @@ import torch
 
 PARAMETERS, NEGATED, WIDE, OWN = "parameters", "negated", "default dtype float64", "own variants"
 TRAINING, TOGETHER, ADJACENT = "training", "one storage", "one behind another"
+COLUMNS, ROWS = "columns of one tensor", "rows in turns"
 LEAVES, UPDATED = "leaves that are written", "parameters that are written"
 INFERENCE, DETERMINISTIC, THREADS = "inference mode", "deterministic algorithms", "three threads"
 STRICT = "warnings are errors"
 """In these forms operands that are only read differ: floating-point ones are ``torch.nn.Parameter``, without gradient
 mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first, with a gap
-between them or none; or the written ones require a gradient as well, with gradient mode, where torch refuses that, or
-without, as in a step of an optimizer. Or the surroundings differ: operands were made in inference mode, in which the
-call runs; the default dtype is float64; causal variants are of the implementation's own enum; torch is set to be
-deterministic, or to use three threads; a warning that a user would see is raised."""
-OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, LEAVES, UPDATED
+between them or none, or as parts of one tensor, side by side, the last one first, or in turns, row by row; or the
+written ones require a gradient as well, with gradient mode, where torch refuses that, or without, as in a step of an
+optimizer. Or the surroundings differ: operands were made in inference mode, in which the call runs; the default dtype
+is float64; causal variants are of the implementation's own enum; torch is set to be deterministic, or to use three
+threads; a warning that a user would see is raised."""
+OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, COLUMNS, ROWS, LEAVES, UPDATED
 SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT
 SEEN = UserWarning, RuntimeWarning, FutureWarning
 """The warnings about a call that Python shows by default."""
@@ -106,6 +108,8 @@ def dressed(form, operands, writes):
         return [one.detach().requires_grad_() if one.is_floating_point() else one for one in operands]
     if form in (TOGETHER, ADJACENT):
         return together(operands, writes, APART if form == TOGETHER else 0)
+    if form in (COLUMNS, ROWS):
+        return parts(operands, writes, form == COLUMNS)
     if form == INFERENCE:
         with torch.inference_mode():
             return [one if number in writes else _seen_anew(one) for number, one in enumerate(operands)]
@@ -137,6 +141,30 @@ def together(operands, writes, apart):
         memory[start : start + last - first] = _bytes_of(one)[first:last]
         place = (start - first) // one.itemsize + one.storage_offset()
         given[number] = _empty(one).set_(memory.untyped_storage(), place, one.shape, one.stride())
+    return given
+
+
+def parts(operands, writes, columns):
+    """Return the operands, of which contiguous ones that fit beside each other are parts of one tensor: of its columns,
+    the last one first, as halves are after a swap; or of its rows, which come in turns, as gate and up projections are
+    merged."""
+    given, alike = list(operands), {}
+    for number, one in enumerate(given):
+        # Of others the order of dims in memory would be another one, and that of the result.
+        if number not in writes and one.ndim > 1 and one.is_contiguous():
+            alike.setdefault((one.dtype, one.shape[:-1] if columns else one.shape), []).append(number)
+    for (dtype, _), numbers in alike.items():
+        if len(numbers) < 2:
+            continue
+        several = [given[number].detach() for number in (reversed(numbers) if columns else numbers)]
+        whole = torch.cat(several, -1) if columns else torch.stack(several, -2)
+        place, memory = 0, whole.untyped_storage()
+        for number in reversed(numbers) if columns else numbers:
+            strides = whole.stride() if columns else (*whole.stride()[:-2], whole.stride(-1))
+            given[number] = torch.empty(0, dtype=dtype, device=whole.device).set_(
+                memory, place, given[number].shape, strides
+            )
+            place += given[number].shape[-1]
     return given
 
 
@@ -186,7 +214,12 @@ def undressed(form, operands, given, value):
     for operand, one in zip(operands, given, strict=True):
         if one.is_neg() and not operand.is_neg():
             _turn(operand)
-        if one.untyped_storage()._cdata != operand.untyped_storage()._cdata and one.shape == operand.shape:
+        moved = one.untyped_storage()._cdata != operand.untyped_storage()._cdata and one.shape == operand.shape
+        if moved and form in (COLUMNS, ROWS):
+            # It lies otherwise, and its first element stands for any that was written.
+            if not torch.equal(*(x.detach().contiguous().view(torch.uint8) for x in (one, operand))):
+                _bytes_of(operand)[operand.storage_offset() * operand.itemsize] ^= 1
+        elif moved:
             # Copied back, so that a write to an operand that is only read shows.
             start = (one.storage_offset() - operand.storage_offset()) * one.itemsize
             first, last = _extent(operand, form != ADJACENT)

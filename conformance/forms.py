@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -19,10 +19,11 @@ from torch.overrides import get_testing_overrides
 
 from conformance import call_contexts, cases, runtime
 from conformance import spec as specs
+from conformance.case_changes import is_tied
 from conformance.cases import Case, NonFinite, Same, Variant, View
 from conformance.spec import Call, Expected
 from strategies.dtypes import is_floating
-from strategies.specs import TensorSpec
+from strategies.specs import CONTIGUOUS, TensorSpec
 
 BY_POSITION, BY_NAME, DEFAULTS, NUMPY = "by position", "by name", "defaults", "NumPy scalars"
 TENSORS, SIZES, ENUMS = "0-d tensors", "sizes", "enums"
@@ -47,6 +48,8 @@ FORMS += (
     call_contexts.TRAINING,
     call_contexts.TOGETHER,
     call_contexts.ADJACENT,
+    call_contexts.COLUMNS,
+    call_contexts.ROWS,
     call_contexts.INFERENCE,
     call_contexts.DETERMINISTIC,
     call_contexts.THREADS,
@@ -60,6 +63,7 @@ tensors; tuples as ``torch.Size`` or lists; strings as members of an enum of str
 for them, as members of an enum of ints, or as 0-d tensors; and those of ``conformance.call_contexts``."""
 
 _ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER, call_contexts.ADJACENT)
+_ALIKE += (call_contexts.COLUMNS, call_contexts.ROWS)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
 """The forms in which torch's result is that of the plain form."""
 MAY_BE_REFUSED = (AXES, DIM_TENSORS)
@@ -287,6 +291,15 @@ def _several(case: Case) -> bool:
     return len(cases.operands(case)) - len(specs.registry()[case.op].writes(case)) > 1
 
 
+def _side_by_side(case: Case, columns: bool) -> bool:
+    """Tell whether two operands that are only read fit beside each other, as ``call_contexts.parts`` lays them."""
+    writes = specs.registry()[case.op].writes(case)
+    read = [spec for number, spec in enumerate(cases.operands(case)) if number not in writes]
+    whole = [spec for spec in read if len(spec.shape) > 1 and spec.layout == CONTIGUOUS]
+    fit = [(spec.dtype, spec.shape[:-1] if columns else spec.shape) for spec in whole]
+    return not is_tied(case) and len({*fit}) < len(fit)
+
+
 def _written_where_recorded(case: Case) -> bool:
     """Tell whether a call in place writes an operand that may require a gradient. Of ``out=``, which may be resized,
     ``checks.forms`` makes such calls."""
@@ -320,6 +333,8 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     call_contexts.TRAINING: _differentiable,
     call_contexts.TOGETHER: _several,
     call_contexts.ADJACENT: _several,
+    call_contexts.COLUMNS: partial(_side_by_side, columns=True),
+    call_contexts.ROWS: partial(_side_by_side, columns=False),
     call_contexts.LEAVES: _written_where_recorded,
     call_contexts.UPDATED: _written_where_recorded,
     call_contexts.INFERENCE: lambda case: True,

@@ -45,16 +45,25 @@ def layouts(trial: Trial) -> Finding:
 def plain_operands(trial: Trial) -> Finding:
     """Check that the call with plain operands gives the right result: contiguous, with ordinary numbers, and in half of
     the cases with at most one of the flags and without masks and factors that may be left out; or with a factor that
-    is beyond the range of half types. Kernels have their shortest way for these, and hardly any drawn call has nothing
-    else."""
-    plain = {"with plain operands": _plain(trial.case)}
+    is beyond the range of half types; or as parts of one tensor, where they fit beside each other. Kernels have their
+    shortest way for these, and hardly any drawn call has nothing else."""
+    plain, seed = {"with plain operands": _plain(trial.case)}, cases.seed(trial.case)
     far = {f"with plain operands and {what}": case for what, case in _with_far_numbers(_plain(trial.case)).items()}
-    return first(trial, "plain_operands", far if far and cases.seed(trial.case) // 13 % 2 else plain)
+    chosen = far if far and seed // 13 % 2 else plain
+    return first(trial, "plain_operands", chosen | _beside(_plain(trial.case), seed))
 
 
 def has_no_plain_operands(trial: Trial) -> bool:
     """Tell whether an operand that is only read could be plainer, or an argument be left out."""
     return not entangled(trial.case) and _plain(trial.case) != trial.case
+
+
+def _beside(case: Case, seed: int) -> Variants:
+    """Return the call with operands that are parts of one tensor, if they fit beside each other."""
+    form = (call_contexts.COLUMNS, call_contexts.ROWS)[seed // 19 % 2]
+    if case.form or form not in forms.possible(case):
+        return {}
+    return {f"with plain operands, as {form}": replace(case, form=form)}
 
 
 _PLAIN = ("normal", "shifted", "normal_large")

@@ -120,6 +120,33 @@ def assumes_apart(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
     return result
 
 
+@defect("sub mul gt", "alias", "plain_operands")
+def halves_in_the_usual_order(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
+    """Halves of the columns of one tensor are read in their order in memory, whichever is the first operand."""
+    if _are_beside(input, other) and input.storage_offset() - other.storage_offset() == other.shape[-1]:
+        input, other = other, input
+    return right(input, other, **kwargs)
+
+
+@defect("fused_gated_mlp", "alias", "plain_operands")
+def rows_in_turns_the_other_way(
+    right: Right, x: Any, gate_weight: Any, up_weight: Any, activation: Any = "silu"
+) -> Any:
+    """Weights that are merged row by row are taken to begin with the up projection."""
+    both = gate_weight, up_weight
+    if _are_beside(*both) and up_weight.storage_offset() - gate_weight.storage_offset() == up_weight.shape[-1]:
+        both = up_weight, gate_weight
+    return right(x, *both, activation)
+
+
+def _are_beside(first: Any, second: Any) -> bool:
+    """Tell whether these are alike, with rows twice as far apart as they are long, in one storage."""
+    both = all(isinstance(x, torch.Tensor) and x.ndim > 1 and x.numel() for x in (first, second))
+    if not both or first.shape != second.shape or first.stride() != second.stride():
+        return False
+    return first.stride(-2) == 2 * first.shape[-1] and first.untyped_storage()._cdata == second.untyped_storage()._cdata
+
+
 def _one_buffer() -> Right:
     buffers: dict[tuple[Any, ...], torch.Tensor] = {}
 

@@ -49,6 +49,8 @@ EXAMPLES = {
     ),
     call_contexts.TOGETHER: Case(op="mm", args=(X, TensorSpec((4, 5), "float32", layout=Layout(order=(1, 0)), seed=1))),
     call_contexts.ADJACENT: Case(op="mm", args=(X, TensorSpec((4, 5), "float32", layout=Layout(offset=3), seed=1))),
+    call_contexts.COLUMNS: Case(op="sub", args=(X, replace(X, seed=2))),
+    call_contexts.ROWS: Case(op="mul", args=(X, replace(X, seed=2))),
     call_contexts.LEAVES: Case(op="relu", args=(X,), kwargs={"inplace": True}),
     call_contexts.UPDATED: Case(op="silu", args=(X,), kwargs={"inplace": True}),
     call_contexts.INFERENCE: Case(op="add", args=(X, X)),
@@ -188,6 +190,29 @@ def test_operands_in_one_storage_the_last_one_first():
     assert second.data_ptr() < first.data_ptr()
     assert kwargs["out"].untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
     assert torch.equal(first, cases.materialize(replace(case, form=""))[0][0])
+
+
+@pytest.mark.parametrize("form", [call_contexts.COLUMNS, call_contexts.ROWS])
+def test_operands_are_parts_of_one_tensor(form):
+    case = Case(op="sub", args=(X, replace(X, seed=2)), form=form)
+    (first, second), *_ = seen(case)
+    columns = X.shape[-1]
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    assert first.stride() == second.stride() == (2 * columns, 1)
+    ahead = first.storage_offset() - second.storage_offset()
+    assert ahead == (columns if form == call_contexts.COLUMNS else -columns)
+    plain = cases.materialize(replace(case, form=""))[0]
+    assert all(map(torch.equal, (first, second), plain))
+
+
+@pytest.mark.parametrize("form", [call_contexts.COLUMNS, call_contexts.ROWS])
+def test_what_is_written_to_parts_of_one_tensor_shows(form):
+    def function(first, second):
+        return second.data[1].zero_()
+
+    prepared = runner.prepare(Case(op="sub", args=(X, replace(X, seed=2)), form=form), CPU)
+    after = prepared.guarded(Local(function)).operands
+    assert [torch.equal(*pair) for pair in zip(after, prepared.inputs, strict=True)] == [True, False]
 
 
 def test_what_is_written_to_operands_in_one_storage_shows():
