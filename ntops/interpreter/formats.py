@@ -116,7 +116,9 @@ def fma(x, y, z):
     y_low = y - y_high
     product_error = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
     total, error = _two_sum(product, z)
-    exact = total + (error + product_error)
+    correction = error + product_error
+    # -0 + 0 is 0.
+    exact = np.where(correction == 0, total, total + correction)
     # Splitting overflows near the limits; there the plain sum is used.
     return np.where(np.isfinite(product_error) & np.isfinite(exact), exact, product + z)
 
