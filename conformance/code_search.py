@@ -28,8 +28,8 @@ from strategies.specs import Layout, Special, TensorSpec
 LIMITS = (1 << 14, 1 << 14, 1 << 16, 1 << 16, 1 << 18, 1 << 20, 9 << 20)
 """The most elements that a changed call may have; one is chosen for each."""
 BEYOND = 8
-"""Where the code has numbers near the most elements of a large call, one changed call in eight may have so many and an
-eighth more: 2^24 and one is where float32 stops to count."""
+"""Lets one changed call in eight have an eighth more elements than a large one, where the code has numbers near that:
+2^24 and one is where float32 stops to count."""
 STEPS = ((1, 1), (1, 0), (2, 1))
 """So many times a number, and so much more, are tried for each size of a call that came to a new place."""
 STEPPED = 8
@@ -145,7 +145,8 @@ class _Changes:
             self.random.shuffle(self.left[key])
         if not self.left[key]:
             return None
-        return self._allowed(case, code_draws.resized(case, *self.left[key].pop()), self.limits[-1])
+        was, wanted = self.left[key].pop()
+        return self._allowed(case, _with_all(case, (was,), (wanted,)), self.limits[-1])
 
     def changed(self, case: Case) -> Case | None:
         """Return a case that is changed once or several times; None where torch does not take it."""
@@ -268,13 +269,18 @@ class _Changes:
 
 
 def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:
-    """Return the case with each of its sizes replaced by the wanted one."""
-    # By sizes that no operand has first: one that is wanted may be that of another dim.
-    for number, was in enumerate(sizes):
-        case = code_draws.resized(case, was, PLACE + number)
-    for number, size in enumerate(wanted):
-        case = code_draws.resized(case, PLACE + number, size)
-    return case
+    """Return the case with each of these sizes replaced by the wanted one; the case itself where an operand's layout
+    has no such size."""
+    other = case
+    try:
+        # By sizes that no operand has first: one that is wanted may be that of another dim.
+        for number, was in enumerate(sizes):
+            other = code_draws.resized(other, was, PLACE + number)
+        for number, size in enumerate(wanted):
+            other = code_draws.resized(other, PLACE + number, size)
+    except ValueError:
+        return case
+    return other
 
 
 def _sizes(case: Case) -> list[int]:

@@ -1,4 +1,4 @@
-"""How many cases of which kinds a run draws of an op and dtype, and in which rounds."""
+"""Decide how many cases of which kinds a run draws of an op and dtype, and in which rounds."""
 
 from __future__ import annotations
 
