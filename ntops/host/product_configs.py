@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from ntops.host import mm_hopper
+from ntops.host import few_rows, mm_fma, mm_hopper
 from ntops.launch import config_selection
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2
@@ -13,11 +13,16 @@ POINTERS = 1
 """The form of NineToothed's kernel, which runs everywhere."""
 HOPPER = 2
 """The form of ``ntops.kernels.mm_hopper``, for operands that descriptors fit: half types and TF32, on Hopper."""
+FMA = 3
+"""The form of ``ntops.kernels.mm_fma``: float32 in IEEE arithmetic, on Hopper."""
+FEW_ROWS = 4
+"""The form of ``ntops.kernels.few_rows``, which runs everywhere."""
 
-_LARGE, _LARGE_OF_BATCH = 2**22, 2**20
+_LARGE, _LARGE_OF_BATCH, _LARGE_UNALIGNED = 2**22, 2**21, 2**20
 """The values of M * N * K from which the form is ``HOPPER``. Smaller products take the host longer than the device, and
 this form, which makes three descriptors, takes the host the longest. A batch has many small products: 384 of 197 x 64 x
-197 take 44 us so, and 62 us in the other form."""
+197 take 44 us so, and 62 us in the other form; 16 of 197 x 72 x 77 take 10.6 us so, and 7.7 us in the other. If rows
+are no multiple of 32 bytes, the other form loads 2 bytes at a time: 3 x 1000 x 1000 takes 22 us in it (cuBLAS 7)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Options:
     splits: int = 1
     """The number of parts of K, each of which is a product of its own; the partial products are then added up."""
     form: int = POINTERS
-    """``POINTERS`` or ``HOPPER``."""
+    """``POINTERS``, ``HOPPER``, ``FMA`` or ``FEW_ROWS``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +59,7 @@ class Problem(config_selection.Problem):
     batched: bool = False
     """Tells whether there is a batch of products, which fills the device without splits."""
     described: bool = False
-    """Tells whether the form may be ``HOPPER``."""
+    """Tells whether the form may be ``HOPPER``, or ``FMA`` of IEEE products."""
 
     def rule(self, device):
         limits = device.shared_memory, 0 if self.batched else device.multiprocessors
@@ -63,7 +68,9 @@ class Problem(config_selection.Problem):
     def space(self, device):
         found = []
 
-        if self.described:
+        if self.described and self.ieee:
+            found += [Options(*one, form=FMA) for one in mm_fma.known()]
+        elif self.described:
             found += [Options(*one, form=HOPPER) for one in mm_hopper.known(self.dtype)]
 
         for block_m, block_n, *others in _space(self):
@@ -77,8 +84,8 @@ class Problem(config_selection.Problem):
         return found
 
     def allows(self, options):
-        if options.form == HOPPER:
-            return self.described and (options.splits == 1 or self._splits(options))
+        if options.form in (HOPPER, FMA) and not self.described:
+            return False
 
         return options.splits == 1 or self._splits(options)
 
@@ -90,14 +97,15 @@ class Problem(config_selection.Problem):
 
 
 def _has_parts(options, m, n, k):
-    return options.splits == 1 or k % (16 * options.splits) == 0
+    """Tell whether a kernel can take these parts of K. Two take parts of any sizes."""
+    return options.splits == 1 or options.form in (FMA, FEW_ROWS) or k % (16 * options.splits) == 0
 
 
-_POINTS = ((16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
+_POINTS = ((1, 64), (2, 64), (4, 64), (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
 _POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048))
 
 
-@heuristic(("m", "n", "k"), _POINTS + mm_hopper.POINTS, _has_parts)
+@heuristic(("m", "n", "k"), _POINTS + mm_hopper.POINTS + mm_fma.POINTS, _has_parts)
 def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
     """Choose the options of a product.
 
@@ -108,9 +116,19 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     :param ieee: Whether float32 products are IEEE, not TF32.
     :param shared_memory: Bytes of shared memory that a program can have on the device.
     :param multiprocessors: The number of multiprocessors to fill by splits; 0 for a batch, which fills them itself.
-    :param described: Whether the form may be ``HOPPER``.
+    :param described: Whether the form may be ``HOPPER``, or ``FMA`` of IEEE products.
     """
-    if described and m * n * k >= (_LARGE if multiprocessors else _LARGE_OF_BATCH):
+    if few_rows.takes(m, n, k, dtype, ieee):
+        tile = few_rows.rows(m, n, dtype), few_rows.COLUMNS, few_rows.TERMS
+        splits = few_rows.splits(m, n, k, dtype, multiprocessors) if multiprocessors else 1
+        return Options(*tile, 4, 4, splits, FEW_ROWS)
+
+    if described and ieee:
+        return Options(*mm_fma.fastest(m, n, k, multiprocessors), form=FMA)
+
+    large = _LARGE_OF_BATCH if not multiprocessors else _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
+
+    if described and m * n * k >= large:
         return Options(*mm_hopper.fastest(m, n, k, dtype, multiprocessors), form=HOPPER)
 
     few = dtype is torch.float32 and not ieee and m <= 16
@@ -135,7 +153,7 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
         # parts. If its rows are not aligned, 8 x 4096 x 50257 takes 217 us on an H200 (torch 319), and 5 x 1280 x 51866
         # takes 92 us (72).
         block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
-    elif m <= 64 or n <= 64:
+    elif m <= 64 or n <= 64 or (not multiprocessors and min(m, n) < 128):
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:
         # If each tile has a multiprocessor of its own, 5 stages are best: 128 x 4096 x 4096 takes 24.6 us on an H200,
@@ -231,6 +249,10 @@ def _space(problem):
 
 def resources(options, dtype):
     """Estimate the resources of the options. The constants were read off kernels that Triton 3.7 compiled for sm_90."""
+    if options.form == FMA:
+        used = mm_fma.shared_memory(options), mm_fma.registers(options)
+        return config_selection.Resources(*used, 32 * options.num_warps)
+
     threads = 32 * options.num_warps
     tiles = (options.block_m + options.block_n) * options.block_k * dtype.itemsize
     sums = options.block_m * options.block_n * max(dtype.itemsize, 4) // 4 // threads

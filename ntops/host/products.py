@@ -5,11 +5,11 @@ import functools
 
 import torch
 
-from ntops.host import matrix_copy, mm_hopper, output
+from ntops.host import few_rows, matrix_copy, mm_fma, mm_hopper, output
 from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.dim_order import collapse, contiguous_strides, specialize
 from ntops.host.elementwise import elementwise
-from ntops.host.product_configs import HOPPER, Problem
+from ntops.host.product_configs import FEW_ROWS, FMA, HOPPER, POINTERS, Problem
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, result_dtype, scalar_type
 from ntops.kernels import mm, mul, split_k
 from ntops.launch import boundary, config_selection, configuration, recorder
@@ -174,7 +174,8 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
     index = result.device.index or 0
     batch, _ = _collapsed_batch(result, input, mat2)
     fits = mm_hopper.takes_sizes(result, input, ieee, len(batch), index)
-    described = settled("described", fits and mm_hopper.takes_layout(result, mat2, len(batch)))
+    described = fits and mm_hopper.takes_layout(result, mat2, len(batch))
+    described = settled("described", described or mm_fma.takes(result, input, ieee, len(batch), index))
 
     if chosen is None:
         # Broadcast batches run the kernel of bmm, or of mm.
@@ -189,22 +190,11 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         chosen = config_selection.choose(name, problem, index, run, result)
         chosen = chosen if like is None else dataclasses.replace(chosen, splits=like.splits)
 
-    if added is not None and result.dtype.itemsize > input.dtype.itemsize and chosen.form != HOPPER:
+    if added is not None and result.dtype.itemsize > input.dtype.itemsize and chosen.form == POINTERS:
         # A float32 addend takes as many registers as the sums do.
         chosen = dataclasses.replace(chosen, block_m=min(chosen.block_m, 128), block_n=min(chosen.block_n, 128))
 
-    if input.dtype is torch.float32 and ieee and min(result.shape[-2:]) >= mm_hopper.COPIED and mat2.stride(-1) != 1:
-        # The CUDA cores read rows: 512 x 4096 x 4096 takes 1286 us on an H200 with contiguous columns, and 446 us with
-        # contiguous rows.
-        mat2 = _k_major(mat2)
-
-    if input.dtype is torch.float32 and not ieee and config_selection.device(index).hopper:
-        if chosen.form == HOPPER or min(result.shape[-2:]) >= mm_hopper.COPIED:
-            input = _k_major(input)
-
-        if chosen.form != HOPPER and min(result.shape[-2:]) >= mm_hopper.COPIED:
-            mat2 = _k_major(mat2.mT).mT
-
+    input, mat2 = _laid_out(chosen.form, ieee, index, result, input, mat2)
     batch, strides = _collapsed_batch(result, input, mat2)
     views = {
         name: tensor.as_strided((*batch, *tensor.shape[-2:]), (*own, *tensor.stride()[-2:]))
@@ -221,26 +211,23 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
 
     partial = None
 
-    if chosen.splits > 1:
-        partial = recorder.empty(
-            (chosen.splits, *result.shape[-2:]),
-            contiguous_strides((chosen.splits, *result.shape[-2:])),
-            accumulate_dtype(result.dtype),
-            result.device,
-        )
-        premake, arguments, views = mm.premake, {"batch": 1}, _parts(partial, views)
+    # The kernel of few rows does nothing else: what addmm does to a product is done where parts are added up.
+    if chosen.splits > 1 or (chosen.form == FEW_ROWS and numbers):
+        shape = (chosen.splits, *result.shape[-2:])
+        partial = recorder.empty(shape, contiguous_strides(shape), accumulate_dtype(result.dtype), result.device)
 
-    if chosen.form == HOPPER:
+    if chosen.form != POINTERS:
         with on_device(result.device):
-            if partial is None:
-                mm_hopper.launch(chosen, index, *views.values(), added, numbers)
-            else:
-                mm_hopper.launch(chosen, index, *views.values())
+            _launch_form(chosen, index, views, partial, added, numbers)
+
+            if partial is not None:
                 _add_up(result, partial, added, numbers)
 
         return
 
-    if added is not None and partial is None:
+    if partial is not None:
+        premake, arguments, views = mm.premake, {"batch": 1}, _parts(partial, views)
+    elif added is not None:
         views["added"] = added
 
     blocks = ("block_size_m", chosen.block_m), ("block_size_n", chosen.block_n), ("block_size_k", chosen.block_k)
@@ -253,6 +240,42 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         else:
             kernel(*views.values(), *constants)
             _add_up(result, partial, added, numbers)
+
+
+def _launch_form(chosen, index, views, partial, added, numbers):
+    """Launch another form than ``POINTERS``. With ``partial``, it computes the parts of the product alone."""
+    after = () if partial is not None else (added, numbers)
+
+    if chosen.form == HOPPER:
+        views = views if partial is None else _parts(partial, views)
+        mm_hopper.launch(chosen, index, *views.values(), *after)
+        return
+
+    output = views["output"] if partial is None else partial
+
+    if chosen.form == FMA:
+        mm_fma.launch(chosen, output, views["input"], views["mat2"], *after)
+    else:
+        few_rows.launch(chosen, output, views["input"], views["mat2"])
+
+
+def _laid_out(form, ieee, index, result, input, mat2):
+    """Return the factors, copied where this form reads them much faster in other layouts."""
+    if form in (FMA, FEW_ROWS) or input.dtype is not torch.float32:
+        return input, mat2
+
+    is_large = min(result.shape[-2:]) >= mm_hopper.COPIED
+
+    if ieee:
+        # The CUDA cores read rows: 512 x 4096 x 4096 takes 1286 us on an H200 with contiguous columns, and 446 us with
+        # contiguous rows.
+        return input, _k_major(mat2) if is_large and mat2.stride(-1) != 1 else mat2
+
+    if config_selection.device(index).hopper:
+        input = _k_major(input) if form == HOPPER or is_large else input
+        mat2 = _k_major(mat2.mT).mT if form != HOPPER and is_large else mat2
+
+    return input, mat2
 
 
 def _k_major(matrices):

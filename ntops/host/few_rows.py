@@ -1,0 +1,75 @@
+"""Products of a few rows, or columns: tell which calls the kernel takes that reads the other factor once, and launch
+it."""
+
+import itertools
+
+import torch
+
+from ntops.kernels import few_rows as kernels
+from ntops.launch import recorder
+from ntops.launch.settings import get_default_num_stages, get_default_num_warps
+
+MOST = 16
+"""The most rows. 16 x 4096 x 4096 in float32 takes 58 us on an H200 (cuBLAS 58), and 8 x 4096 x 14336 takes 69
+(159)."""
+COLUMNS, TERMS = 16, 128
+"""A tile of the other factor."""
+_TOGETHER = 8
+"""The most rows whose sums the registers hold."""
+_PROGRAMS = 2
+"""The programs for each multiprocessor that keep enough loads in flight."""
+
+
+def takes(m, n, k, dtype, ieee):
+    """Tell whether the kernel computes products of these sizes: those that tensor cores do not compute, or whose rows
+    do not begin at multiples of 16 bytes."""
+    of_cores = dtype is torch.float64 or (dtype is torch.float32 and ieee)
+    unit = 16 // dtype.itemsize
+    return min(m, n) <= MOST and (of_cores or k % unit > 0 or n % unit > 0)
+
+
+def rows(m, n, dtype):
+    """Return how many rows a program computes: a power of two."""
+    most = _TOGETHER if dtype.itemsize <= 4 else _TOGETHER // 2
+    return min(1 << (min(m, n) - 1).bit_length(), most)
+
+
+def splits(m, n, k, dtype, multiprocessors):
+    """Return the number of parts of K: enough for programs on all multiprocessors, each of some steps."""
+    programs = -(-max(m, n) // COLUMNS) * -(-min(m, n) // rows(m, n, dtype))
+    return max(min(_PROGRAMS * multiprocessors // programs, k // (4 * TERMS), 8), 1)
+
+
+def launch(chosen, output, input, mat2):
+    """Launch ``kernels.multiply`` for matrices or a batch of any dims; with splits, ``output`` is (splits, M, N)."""
+    if chosen.splits == 1 and output.ndim > 3:
+        for place in itertools.product(*map(range, output.shape[:-3])):
+            launch(chosen, output[place], input[place], mat2[place])
+
+        return
+
+    if output.shape[-1] < output.shape[-2]:
+        output, input, mat2 = output.mT, mat2.mT, input.mT
+
+    m, n, k = *output.shape[-2:], input.shape[-1]
+    batch = output.shape[0] if output.ndim == 3 else 1
+    strides = [(*(one.stride()[:-2] if one.ndim == 3 else (0,)), *one.stride()[-2:]) for one in (output, input, mat2)]
+    tiles_m = -(-m // chosen.block_m)
+    tiles = tiles_m * -(-n // chosen.block_n)
+    steps = -(-k // chosen.block_k)
+
+    recorder.launch(
+        kernels.multiply,
+        (tiles * batch,),
+        {"num_warps": get_default_num_warps() or chosen.num_warps},
+        output,
+        input,
+        mat2,
+        *(m, n, k),
+        *(tiles, tiles_m),
+        -(-steps // chosen.splits) * chosen.block_k,
+        *itertools.chain(*strides),
+        chosen.splits > 1,
+        *(chosen.block_m, chosen.block_n, chosen.block_k),
+        get_default_num_stages() or chosen.num_stages,
+    )

@@ -1,0 +1,149 @@
+"""Products on the CUDA cores: few rows, and tiles of float32 in IEEE arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+from hopper import hopper
+
+import ntops.torch
+from ntops.host import few_rows, mm_fma, product_configs
+from ntops.launch import config_selection
+
+pytestmark = pytest.mark.usefixtures("on_device")
+
+SIZES = [(1, 70, 500), (3, 33, 1), (5, 40, 129), (100, 2, 300), (16, 16, 700), (9, 50, 64), (8, 3, 3000), (4, 7, 0)]
+DTYPES = [torch.float32, torch.float64]
+
+
+def whole(*shape, dtype=torch.float32):
+    """Small integers: every order of adding them up is exact."""
+    return torch.randint(-4, 5, shape).to(dtype)
+
+
+def laid_out(matrix):
+    """The matrix with either dim innermost, and with rows that begin nowhere in particular."""
+    wide = torch.empty(*matrix.shape[:-1], matrix.shape[-1] + 3, dtype=matrix.dtype)[..., 1:-2]
+    return matrix, matrix.mT.contiguous().mT, wide.copy_(matrix)
+
+
+def form(m, n, k, dtype, ieee=True, described=False, batched=False):
+    return product_configs.Problem(m, n, k, dtype, ieee, batched, described).rule(config_selection.Device(232448, 132))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_few_rows_of_all_layouts(sizes, dtype):
+    m, n, k = sizes
+    assert form(m, n, k, dtype).form == product_configs.FEW_ROWS
+    a, b, added = whole(m, k, dtype=dtype), whole(k, n, dtype=dtype), whole(n, dtype=dtype)
+    expected = a @ b
+    for left, right in itertools.product(laid_out(a), laid_out(b)):
+        assert torch.equal(ntops.torch.mm(left, right), expected)
+        out = torch.full((n, m), 7, dtype=dtype).mT
+        assert ntops.torch.addmm(added, left, right, beta=2, alpha=3, out=out) is out
+        assert torch.equal(out, 3 * expected + 2 * added)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_layout_changes_no_bit_of_few_rows(dtype):
+    a, b = torch.randn(6, 700, dtype=dtype), torch.randn(700, 40, dtype=dtype)
+    results = [ntops.torch.mm(left, right) for left, right in itertools.product(laid_out(a), laid_out(b))]
+    assert all(torch.equal(results[0], one) for one in results)
+
+
+def test_few_rows_of_half_types_that_begin_anywhere():
+    for dtype in (torch.float16, torch.bfloat16):
+        a, b = whole(3, 40, dtype=dtype), whole(40, 27, dtype=dtype)
+        assert form(3, 27, 40, dtype, False).form == product_configs.FEW_ROWS
+        assert torch.equal(ntops.torch.mm(a, b), a @ b)
+    assert form(3, 32, 40, torch.float16, False).form == product_configs.POINTERS
+    assert form(3, 32, 40, torch.float32, False).form == product_configs.POINTERS, "TF32"
+    assert form(17, 100, 40, torch.float64).form == product_configs.POINTERS
+
+
+def test_few_rows_of_batches():
+    a, b = whole(2, 3, 4, 50), whole(3, 50, 9)
+    for left, right in itertools.product(laid_out(a), laid_out(b)):
+        assert torch.equal(ntops.torch.matmul(left, right), a @ b)
+    assert torch.equal(ntops.torch.bmm(a[0], b), a[0] @ b)
+    assert torch.equal(ntops.torch.matmul(a.mT[:, :1], a), a.mT[:, :1] @ a)
+    assert torch.equal(ntops.torch.matmul(a, b[0, :, 0]), a @ b[0, :, 0])
+    assert torch.equal(ntops.torch.matmul(b[0, :, 0], b), b[0, :, 0] @ b)
+
+
+def test_parts_of_few_rows_need_not_be_alike():
+    options = product_configs.Options(2, few_rows.COLUMNS, few_rows.TERMS, 4, 4, form=product_configs.FEW_ROWS)
+    a, b = whole(3, 900), whole(900, 20)
+    for splits in (1, 2, 3, 5, 8):
+        with config_selection.forced("mm", dataclasses.replace(options, splits=splits)):
+            assert torch.equal(ntops.torch.mm(a, b), a @ b)
+
+
+def test_parts_are_as_many_as_programs_need():
+    assert form(1, 1152, 4304, torch.float32).splits == 3
+    assert form(1, 32768, 4096, torch.float32).splits == 1, "enough programs"
+    assert form(1, 64, 400, torch.float32).splits == 1, "too few terms"
+    assert form(1, 64, 4096, torch.float32, batched=True).splits == 1
+
+
+def test_tiles_by_sizes():
+    def tile(*sizes):
+        return mm_fma.fastest(*sizes, 132)
+
+    assert tile(4096, 4096, 4096) == (128, 128, 32, 8, 2, 1)
+    assert tile(64, 11008, 4096)[:2] == (64, 128)
+    assert tile(32, 8192, 3072)[:2] == (32, 256)
+    assert tile(500, 1000, 2000)[-1] > 1, "too few tiles"
+    assert mm_fma.fastest(500, 1000, 2000, 0)[-1] == 1, "a batch"
+    assert {mm_fma.fastest(*point, 132)[:5] for point in mm_fma.POINTS} == set(mm_fma.known())
+    for one in mm_fma.known():
+        options = product_configs.Options(*one, form=product_configs.FMA)
+        resources = product_configs.resources(options, torch.float32)
+        assert resources.fit(config_selection.Device(232448, 132))
+        warps_m = mm_fma._TILES[one][0]
+        assert options.block_m % (16 * warps_m) == 0
+        assert options.block_n % (32 * options.num_warps // warps_m) == 0
+
+
+@hopper
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("tile", mm_fma.known(), ids=str)
+def test_tiles_of_all_layouts(tile, splits):
+    options = product_configs.Options(*tile, splits, product_configs.FMA)
+    for m, n, k in ((17, 33, 5), (130, 200, 700), (200, 130, 33), (256, 256, 256)):
+        a, b, added = whole(m, k), whole(k, n), whole(m, n)
+        expected = a @ b
+        with config_selection.forced("mm", options), config_selection.forced("addmm", options):
+            for left, right in itertools.product(laid_out(a), laid_out(b)):
+                assert torch.equal(ntops.torch.mm(left, right), expected)
+                assert torch.equal(ntops.torch.mm(left, right, out=torch.ones(n, m).mT), expected)
+                assert torch.equal(ntops.torch.addmm(added, left, right, beta=2, alpha=3), 3 * expected + 2 * added)
+                assert torch.equal(ntops.torch.addmm(added[0], left, right), expected + added[0])
+
+
+@hopper
+@pytest.mark.parametrize("tile", mm_fma.known(), ids=str)
+def test_tiles_of_batches(tile):
+    options = product_configs.Options(*tile, form=product_configs.FMA)
+    a, b = whole(3, 50, 70), whole(3, 70, 60)
+    with config_selection.forced("bmm", options):
+        for left, right in itertools.product(laid_out(a), laid_out(b)):
+            assert torch.equal(ntops.torch.bmm(left, right), a @ b)
+        assert torch.equal(ntops.torch.bmm(a, b[:1].expand(3, -1, -1)), a @ b[:1])
+        assert torch.equal(ntops.torch.bmm(a[:1].expand(3, -1, -1), b), a[:1] @ b)
+
+
+@hopper
+def test_tiles_round_as_ieee_arithmetic():
+    a, b = torch.randn(300, 1000), torch.randn(1000, 200)
+    expected = a.double() @ b.double()
+    bound = 4 * 2**-24 * 1000**0.5 * (a.abs().double() @ b.abs().double())
+    assert ((ntops.torch.mm(a, b) - expected).abs() <= bound).all()
+    assert form(300, 200, 1000, torch.float32, described=True).form == product_configs.FMA
+    special = a.clone()
+    special[0, 0], special[1, 0] = float("nan"), float("inf")
+    assert torch.equal(ntops.torch.mm(special, b).isfinite(), (special @ b).isfinite())
