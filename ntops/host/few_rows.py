@@ -12,8 +12,13 @@ from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 MOST = 16
 """The most rows. 16 x 4096 x 4096 in float32 takes 58 us on an H200 (cuBLAS 58), and 8 x 4096 x 14336 takes 69
 (159)."""
-COLUMNS, TERMS = 16, 128
-"""A tile of the other factor."""
+_NARROW, _WIDE = (16, 128, 4), (128, 32, 8)
+"""Tiles of the other factor, and warps. Of many columns and up to 4 rows the second one is faster if columns are
+innermost: 3 x 49408 x 1280 takes 76 us on an H200 (285 with the first, cuBLAS 80). If K is, they take as long."""
+_MANY = 2**14
+STAGES = 4
+"""The number of tiles that shared memory holds, if that pays: 8 x 22016 x 4096 takes 114 us with K innermost, and more
+than 133 with one; but 450 us with columns innermost, and 224 with one."""
 _TOGETHER = 8
 """The most rows whose sums the registers hold."""
 _PROGRAMS = 2
@@ -28,16 +33,19 @@ def takes(m, n, k, dtype, ieee):
     return min(m, n) <= MOST and (of_cores or k % unit > 0 or n % unit > 0)
 
 
-def rows(m, n, dtype):
-    """Return how many rows a program computes: a power of two."""
+def tile(m, n, dtype):
+    """Return how many rows, columns and terms a program computes at a time, and its warps."""
     most = _TOGETHER if dtype.itemsize <= 4 else _TOGETHER // 2
-    return min(1 << (min(m, n) - 1).bit_length(), most)
+    rows = min(max(1 << (min(m, n) - 1).bit_length(), 2), most)
+
+    return rows, *(_WIDE if max(m, n) >= _MANY and rows <= 4 else _NARROW)
 
 
-def splits(m, n, k, dtype, multiprocessors):
+def splits(m, n, k, tile, multiprocessors):
     """Return the number of parts of K: enough for programs on all multiprocessors, each of some steps."""
-    programs = -(-max(m, n) // COLUMNS) * -(-min(m, n) // rows(m, n, dtype))
-    return max(min(_PROGRAMS * multiprocessors // programs, k // (4 * TERMS), 8), 1)
+    rows, columns, terms, _ = tile
+    programs = -(-max(m, n) // columns) * -(-min(m, n) // rows)
+    return max(min(_PROGRAMS * multiprocessors // programs, k // (4 * terms), 8), 1)
 
 
 def launch(chosen, output, input, mat2):
@@ -57,6 +65,7 @@ def launch(chosen, output, input, mat2):
     tiles_m = -(-m // chosen.block_m)
     tiles = tiles_m * -(-n // chosen.block_n)
     steps = -(-k // chosen.block_k)
+    is_staged = mat2.stride(-2) == 1 or chosen.block_n == _WIDE[0]
 
     recorder.launch(
         kernels.multiply,
@@ -71,5 +80,5 @@ def launch(chosen, output, input, mat2):
         *itertools.chain(*strides),
         chosen.splits > 1,
         *(chosen.block_m, chosen.block_n, chosen.block_k),
-        get_default_num_stages() or chosen.num_stages,
+        get_default_num_stages() or (chosen.num_stages if is_staged else 1),
     )

@@ -19,6 +19,8 @@ _TILES = {
 }
 """For the tiles of the result and of K, warps and stages: the warps below each other, the most registers of a thread,
 and the speed of many programs relative to the first."""
+_FEW = 128
+"""Up to as many rows, a copy of the other factor costs more than it saves."""
 _SPLITS = (1, 2, 3, 4, 6, 8)
 _MULTIPLIED = 190
 """Pairs of elements that a multiprocessor multiplies in a nanosecond."""
@@ -49,30 +51,23 @@ def known():
 
 
 @functools.lru_cache(4096)
-def fastest(m, n, k, multiprocessors):
+def fastest(m, n, k, multiprocessors, batch=0):
     """Return the tile, warps, stages and parts of K that take the least time.
 
-    :param multiprocessors: The device's number; 0 for a batch, which has programs enough without splits.
+    :param batch: The number of products of a batch, whose K is not split; 0 for a single product.
     """
 
     def nanoseconds(tile, splits):
         block_m, block_n = tile[:2]
-        programs = -(-m // block_m) * -(-n // block_n) * splits
-        each = block_m * block_n * k / splits / _MULTIPLIED / _TILES[tile][2]
-
-        if not multiprocessors:
-            return programs * each
-
+        programs = max(batch, 1) * -(-m // block_m) * -(-n // block_n) * splits
         turns = -(-programs // multiprocessors)
+        each = block_m * block_n * k / splits / _MULTIPLIED / _TILES[tile][2]
         taken = each * (_ALONE if turns == 1 else turns)
+
         return taken if splits == 1 else taken + _LAUNCHED + (splits + 0.5) * m * n * 4 / _ADDED
 
-    found = [(nanoseconds(tile, 1), tile, 1) for tile in _TILES]
-
-    if multiprocessors:
-        found += [(nanoseconds(tile, one), tile, one) for tile in _TILES for one in _SPLITS if k // one >= 256]
-
-    _, tile, splits = min(found)
+    possible = (1,) if batch else [one for one in _SPLITS if k // one >= 256 or one == 1]
+    _, tile, splits = min((nanoseconds(tile, one), tile, one) for tile in _TILES for one in possible)
     return *tile, splits
 
 
@@ -94,8 +89,10 @@ def launch(chosen, output, input, mat2, added=None, numbers=()):
 
     m, n, k = *output.shape[-2:], input.shape[-1]
     warps_m, limit, _ = _TILES[chosen.block_m, chosen.block_n, chosen.block_k, chosen.num_warps, chosen.num_stages]
-    a, unit_a = _columns(input if input.ndim == 3 else input[None])
-    b, unit_b = _columns(mat2.mT if mat2.ndim == 3 else mat2.mT[None])
+    a, unit_a = _laid_out(input if input.ndim == 3 else input[None], n)
+    b, unit_b = _laid_out(mat2.mT if mat2.ndim == 3 else mat2.mT[None], m)
+    is_turned = tuple(one.stride(2) != 1 for one in (a, b))
+    factors = tuple(zip((a, b), is_turned, (unit_a, unit_b), strict=True))
     batch = output.shape[0] if output.ndim == 3 and chosen.splits == 1 else 1
     tiles_m, tiles_n = -(-m // chosen.block_m), -(-n // chosen.block_n)
     steps = -(-k // chosen.block_k)
@@ -115,13 +112,14 @@ def launch(chosen, output, input, mat2, added=None, numbers=()):
         *(tiles_m, tiles_n),
         -(-steps // chosen.splits) * chosen.block_k,
         *(-(-m // unit_a), -(-n // unit_b)),
-        *(a.stride(1) // unit_a, b.stride(1) // unit_b),
+        *(one.stride(2 if turned else 1) // unit for one, turned, unit in factors),
         output.stride(0) if output.ndim == 3 else 0,
-        *(one.stride(0) if one.shape[0] > 1 else 0 for one in (a, b)),
+        *(one.stride(0) // unit if one.shape[0] > 1 else 0 for one, _, unit in factors),
         *output.stride()[-2:],
         *added.stride()[-2:],
         *(alpha, beta),
         *(unit_a, unit_b),
+        *is_turned,
         alpha != 1,
         len(numbers) == 2,
         *(chosen.block_m, chosen.block_n, chosen.block_k),
@@ -130,13 +128,15 @@ def launch(chosen, output, input, mat2, added=None, numbers=()):
     )
 
 
-def _columns(matrices):
-    """Return (B, R, K) matrices as (B, K, R) with R innermost, and how many elements may be copied at a time. What lies
-    otherwise is copied: 4096 x 4096 elements take 40 us."""
+def _laid_out(matrices, others):
+    """Return (B, R, K) matrices as (B, K, R), with rows innermost or, where the product has few ``others``, with K
+    innermost; and how many elements may be copied at a time. What lies otherwise is copied: 4096 x 4096 elements take
+    40 us on an H200; 64 x 32064 x 3072 takes 431 us with K innermost, 487 with a copy.
+    """
     batch, rows, terms = matrices.shape
     matrices = matrices[:1] if batch > 1 and matrices.stride(0) == 0 else matrices
-    pitch = matrices.stride(2) if terms > 1 else -(-rows // 4) * 4
     step = matrices.stride(0) if matrices.shape[0] > 1 else 0
+    pitch = matrices.stride(2) if terms > 1 else -(-rows // 4) * 4
 
     if (matrices.stride(1) == 1 or rows == 1) and pitch > 0:
         found = matrices.mT.as_strided((matrices.shape[0], terms, rows), (step, pitch, 1))
@@ -144,7 +144,9 @@ def _columns(matrices):
         if matrices.data_ptr() % 16 == 0 and not (pitch % 4 or step % 4 or rows % 4):
             return found, 4
 
-        if rows < 128:
+        if others < _FEW:
             return found, 1
+    elif matrices.stride(2) == 1 and others < _FEW:
+        return matrices.mT, 1
 
     return matrix_copy.aligned(matrices.mT), 4

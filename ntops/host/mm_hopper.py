@@ -121,12 +121,13 @@ def known(dtype):
 
 
 @functools.lru_cache(4096)
-def fastest(m, n, k, dtype, multiprocessors):
+def fastest(m, n, k, dtype, multiprocessors, batch=0):
     """Return the tile, warps, stages and parts of K that take the least time; of two equally fast ones the smaller
     tile.
 
-    :param multiprocessors: The device's number; 0 for a batch, which has programs enough without splits.
+    :param batch: The number of products of a batch, whose K is not split; 0 for a single product.
     """
+    products = max(batch, 1)
     itemsize, rates = dtype.itemsize, _RATES[dtype.itemsize]
 
     def nanoseconds(block_m, block_n, tiles, splits):
@@ -135,14 +136,11 @@ def fastest(m, n, k, dtype, multiprocessors):
         stored = block_m * block_n * (4 if splits > 1 else itemsize) / rates.stored
         turn = k / splits * max(read, block_m * block_n / rates.multiplied) + stored
 
-        if not multiprocessors:
-            return tiles * turn
-
         # The programs of a wave share the memory bandwidth; the last wave may have few. Part of what one row of tiles
         # reads has left the cache before the next row of tiles reads it: 64 x 8192 x 28672 takes 122 us in one row of
-        # tiles, and 173 us in two.
-        again = 1 + 0.35 * min(-(-m // block_m) - 1, 8)
-        moved = (m * k + k * n * again + m * n) * itemsize / rates.memory
+        # tiles, and 173 us in two. The factors of a batch are small.
+        again = 1 if batch else 1 + 0.35 * min(-(-m // block_m) - 1, 8)
+        moved = products * (m * k + k * n * again + m * n) * itemsize / rates.memory
         whole, rest = divmod(tiles * splits, multiprocessors)
         taken = whole * max(turn, moved * multiprocessors / (tiles * splits))
         taken += max(turn, moved * rest / (tiles * splits)) if rest else 0
@@ -153,9 +151,9 @@ def fastest(m, n, k, dtype, multiprocessors):
     found = []
 
     for one in known(dtype):
-        tiles = -(-m // one[0]) * -(-n // one[1])
+        tiles = products * -(-m // one[0]) * -(-n // one[1])
         # Parts are whole blocks of 16 terms, each with enough terms to be worth a program.
-        most = min(multiprocessors // tiles, k // 512)
+        most = 1 if batch else min(multiprocessors // tiles, k // 512)
         possible = (splits for splits in _SPLITS if splits <= most and k % (16 * splits) == 0)
         found += [(nanoseconds(*one[:2], tiles, splits), one[0] * one[1], one, splits) for splits in (1, *possible)]
 

@@ -44,7 +44,7 @@ class Options:
 class Problem(config_selection.Problem):
     """A product of (M, K) and (K, N) matrices.
 
-    The size of a batch and the strides are not part of it: they change no bit of a result.
+    The strides are not part of it: they change no bit of a result.
     """
 
     OPTIONS = Options
@@ -60,10 +60,16 @@ class Problem(config_selection.Problem):
     """Tells whether there is a batch of products, which fills the device without splits."""
     described: bool = False
     """Tells whether the form may be ``HOPPER``, or ``FMA`` of IEEE products."""
+    products: int = 1
+    """The number of products of the batch. It decides how many programs there are; measurements serve any number."""
+
+    def kind(self):
+        return {name: value for name, value in super().kind().items() if name != "products"}
 
     def rule(self, device):
-        limits = device.shared_memory, 0 if self.batched else device.multiprocessors
-        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits, self.described)
+        batch = self.products if self.batched else 0
+        limits = device.shared_memory, device.multiprocessors
+        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits, self.described, batch)
 
     def space(self, device):
         found = []
@@ -101,12 +107,13 @@ def _has_parts(options, m, n, k):
     return options.splits == 1 or options.form in (FMA, FEW_ROWS) or k % (16 * options.splits) == 0
 
 
-_POINTS = ((1, 64), (2, 64), (4, 64), (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
+_FEW = ((2, 65), (4, 65), (16, 65), (2, 2**14 + 1), (4, 2**14 + 1))
+_POINTS = (*_FEW, (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
 _POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048))
 
 
 @heuristic(("m", "n", "k"), _POINTS + mm_hopper.POINTS + mm_fma.POINTS, _has_parts)
-def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False):
+def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False, batch=0):
     """Choose the options of a product.
 
     :param m: The rows of the result.
@@ -115,21 +122,22 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     :param dtype: The dtype of the operands.
     :param ieee: Whether float32 products are IEEE, not TF32.
     :param shared_memory: Bytes of shared memory that a program can have on the device.
-    :param multiprocessors: The number of multiprocessors to fill by splits; 0 for a batch, which fills them itself.
+    :param multiprocessors: The number of multiprocessors of the device.
     :param described: Whether the form may be ``HOPPER``, or ``FMA`` of IEEE products.
+    :param batch: The number of products of a batch, whose K is not split; 0 for a single product.
     """
     if few_rows.takes(m, n, k, dtype, ieee):
-        tile = few_rows.rows(m, n, dtype), few_rows.COLUMNS, few_rows.TERMS
-        splits = few_rows.splits(m, n, k, dtype, multiprocessors) if multiprocessors else 1
-        return Options(*tile, 4, 4, splits, FEW_ROWS)
+        tile = few_rows.tile(m, n, dtype)
+        splits = 1 if batch else few_rows.splits(m, n, k, tile, multiprocessors)
+        return Options(*tile, few_rows.STAGES, splits, FEW_ROWS)
 
     if described and ieee:
-        return Options(*mm_fma.fastest(m, n, k, multiprocessors), form=FMA)
+        return Options(*mm_fma.fastest(m, n, k, multiprocessors, batch), form=FMA)
 
-    large = _LARGE_OF_BATCH if not multiprocessors else _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
+    large = _LARGE_OF_BATCH if batch else _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
 
     if described and m * n * k >= large:
-        return Options(*mm_hopper.fastest(m, n, k, dtype, multiprocessors), form=HOPPER)
+        return Options(*mm_hopper.fastest(m, n, k, dtype, multiprocessors, batch), form=HOPPER)
 
     few = dtype is torch.float32 and not ieee and m <= 16
 
@@ -153,18 +161,19 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
         # parts. If its rows are not aligned, 8 x 4096 x 50257 takes 217 us on an H200 (torch 319), and 5 x 1280 x 51866
         # takes 92 us (72).
         block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
-    elif m <= 64 or n <= 64 or (not multiprocessors and min(m, n) < 128):
+    elif m <= 64 or n <= 64 or (batch and min(m, n) < 128):
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:
         # If each tile has a multiprocessor of its own, 5 stages are best: 128 x 4096 x 4096 takes 24.6 us on an H200,
         # with 3 stages 26.3.
-        alone = -(-m // 128) * -(-n // 128) <= multiprocessors
+        alone = -(-m // 128) * -(-n // 128) * max(batch, 1) <= multiprocessors
         block_m, block_n, block_k, num_warps, num_stages = 128, 128, 64, 8, 5 if alone else 3
 
     stage = (block_m + block_n) * block_k * dtype.itemsize
     num_stages = max(min(num_stages, shared_memory // stage), 1)
     options = Options(block_m, block_n, block_k, num_warps, num_stages)
-    splits = _splits(m, n, k, options, multiprocessors) if dtype.itemsize == 2 or few else 1
+    is_split = not batch and (dtype.itemsize == 2 or few)
+    splits = _splits(m, n, k, options, multiprocessors) if is_split else 1
 
     return dataclasses.replace(options, splits=splits)
 

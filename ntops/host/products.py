@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import torch
 
@@ -182,7 +183,8 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         name = premake.__module__.rpartition(".")[2]
         name = name if name != "matmul" else "bmm" if batch else "mm"
         sizes = *result.shape[-2:], input.shape[-1]
-        problem = Problem(*sizes, input.dtype, ieee and input.dtype is torch.float32, bool(batch), described)
+        of_cores = ieee and input.dtype is torch.float32
+        problem = Problem(*sizes, input.dtype, of_cores, bool(batch), described, math.prod(batch))
         run = functools.partial(_launch, premake, input=input, mat2=mat2, added=added, scales=scales)
         # The same parts of K give the same bits in both forms, so that the layout changes none.
         alike = fits and not described and not configuration.is_fixed()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention_configs, elementwise, product_configs, products, rope, rows
+from ntops.host import attention_configs, elementwise, few_rows, product_configs, products, rope, rows
 from ntops.host.promotion import accumulate_dtype
 from ntops.launch import config_selection, configuration, recorder
 
@@ -21,16 +21,18 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def test_products_list_all(dtype, memory, described):
     """But for the number of splits, which any may have that divides K."""
     described = described and dtype is not torch.float64
-    # Of so many terms, that each number of parts divides them.
+    # Of so many terms, that each number of parts divides them. Of fewer, small products have other forms.
     rest = (3 * 2**13, dtype, False, memory, 132, described)
+    fewer = (1024, *rest[1:])
 
     def blocks(options):
         return dataclasses.replace(options, splits=1)
 
     known = product_configs.config.alternatives(1, 1, *rest)
-    found = [product_configs.config(m, n, *rest) for m, n in itertools.product(SIZES, SIZES)]
+    found = [product_configs.config(m, n, *one) for m, n in itertools.product(SIZES, SIZES) for one in (rest, fewer)]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
-    assert ({options.splits for options in known} == {1}) == (dtype is torch.float64)
+    assert {options.splits for options in known} > {1}
+    assert product_configs.FEW_ROWS in {options.form for options in known}
     assert (product_configs.HOPPER in {options.form for options in known}) == described
 
 
@@ -101,14 +103,15 @@ def test_attention_lists_all(dtype, ieee, dim):
 def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
+    monkeypatch.setattr(few_rows, "launch", lambda chosen, *tensors: made.append(chosen))
     few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (10, 100))
 
     with configuration.fixed() as names:
         ntops.torch.mm(few, few)
 
-    assert len(names) == 5
+    assert len(names) == 10
 
-    for number in range(6):
+    for number in range(11):
         with configuration.fixed(number) as same:
             ntops.torch.mm(few, few)
             ntops.torch.mm(many, many)
@@ -116,8 +119,8 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
         assert same == names
         assert made[-1] == made[-2]
 
-    # The first one, all five, and again the first of these.
-    assert len(set(made[1::2])) == 5
+    # The first one, all ten, and again the first of these.
+    assert len(set(made[1::2])) == 10
     assert made[1] == made[-1]
 
     ntops.torch.mm(few, few)
@@ -127,6 +130,7 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
 def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
+    monkeypatch.setattr(few_rows, "launch", lambda chosen, *tensors: made.append(chosen))
     measured = product_configs.Options(32, 64, 32, 4, 2)
     monkeypatch.setattr(config_selection, "_measured", lambda *arguments: measured)
     square = torch.empty(100, 100, dtype=HALF, device=DEVICE)
@@ -134,7 +138,7 @@ def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     with configuration.fixed() as names:
         ntops.torch.mm(square, square)
 
-    assert len(names) == 5
+    assert len(names) == 10
     assert dict(made[-1].blocks) == {"block_size_m": 32, "block_size_n": 64, "block_size_k": 32}
 
     with configuration.fixed(0):

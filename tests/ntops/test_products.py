@@ -81,7 +81,7 @@ def test_k_is_split_in_the_form_for_hopper_where_that_pays():
     assert splits(512, 512, 16384) == 8
     assert splits(165, 7168, 9216) == 2
     assert splits(4096, 4096, 4096) == splits(128, 4096, 4096) == splits(16, 8192, 28672) == 1
-    assert mm_hopper.fastest(512, 512, 16384, torch.bfloat16, 0)[-1] == 1, "a batch"
+    assert mm_hopper.fastest(512, 512, 16384, torch.bfloat16, 132, batch=2)[-1] == 1, "a batch"
 
 
 def test_a_split_that_does_not_divide_k_is_not_allowed():
@@ -297,8 +297,10 @@ def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(4572, 2048, 8192) == (product_configs.HOPPER, 192, 128), "no turn that is nearly empty"
     assert chosen(4096, 4096, 4096) == (product_configs.HOPPER, 128, 256)
     assert chosen(128, 28672, 8192) == (product_configs.HOPPER, 128, 256)
-    assert chosen(1024, 1024, 1024, batched=True) == (product_configs.HOPPER, 128, 256)
-    assert chosen(1024, 128, 1024, batched=True) == (product_configs.HOPPER, 128, 128), "not half of them empty"
+    many = {"batched": True, "products": 16}
+    assert chosen(1024, 1024, 1024, **many) == (product_configs.HOPPER, 128, 256)
+    assert chosen(1024, 128, 1024, batched=True, products=128) == (product_configs.HOPPER, 128, 128), "not half empty"
+    assert chosen(1024, 1024, 1024, batched=True) == chosen(1024, 1024, 1024), "a batch of one"
     single = {"dtype": torch.float32}
     assert chosen(16, 8192, 8192, **single) == (product_configs.HOPPER, 16, 64)
     assert chosen(1, 4096, 4096, **single) == (product_configs.HOPPER, 16, 64)

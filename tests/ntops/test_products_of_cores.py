@@ -10,7 +10,7 @@ import torch
 from hopper import hopper
 
 import ntops.torch
-from ntops.host import few_rows, mm_fma, product_configs
+from ntops.host import mm_fma, product_configs
 from ntops.launch import config_selection
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -76,7 +76,7 @@ def test_few_rows_of_batches():
 
 
 def test_parts_of_few_rows_need_not_be_alike():
-    options = product_configs.Options(2, few_rows.COLUMNS, few_rows.TERMS, 4, 4, form=product_configs.FEW_ROWS)
+    options = product_configs.Options(2, 16, 128, 4, 4, form=product_configs.FEW_ROWS)
     a, b = whole(3, 900), whole(900, 20)
     for splits in (1, 2, 3, 5, 8):
         with config_selection.forced("mm", dataclasses.replace(options, splits=splits)):
@@ -98,7 +98,7 @@ def test_tiles_by_sizes():
     assert tile(64, 11008, 4096)[:2] == (64, 128)
     assert tile(32, 8192, 3072)[:2] == (32, 256)
     assert tile(500, 1000, 2000)[-1] > 1, "too few tiles"
-    assert mm_fma.fastest(500, 1000, 2000, 0)[-1] == 1, "a batch"
+    assert mm_fma.fastest(500, 1000, 2000, 132, batch=4)[-1] == 1, "a batch"
     assert {mm_fma.fastest(*point, 132)[:5] for point in mm_fma.POINTS} == set(mm_fma.known())
     for one in mm_fma.known():
         options = product_configs.Options(*one, form=product_configs.FMA)
