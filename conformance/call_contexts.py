@@ -156,7 +156,9 @@ def parts(operands, writes, columns):
     for (dtype, _), numbers in alike.items():
         if len(numbers) < 2:
             continue
-        several = [given[number].detach() for number in (reversed(numbers) if columns else numbers)]
+        # On CUDA a copy of bools has bytes of 0 and 1 alone.
+        held = torch.uint8 if dtype is torch.bool else dtype
+        several = [given[number].detach().view(held) for number in (reversed(numbers) if columns else numbers)]
         whole = torch.cat(several, -1) if columns else torch.stack(several, -2)
         place, memory = 0, whole.untyped_storage()
         for number in reversed(numbers) if columns else numbers:

@@ -18,7 +18,8 @@ innermost: 3 x 49408 x 1280 takes 76 us on an H200 (285 with the first, cuBLAS 8
 _MANY = 2**14
 STAGES = 4
 """The number of tiles that shared memory holds, if that pays: 8 x 22016 x 4096 takes 114 us with K innermost, and more
-than 133 with one; but 450 us with columns innermost, and 224 with one."""
+than 133 with one; but 450 us with columns innermost, and 224 with one. Elements that are copied one by one never pay:
+3 x 50257 x 768 takes 391 us, and 105 with one."""
 _TOGETHER = 8
 """The most rows whose sums the registers hold."""
 _PROGRAMS = 2
@@ -65,7 +66,8 @@ def launch(chosen, output, input, mat2):
     tiles_m = -(-m // chosen.block_m)
     tiles = tiles_m * -(-n // chosen.block_n)
     steps = -(-k // chosen.block_k)
-    is_staged = mat2.stride(-2) == 1 or chosen.block_n == _WIDE[0]
+    is_aligned = all(stride * mat2.element_size() % 16 == 0 for stride in mat2.stride() if stride != 1)
+    is_staged = mat2.stride(-2) == 1 or (chosen.block_n == _WIDE[0] and is_aligned)
 
     recorder.launch(
         kernels.multiply,

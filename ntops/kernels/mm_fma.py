@@ -31,8 +31,8 @@ def _copy(memory, source, stage, first, rows, k, end, pitch, UNIT: gl.constexpr,
     layout: gl.constexpr = _copied(memory.shape[1], memory.shape[2], gl.num_warps(), TURNED)
     term = (k + gl.arange(0, memory.shape[1], gl.SliceLayout(1, layout)))[:, None]
     row = (first + gl.arange(0, memory.shape[2], gl.SliceLayout(0, layout)))[None, :]
-    pitch = (pitch * UNIT).to(gl.int64)
-    places = source + row * pitch + term if TURNED else source + term * pitch + row
+    outer, inner = (row, term) if TURNED else (term, row)
+    places = source + outer.to(gl.int64) * pitch * UNIT + inner
     async_copy.async_copy_global_to_shared(memory.index(stage), places, mask=(term < end) & (row < rows * UNIT))
 
 

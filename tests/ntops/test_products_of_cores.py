@@ -114,7 +114,7 @@ def test_tiles_by_sizes():
 @pytest.mark.parametrize("tile", mm_fma.known(), ids=str)
 def test_tiles_of_all_layouts(tile, splits):
     options = product_configs.Options(*tile, splits, product_configs.FMA)
-    for m, n, k in ((17, 33, 5), (130, 200, 700), (200, 130, 33), (256, 256, 256)):
+    for m, n, k in ((17, 33, 5), (1, 1, 1), (130, 200, 700), (200, 130, 33), (256, 256, 256)):
         a, b, added = whole(m, k), whole(k, n), whole(m, n)
         expected = a @ b
         with config_selection.forced("mm", options), config_selection.forced("addmm", options):
