@@ -207,7 +207,10 @@ def config(
     :param hopper: Whether the device is of the kind that the figures were measured on.
     :param gluon: Whether the Hopper kernel can take the call.
     """
-    if gluon and groups * -(-rows // 128) >= 48 and _is_hoppers(rows, keys, head_dim, causal):
+    # Above 128 dims Triton's kernel has few keys a tile: 8 heads of 256 x 154 x 256 take 17.4 us in it, 12.1 in this.
+    enough = 16 if head_dim > 128 else 48
+
+    if gluon and groups * -(-rows // 128) >= enough and _is_hoppers(rows, keys, head_dim, causal):
         return _hopper_config(rows, groups, keys, head_dim, causal, mask_bytes, multiprocessors)
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
@@ -292,10 +295,11 @@ def _is_hoppers(rows, keys, head_dim, causal):
     rows.
 
     Up to 64 dims its blocks of 128 keys pay where queries see many keys: 8 x 12 x 512 x 64 causal takes 28.3 us, and
-    24.8 us in Triton's kernel; 4 x 12 x 128 x 64 with a mask takes 9.4 and 8.1 us. Above 64 dims it is never slower: 1
-    x 32 x 1000 x 128 causal takes 26 and 40 us.
+    24.8 us in Triton's kernel; 4 x 12 x 128 x 64 with a mask takes 9.4 and 8.1 us, 4
+    x 71 x 256 x 64 without one 36.7 and 29.4 us. Above 64 dims it is never slower: 1 x 32 x 1000 x 128 causal takes 26
+    and 40 us.
     """
-    return head_dim > 64 or (rows > 128 and keys >= (2048 if causal else 64))
+    return head_dim > 64 or (rows > 128 and keys > (2047 if causal else 256))
 
 
 def _hopper_config(rows, groups, keys, head_dim, causal, mask_bytes, multiprocessors):

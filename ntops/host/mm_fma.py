@@ -26,6 +26,8 @@ _MULTIPLIED = 190
 """Pairs of elements that a multiprocessor multiplies in a nanosecond."""
 _ALONE = 1.4
 """The time of a program that has a multiprocessor to itself, relative to its share with others."""
+_BEGUN = 5000
+"""The nanoseconds that a program of 128 x 128 takes beside its products: the first loads, and the stores."""
 _ADDED, _LAUNCHED = 3500, 4000
 """Bytes of partial sums that the device adds up in a nanosecond; the nanoseconds until it begins."""
 POINTS = ((4096, 4096, 1024), (512, 512, 2**15), (2048, 64, 4096), (32, 65536, 512), (32, 64, 512))
@@ -61,7 +63,7 @@ def fastest(m, n, k, multiprocessors, batch=0):
         block_m, block_n = tile[:2]
         programs = max(batch, 1) * -(-m // block_m) * -(-n // block_n) * splits
         turns = -(-programs // multiprocessors)
-        each = block_m * block_n * k / splits / _MULTIPLIED / _TILES[tile][2]
+        each = block_m * block_n * (k / splits / _MULTIPLIED + _BEGUN / 128**2) / _TILES[tile][2]
         taken = each * (_ALONE if turns == 1 else turns)
 
         return taken if splits == 1 else taken + _LAUNCHED + (splits + 0.5) * m * n * 4 / _ADDED
