@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import enum
 import itertools
@@ -17,6 +18,7 @@ import torch
 
 from conformance import call_contexts, runtime, sequence_staging
 from conformance.guards import memory_of
+from conformance.stopwatch import Stopwatch
 
 GONE = "the GPU's context is lost, and the process with it"
 
@@ -304,9 +306,10 @@ class About(msgspec.Struct, frozen=True):
 
 
 class Judged:
-    """The judged process, over the socket ``descriptor``."""
+    """The judged process, over the socket ``descriptor``. ``stopwatch``: runs while it is asked something."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, stopwatch: Stopwatch | None = None) -> None:
+        self._asked = stopwatch.running if stopwatch is not None else contextlib.nullcontext
         self._link = socket.socket(fileno=descriptor)
         self._stream = self._link.makefile("rb")
         self._sent: list[bytearray] = []
@@ -387,8 +390,9 @@ class Judged:
             pairs = itertools.zip_longest(memory, known[: len(memory)], fillvalue=bytearray())
             self._sent = [one if runtime.held(one, blob) else bytearray(blob) for blob, one in pairs]
         try:
-            runtime.send(self._link, header, self._sent if memory is not None else (), known)
-            return runtime.receive(self._stream, known=self._sent)
+            with self._asked():
+                runtime.send(self._link, header, self._sent if memory is not None else (), known)
+                return runtime.receive(self._stream, known=self._sent)
         except (EOFError, ConnectionError):
             raise Lost("") from None
         except (MemoryError, ValueError) as error:

@@ -51,15 +51,19 @@ def traced(function, tools, others, counted):
 
 def differentiated(function):
     """Return the function as one that also computes the gradients of its floating-point operands, for ones, where it
-    knows them."""
+    knows them. A call that raises is made again without them: it may know no operand that requires a gradient."""
 
     def call(*args, **kwargs):
-        args, kwargs = [*map(_leaf, args)], {name: _leaf(value) for name, value in kwargs.items()}
-        result = function(*args, **kwargs)
-        given = (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and x.requires_grad)
+        leaves, named = [*map(_leaf, args)], {name: _leaf(value) for name, value in kwargs.items()}
+        given = (x for x in (*leaves, *named.values()) if isinstance(x, torch.Tensor) and x.requires_grad)
         wanted = list({id(x): x for x in given}.values())
-        if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
-            torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+        try:
+            result = function(*leaves, **named)
+            if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
+                torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
+        # Code of strangers may raise anything.
+        except Exception:  # noqa: BLE001
+            return function(*args, **kwargs)
         return result
 
     return call

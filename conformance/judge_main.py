@@ -40,6 +40,7 @@ from conformance.cases import Case
 from conformance.checks import FAILED, Finding, least_tried
 from conformance.implementations import Implementation, ImplementationError, load_judged
 from conformance.runner import CRASH, Verdict
+from conformance.stopwatch import Stopwatch
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -157,13 +158,13 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     """The judged process cannot go on, and both end."""
 
 
-def main(descriptor: int, judged_descriptor: int) -> None:
+def main(descriptor: int, judged_descriptor: int, time_descriptor: int) -> None:
     """Answer the requests that come over the socket ``descriptor``, until its other end is closed. The judged process
-    is at the other end of ``judged_descriptor``."""
-    for one in (descriptor, judged_descriptor):
+    is at the other end of ``judged_descriptor``; ``time_descriptor`` is the file of a stopwatch of its work."""
+    for one in (descriptor, judged_descriptor, time_descriptor):
         os.set_inheritable(one, False)
     _prepare()
-    judged = Judged(judged_descriptor)
+    judged = Judged(judged_descriptor, Stopwatch(time_descriptor))
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, ConnectionError):
         setup = msgspec.json.decode(connection.recv_bytes(), type=Setup)

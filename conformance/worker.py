@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 import torch
 
-from conformance import cases, forkserver, plain_calls, sequences
+from conformance import cases, forkserver, plain_calls, sequences, stopwatch
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
@@ -43,6 +43,7 @@ from conformance.repro import ReproError
 from conformance.runner import CRASH, OUT_OF_MEMORY, TIMEOUT, DeviceError, Verdict
 from conformance.semantics import CUDA
 from conformance.sequences import CallSequence
+from conformance.stopwatch import Stopwatch
 
 CASE_TIMEOUT = 120.0
 """Seconds for one case, unless the user says otherwise."""
@@ -50,6 +51,8 @@ ITEM = 30
 """A test of an op as a whole may take so many times as long as one case."""
 SEQUENCE = 3
 """A sequence of calls, likewise."""
+JUDGE = 10
+"""The judge's own work on a case may take so many times as long as the case's calls may."""
 START = 600.0
 """Seconds that a child may take to import the harness, and to find its device."""
 IMPORT = 60.0
@@ -189,7 +192,7 @@ class Child:
 
     def _judged_as(self, request: Request | Play, identity: str, op: str, times: int = 1) -> Verdict:
         try:
-            verdict = self._ask(request, times * self.timeout).verdict
+            verdict = self._ask(request, times * self.timeout, of_calls=True).verdict
         except _Death as death:
             if isinstance(request, Request) and (death.killed or death.judge):
                 case = request.case
@@ -258,6 +261,10 @@ class Child:
     def _start(self) -> None:
         self._judge: forkserver.Process | None
         environment = _environment()
+        # A new one: a judge that was killed left its own running.
+        self._timed = _in_memory()
+        stopwatch.prepare(self._timed)
+        self._stopwatch = Stopwatch(self._timed.fileno())
         self._connection, asked = Pipe()
         with asked:
             judges, judged = socket.socketpair()
@@ -265,20 +272,21 @@ class Child:
                 self._judged = forkserver.start(
                     forkserver.JUDGED, plain_calls.environment(environment), self._printed, [judged.fileno()]
                 )
-                descriptors = [asked.fileno(), judges.fileno()]
+                descriptors = [asked.fileno(), judges.fileno(), self._timed.fileno()]
                 self._judge = forkserver.start(forkserver.JUDGE, environment, self._printed, descriptors)
         self._ready, self._begun = False, 0
         with contextlib.suppress(ConnectionError):
             self._connection.send_bytes(msgspec.json.encode(self._setup))
 
-    def _ask(self, request: Asked, timeout: float) -> Reply:
+    def _ask(self, request: Asked, timeout: float, of_calls: bool = False) -> Reply:
+        """Return the judge's reply. ``of_calls``: the timeout is one of the calls in the judged process alone."""
         self.ready()
         self._begun = os.fstat(self._printed.fileno()).st_size
         try:
             # If the child is dead already, receiving tells.
             with contextlib.suppress(ConnectionError):
                 self._connection.send_bytes(msgspec.json.encode(request))
-            reply = self._receive(Reply | Gone, timeout)
+            reply = self._receive(Reply | Gone, timeout, of_calls=of_calls)
         except _Death:
             raise
         except BaseException:
@@ -298,15 +306,25 @@ class Child:
         print(f"still importing {name} after {seconds:g} s; {limit} (--import-timeout)", file=sys.stderr, flush=True)
 
     def _receive(
-        self, kind: type[_T] | Any, seconds: float, waiting: Callable[[float], object] = lambda seconds: None
+        self,
+        kind: type[_T] | Any,
+        seconds: float,
+        waiting: Callable[[float], object] = lambda seconds: None,
+        of_calls: bool = False,
     ) -> Any:
         """Return the judge's next message. Raises _Death, and then both processes are gone. ``waiting``: called after
-        ``SILENCE`` seconds, and each time that these have doubled."""
+        ``SILENCE`` seconds, and each time that these have doubled. ``of_calls``: as of ``_ask``."""
         judge, begin, silence = self._judge, time.monotonic(), SILENCE
-        end = begin + seconds if seconds else float("inf")
+        before, watch = self._stopwatch.seconds(), self._stopwatch.seconds if of_calls else None
+        end = begin + seconds * (JUDGE if of_calls else 1) if seconds else float("inf")
         assert judge is not None
+
+        def left() -> float:
+            longest = end - time.monotonic()
+            return min(longest, before + seconds - watch()) if watch is not None and seconds else longest
+
         try:
-            while not self._connection.poll(max(0.0, min(_GLANCE, end - time.monotonic()))):
+            while not self._connection.poll(max(0.0, min(_GLANCE, left()))):
                 if time.monotonic() >= begin + silence:
                     waiting(silence)
                     silence *= 2
@@ -315,12 +333,14 @@ class Child:
                 # A process that the judged one forked may keep its socket open, so that the judge does not see its end.
                 if self._judged.ended(0) and not self._connection.poll(_LAST_WORD):
                     raise self._died(self._judged)
-                if time.monotonic() >= end:
+                if left() <= 0:
                     # The handler of this signal writes the stacks, also where native code holds the interpreter's lock.
                     os.kill(self._judged.pid, signal.SIGABRT)
                     self._judged.ended(GRACE)
                     self._kill()
-                    raise _Death(TIMEOUT, f"no result after {seconds:g} s{self._tail()}")
+                    by_judge = watch is not None and not self._stopwatch.is_running()
+                    limit = seconds * (JUDGE if by_judge else 1)
+                    raise _Death(TIMEOUT, f"no result after {limit:g} s{self._tail()}")
             answer = msgspec.json.decode(self._connection.recv_bytes(), type=kind)
         except (EOFError, ConnectionError):
             raise self._died(judge) from None

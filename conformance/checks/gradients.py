@@ -40,6 +40,10 @@ which on a term is missing: they have no bound."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
+MOST_OF_ROWS = 1 << 21
+"""The same where kernels are not interpreted, and at most one dim is ``LONG``: backward passes number rows in 16 bits,
+or put them in a dim of a grid that has as many."""
+LONG = 1 << 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,15 @@ def differentiable(trial: Trial) -> bool:
     arguments = (*case.args, *case.kwargs.values())
     if any(isinstance(one, cases.View) or (isinstance(one, Same) and one.is_view) for one in arguments):
         return False
-    return bool(floating_operands(case)) and result.numel() + cases.elements(case) <= MOST
+    return bool(floating_operands(case)) and result.numel() + cases.elements(case) <= _most(trial)
+
+
+def _most(trial: Trial) -> int:
+    specs = cases.operands(trial.case)
+    several = any(sum(size > LONG for size in spec.shape) > 1 for spec in specs)
+    # Float64 is judged in more than its precision, which is slow.
+    slow = trial.implementation.kernels or any(spec.dtype == "float64" for spec in specs)
+    return MOST if several or slow else MOST_OF_ROWS
 
 
 def floating_operands(case: Case) -> list[int]:

@@ -95,8 +95,8 @@ def _infinite_element(case: Case) -> bool:
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "rms_norm of infinities on CUDA",
-        "unless rows are whole vectors of four elements that begin at a multiple of their size, torch's CUDA updates the "
-        "mean square element by element, which makes an infinity NaN: the other elements are NaN in place of 0",
+        "unless rows are whole vectors of four elements that begin at a multiple of their size, torch's CUDA updates "
+        "the mean square element by element, which makes an infinity NaN: other elements are NaN in place of 0",
         ops=("rms_norm",),
         checks=("values", "call_forms", "layouts", "special_values"),
         devices=("cuda",),

@@ -263,11 +263,14 @@ def _check_cache(call: Arguments) -> None:
             raise RuntimeError("several elements of a cache at one address")
 
 
+def _alike(slot: Any, other: Any) -> bool:
+    # A number is not made a tensor, which would be one on the default device.
+    return type(other) is type(slot) and (torch.equal(slot, other) if torch.is_tensor(slot) else slot == other)
+
+
 def _check_positions(call: Arguments) -> None:
     slot, other = call.present_key_slot, call.present_value_slot
-    if other is not None and (
-        type(other) is not type(slot) or not torch.equal(torch.as_tensor(slot), torch.as_tensor(other))
-    ):
+    if other is not None and not _alike(slot, other):
         raise RuntimeError("present_value_slot must be None or equal to present_key_slot")
     for cache in (call.present_key, call.present_value):
         if cache.ndim != call.key.ndim:

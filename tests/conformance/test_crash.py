@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import hypothesis
 import pytest
 
 from conformance import __main__ as command_line
-from conformance import case_files, cases, journal, session
+from conformance import case_files, cases, journal, session, worker
 from conformance.cases import Case
 from conformance.implementations import ImplementationError
 from conformance.journal import Header, Journal
@@ -223,3 +224,37 @@ def test_a_killed_worker_is_reported_with_its_case(tmp_path):
     assert done.returncode == 0, done.stdout
     (path,) = tmp_path.glob("*.json")
     assert f"an earlier run of crashing:kills_worker was killed while it judged; saved {path}" in done.stdout
+
+
+SLOW = """
+import dataclasses, time, torch
+from conformance.ops import exp
+
+def reference(*args, **kwargs):
+    time.sleep(0.5)
+    return torch.exp(*args, **kwargs)
+
+SPEC = dataclasses.replace(exp.SPEC, name="slow_exp", reference=reference)
+"""
+
+
+def test_the_time_of_a_case_is_that_of_its_calls(tmp_path, monkeypatch):
+    (tmp_path / "slow_specs.py").write_text(SLOW)
+    (tmp_path / "fast.py").write_text("import torch\n\nslow_exp = torch.exp\n")
+    monkeypatch.setattr(worker.specs, "brought", lambda: (str(tmp_path / "slow_specs.py"),))
+    with judging(str(tmp_path / "fast.py"), timeout=2.0) as child:
+        child.ready()
+        begin = time.monotonic()
+        verdict = child.judge(Case(op="slow_exp", args=(SMALL,)), checks=("values", "plain_operands", "call_forms"))
+        assert verdict.status == "passed", verdict.failure
+        assert time.monotonic() - begin > 2.0, "the judge took longer than the calls may"
+
+
+def test_a_judge_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    (tmp_path / "slow_specs.py").write_text(SLOW.replace("0.5", "30"))
+    (tmp_path / "fast.py").write_text("import torch\n\nslow_exp = torch.exp\n")
+    monkeypatch.setattr(worker.specs, "brought", lambda: (str(tmp_path / "slow_specs.py"),))
+    with judging(str(tmp_path / "fast.py"), timeout=0.5) as child:
+        verdict = child.judge(Case(op="slow_exp", args=(SMALL,)))
+        assert (verdict.status, verdict.failure.check) == ("failed", "timeout")
+        assert f"no result after {worker.JUDGE * 0.5:g} s" in verdict.failure.message

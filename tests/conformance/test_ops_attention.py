@@ -385,3 +385,14 @@ def test_equal_weights_of_equal_values_are_rounded_alike(causal):
     case = Case(op="scaled_dot_product_attention", args=(TensorSpec(head, "float32"), key, Same(1)), kwargs=kwargs)
     verdict = runner.judge(case, MATH, "cpu", ["values"])
     assert verdict.status == "passed", verdict
+
+
+def test_positions_are_compared_on_any_default_device():
+    heads, cache = torch.randn(2, 3, 1, 4), torch.zeros(2, 3, 5, 4)
+    present = {"present_key": cache, "present_value": cache.clone()}
+    with torch.device("meta"):
+        found = SPEC.reference(heads, heads, heads, **present, present_key_slot=1, present_value_slot=1)
+        with pytest.raises(RuntimeError, match="present_value_slot"):
+            SPEC.reference(heads, heads, heads, **present, present_key_slot=1, present_value_slot=2)
+    assert found.device.type == "cpu"
+    assert found.shape == heads.shape
