@@ -36,6 +36,8 @@ STEPPED = 8
 """The most numbers for which that is done, the nearest ones."""
 SWEPT, SWEPT_ROWS, SWEPT_WAYS = 12, 4, 6
 """So many of the nearest numbers, and of rows, are sizes of calls that are judged; a row in so many ways at most."""
+PLACES, NARROW = 2, 12
+"""One number is the size of so many dims in turn; others have about so many elements for each of it."""
 SWEPT_SHARE = 32
 """There is one such call at most for so many changed ones."""
 TRIES = 30
@@ -168,7 +170,7 @@ class _Changes:
         any order."""
         found = list[Case]()
         for number, more in itertools.product(self.own[:SWEPT], (0, 1)):
-            found += self._with_sizes((number + more,), 1)
+            found += self._with_sizes((number + more,), PLACES)
         # Of rows of two also what is one beyond both: a rule that says "more than".
         for row in rows[:SWEPT_ROWS]:
             for more in (0, 1) if len(row) == 2 else (0,):
@@ -177,15 +179,21 @@ class _Changes:
         return found[:most]
 
     def _with_sizes(self, wanted: Sequence[int], most: int) -> list[Case]:
-        """Return some call with these sizes in the place of its own, in up to so many ways."""
-        for _ in range(TRIES):
-            case = self.random.choice(self.others)
-            ways = list(itertools.permutations([size for size in _sizes(case) if size > 1], len(wanted)))
-            self.random.shuffle(ways)
-            allowed = (self._allowed(case, _with_all(case, way, wanted), self.limits[-1]) for way in ways[: 4 * most])
-            if found := [one for one in allowed if one is not None][:most]:
-                return found
-        return []
+        """Return up to so many calls with these sizes in the place of their own, in other dims each; calls of few
+        elements, if there are some, since these are differentiated, too."""
+        found = dict[tuple[int, ...], Case]()
+        for elements in (min(NARROW * max(wanted), self.limits[-1]), self.limits[-1]):
+            for _ in range(TRIES):
+                case = self.random.choice(self.others)
+                ways = list(itertools.permutations([size for size in _sizes(case) if size > 1], len(wanted)))
+                self.random.shuffle(ways)
+                for way in ways[: 4 * most]:
+                    one = self._allowed(case, _with_all(case, way, wanted), elements)
+                    if one is not None and len(found) < most:
+                        found.setdefault(_dims(one, wanted), one)
+            if found:
+                break
+        return [*found.values()]
 
     def _allowed(self, case: Case, other: Case, elements: int) -> Case | None:
         # One without elements comes to the places that others should come to first, and shows nothing there.
@@ -284,6 +292,12 @@ def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:
     except ValueError:
         return case
     return other
+
+
+def _dims(case: Case, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return which dims of the first operand, counted from the last one, have one of these sizes."""
+    first = cases.operands(case)[0].shape[::-1]
+    return tuple(dim for dim, size in enumerate(first) if size in sizes)
 
 
 def _sizes(case: Case) -> list[int]:

@@ -31,6 +31,8 @@ of zeros, or one number with strides of 0, often 1. Or all are asked for twice, 
 have been saved is changed before they are; or calls with other contents are made and differentiated in between; or they
 are added up in ``.grad``; or they are differentiated again; or the call is made in place."""
 KINDS = (*PLAIN, *OTHERS)
+TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
+"""Those in which each element of the result has a gradient of its own."""
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
@@ -124,7 +126,9 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if "distribution" in registry()[case.op].checks:
         # Another call draws other numbers.
         left_out += ("second order",)
-    kinds = [one for one in KINDS if one not in left_out]
+    # Few calls are large, and what is wrong in one of its rows has to show.
+    large = cases.elements(case) + result.numel() > MOST
+    kinds = TELLING if large else [one for one in KINDS if one not in left_out]
     kind = kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
