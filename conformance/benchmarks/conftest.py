@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     peers = "time this beside the implementation; repeatable (default: torch, on a GPU torch.compile too)"
     add("--sampled", type=_count, metavar="N", help="time N calls drawn as models make them, not the rows of each op")
     add("--seed", type=int, default=0, metavar="S", help="of the calls that are drawn (default: %(default)s)")
+    add("--ieee", action="store_true", help="float32 products in IEEE arithmetic, torch's default (default: TF32)")
     add("--peer", action="append", metavar="MODULE", help=peers)
     add(
         "--seconds",

@@ -66,8 +66,17 @@ def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[s
         raise pytest.UsageError(str(error)) from None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def precision(pytestconfig: pytest.Config) -> Iterator[str]:
+    """Let float32 products take TF32, as large models do, unless IEEE arithmetic is asked for, torch's default."""
+    before, wanted = torch.get_float32_matmul_precision(), "highest" if pytestconfig.getoption("--ieee") else "high"
+    torch.set_float32_matmul_precision(wanted)
+    yield wanted
+    torch.set_float32_matmul_precision(before)
+
+
 @pytest.fixture(scope="session")
-def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, float]:
+def ceilings(pytestconfig: pytest.Config, device: torch.device, precision: str) -> dict[str, float]:
     """Measure the rates that this chip reaches: bytes/s of a copy that moves 1 GiB, FLOP/s of products of 8192, of
     float8_e4m3fn with sums in float32."""
     if device.type != "cuda" or pytestconfig.getoption("--benchmark-disable"):
@@ -86,8 +95,7 @@ def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, flo
     del source, target, times
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         operands = [torch.empty(8192, 8192, dtype=dtype, device=device) for _ in range(2)]
-        with _tf32():
-            times = timing.interleaved({"mm": torch.mm}, [(operands, {})], refresh, accept, seconds=0.05)
+        times = timing.interleaved({"mm": torch.mm}, [(operands, {})], refresh, accept, seconds=0.05)
         found[str(dtype).removeprefix("torch.")] = 2 * 8192**3 / times["mm"].median
     if torch.cuda.get_device_capability(device) >= (8, 9):
         eight = [torch.empty(8192, 8192, dtype=torch.float8_e4m3fn, device=device) for _ in range(2)]
@@ -103,17 +111,6 @@ def ceilings(pytestconfig: pytest.Config, device: torch.device) -> dict[str, flo
         times = timing.interleaved({"mm": scaled_mm}, [(eight, {})], refresh_eight, accept, seconds=0.05)
         found["float8_e4m3fn"] = 2 * 8192**3 / times["mm"].median
     return found
-
-
-class _tf32:
-    """Let float32 products take TF32, as large models do; torch's default is IEEE."""
-
-    def __enter__(self) -> None:
-        self.before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high")
-
-    def __exit__(self, *ignored: object) -> None:
-        torch.set_float32_matmul_precision(self.before)
 
 
 @pytest.fixture(autouse=True)
@@ -186,6 +183,7 @@ def test_ops(
     device: torch.device,
     implementations: dict[str, Implementation | None],
     ceilings: dict[str, float],
+    precision: str,
     about: dict[str, Any],
     rows: list[dict[str, Any]],
     benchmark: BenchmarkFixture,
@@ -200,7 +198,7 @@ def test_ops(
     if ours not in found:
         pytest.skip(f"not provided by {ours}: {spec.name}")
     check = functools.partial(_rows.check, spec)
-    with torch.no_grad(), _tf32(), warnings.catch_warnings(action="ignore"):
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         if not benchmark.enabled:  # Compiles all, and looks at what it computes.
             args, kwargs = inputs[0]
             benchmark.pedantic(lambda: check(ours, found[ours](*args, **kwargs), args, kwargs))
@@ -216,11 +214,12 @@ def test_ops(
     CLOCK.keep(benchmark, times[ours].seconds)
     least = floor(row, ceilings)
     peers = {name: _peer(times[ours], times[name], device_times[name]) for name in found if name != ours}
+    dtype = cases.dtype_of(row.case)
     info = {
         **about,
         "op": spec.name,
-        "dtype": cases.dtype_of(row.case),
-        "label": _rows.label(row.case),
+        "dtype": dtype,
+        "label": f"{_rows.label(row.case)}{' in IEEE' if precision == 'highest' and dtype == 'float32' else ''}",
         "family": spec.sampled.family if spec.sampled and pytestconfig.getoption("--sampled") else None,
         "seed": pytestconfig.getoption("--seed"),
         "bytes": row.bytes,
