@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from conformance import case_files, cases, features
+from conformance import cases, features, sequences
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.sanitize import reports
@@ -102,7 +102,7 @@ def version(sanitizer: Path) -> str:
 
 
 def chosen(files: Iterable[Path], ops: Sequence[str] | None, number: int, max_elements: int) -> dict[str, list[Path]]:
-    """Return the files of cases of each op within ``max_elements``, the small ones first.
+    """Return the files of cases of each op within ``max_elements``, the small ones first; sequences are left out.
 
     ``number``: at most so many of each op (0: all), each the one with the most features that those before it lack.
     """
@@ -110,7 +110,9 @@ def chosen(files: Iterable[Path], ops: Sequence[str] | None, number: int, max_el
     for file in files:
         # The process that calls the case would refuse to read it.
         with contextlib.suppress(cases.TooLarge):
-            read.append((file, case_files.read(file, max_elements=max_elements)))
+            case = sequences.read(file, max_elements=max_elements)
+            if isinstance(case, Case):
+                read.append((file, case))
     by_op: dict[str, list[tuple[Path, Case]]] = {op: [] for op in sorted(ops or specs.registry())}
     for file, case in sorted(read, key=lambda one: (cases.elements(one[1]), one[0].name)):
         if case.op in by_op:

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 import torch
 
-from conformance import case_files, cases, compilation, corpus
+from conformance import case_files, cases, compilation, corpus, sequences
 from conformance.cases import Case
 from conformance.sanitize import batches, controls, driver, kernels, reports
 from conformance.sanitize.__main__ import main
 from conformance.sanitize.driver import Outcome, Plan
 from conformance.sanitize.reports import Finding
+from conformance.sequences import CallSequence, Step
 from strategies.specs import TensorSpec
 
 MEMCHECK = """\
@@ -191,6 +192,15 @@ def driven(tmp_path: Path, plan: Plan) -> Outcome:
     (tmp_path / "plan").write_bytes(msgspec.json.encode(plan))
     assert driver.main([str(tmp_path / "plan"), str(tmp_path / "outcome")]) == 0
     return msgspec.json.decode((tmp_path / "outcome").read_bytes(), type=Outcome)
+
+
+def test_a_saved_sequence_is_no_case(tmp_path):
+    relu = Case(op="relu", args=(TensorSpec((3,), "float32"),))
+    sequence = CallSequence(steps=(Step(relu), Step(relu)))
+    (tmp_path / "relu-sequence-0123456789.json").write_bytes(sequences.encode(sequence))
+    assert batches.chosen([*saved(tmp_path / "cases", (3,)), *corpus.files([tmp_path])], None, 0, 1000).keys() == {
+        "relu"
+    }
 
 
 def test_each_case_is_called_once_and_exceptions_are_counted(tmp_path, monkeypatch):
