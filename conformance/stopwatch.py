@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import IO
 
 _FORM = struct.Struct("dd")
@@ -24,7 +24,7 @@ class Stopwatch:
         self._memory = mmap.mmap(descriptor, _FORM.size)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         before, _ = _FORM.unpack_from(self._memory)
         begin = time.monotonic()
         _FORM.pack_into(self._memory, 0, before, begin)

@@ -250,7 +250,7 @@ def _launch_form(chosen, index, views, partial, added, numbers):
 
     if chosen.form == HOPPER:
         views = views if partial is None else _parts(partial, views)
-        mm_hopper.launch(chosen, index, *views.values(), *after)
+        mm_hopper.launch(chosen, index, views["output"], views["input"], views["mat2"], *after)
         return
 
     output = views["output"] if partial is None else partial
