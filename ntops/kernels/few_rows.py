@@ -69,7 +69,8 @@ def multiply(
         b += place.to(tl.int64) * batch_b
 
     end = tl.minimum(begin + terms, K)
-    whole = begin + (end - begin) // BLOCK_K * BLOCK_K
+    # The last parts may have no terms.
+    whole = begin + tl.maximum(end - begin, 0) // BLOCK_K * BLOCK_K
     a += rows.to(tl.int64) * stride_am
     b += columns.to(tl.int64) * stride_bn
     sums = tl.zeros((ROWS, BLOCK_N, BLOCK_K), dtype)
