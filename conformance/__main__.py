@@ -261,7 +261,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--implementation", default=DEFAULT, help="module, module:object or torch (default: %(default)s)")
     device = "auto, cpu or cuda (default: %(default)s)"
     one.add_argument("--device", default="auto", help=device)
-    limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
+    limit = "a case whose calls take longer has failed; 0 is no limit (default: %(default)g)"
     one.add_argument("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
     one.add_argument("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     one.set_defaults(command=reproduce)

@@ -248,7 +248,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     no_news = "failures that do not fail the run; written by --write-known-failures"
     add("--known-failures", type=Path, metavar="FILE.json", help=no_news)
     add("--write-known-failures", type=Path, metavar="FILE.json", help="write the failures of this run here")
-    limit = "a case that takes longer has failed; 0 is no limit (default: %(default)g)"
+    limit = "a case whose calls take longer has failed; 0 is no limit (default: %(default)g)"
     add("--case-timeout", type=seconds, default=CASE_TIMEOUT, metavar="SECONDS", help=limit)
     add("--import-timeout", type=seconds, metavar="SECONDS", help=IMPORT_LIMIT)
     most = "saved cases whose operands or result hold more elements are skipped (default: %(default)s)"
