@@ -43,7 +43,7 @@ ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
 MOST_OF_ROWS = 1 << 21
-"""The same where kernels are not interpreted, and at most one dim is ``LONG``: backward passes number rows in 16 bits,
+"""The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
 or put them in a dim of a grid that has as many."""
 LONG = 1 << 10
 
@@ -103,10 +103,12 @@ def differentiable(trial: Trial) -> bool:
 
 
 def _most(trial: Trial) -> int:
-    specs = cases.operands(trial.case)
-    several = any(sum(size > LONG for size in spec.shape) > 1 for spec in specs)
+    floating = [spec for spec in cases.operands(trial.case) if dtypes.is_floating(spec.dtype)]
+    counts = [sum(size > LONG for size in spec.shape) for spec in floating]
+    # Where several are long the oracle may evaluate each element of one with each of another, as attention's does.
+    several = max(counts) > 1 or (sum(counts) > 1 and (trial.parts is None or trial.parts.terms > LONG))
     # Float64 is judged in more than its precision, which is slow.
-    slow = trial.implementation.kernels or any(spec.dtype == "float64" for spec in specs)
+    slow = trial.implementation.kernels or any(spec.dtype == "float64" for spec in floating)
     return MOST if several or slow else MOST_OF_ROWS
 
 
