@@ -179,10 +179,11 @@ class _Changes:
         return found[:most]
 
     def _with_sizes(self, wanted: Sequence[int], most: int) -> list[Case]:
-        """Return up to so many calls with these sizes in the place of their own, in other dims each; calls of few
-        elements, if there are some, since these are differentiated, too."""
-        found = dict[tuple[int, ...], Case]()
-        for elements in (min(NARROW * max(wanted), self.limits[-1]), self.limits[-1]):
+        """Return up to so many calls with these sizes in the place of their own, in other dims each. Those with one size
+        have few elements, if there are some such, since they are differentiated, too."""
+        found = dict[tuple[tuple[int, int, int], ...], Case]()
+        narrow = [min(NARROW * wanted[0], self.limits[-1])] if len(wanted) == 1 else []
+        for elements in (*narrow, self.limits[-1]):
             for _ in range(TRIES):
                 case = self.random.choice(self.others)
                 ways = list(itertools.permutations([size for size in _sizes(case) if size > 1], len(wanted)))
@@ -190,7 +191,7 @@ class _Changes:
                 for way in ways[: 4 * most]:
                     one = self._allowed(case, _with_all(case, way, wanted), elements)
                     if one is not None and len(found) < most:
-                        found.setdefault(_dims(one, wanted), one)
+                        found.setdefault(_places(one, wanted), one)
             if found:
                 break
         return [*found.values()]
@@ -294,10 +295,11 @@ def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:
     return other
 
 
-def _dims(case: Case, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return which dims of the first operand, counted from the last one, have one of these sizes."""
-    first = cases.operands(case)[0].shape[::-1]
-    return tuple(dim for dim, size in enumerate(first) if size in sizes)
+def _places(case: Case, sizes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """Return which operands have which of these sizes in which dims, counted from the last one."""
+    shapes = (spec.shape[::-1] for spec in cases.operands(case))
+    each = ((operand, dim, size) for operand, shape in enumerate(shapes) for dim, size in enumerate(shape))
+    return tuple(place for place in each if place[2] in sizes)
 
 
 def _sizes(case: Case) -> list[int]:

@@ -334,11 +334,12 @@ class Child:
                 if self._judged.ended(0) and not self._connection.poll(_LAST_WORD):
                     raise self._died(self._judged)
                 if left() <= 0:
+                    # Before the judge notices that the judged process ends.
+                    by_judge = watch is not None and not self._stopwatch.is_running()
                     # The handler of this signal writes the stacks, also where native code holds the interpreter's lock.
                     os.kill(self._judged.pid, signal.SIGABRT)
                     self._judged.ended(GRACE)
                     self._kill()
-                    by_judge = watch is not None and not self._stopwatch.is_running()
                     limit = seconds * (JUDGE if by_judge else 1)
                     raise _Death(TIMEOUT, f"no result after {limit:g} s{self._tail()}")
             answer = msgspec.json.decode(self._connection.recv_bytes(), type=kind)
