@@ -179,8 +179,8 @@ class _Changes:
         return found[:most]
 
     def _with_sizes(self, wanted: Sequence[int], most: int) -> list[Case]:
-        """Return up to so many calls with these sizes in the place of their own, in other dims each. Those with one size
-        have few elements, if there are some such, since they are differentiated, too."""
+        """Return up to so many calls with these sizes in the place of their own, in other dims each. Those with one
+        size have few elements, if there are some such, since they are differentiated, too."""
         found = dict[tuple[tuple[int, int, int], ...], Case]()
         narrow = [min(NARROW * wanted[0], self.limits[-1])] if len(wanted) == 1 else []
         for elements in (*narrow, self.limits[-1]):
@@ -190,8 +190,9 @@ class _Changes:
                 self.random.shuffle(ways)
                 for way in ways[: 4 * most]:
                     one = self._allowed(case, _with_all(case, way, wanted), elements)
-                    if one is not None and len(found) < most:
-                        found.setdefault(_places(one, wanted), one)
+                    places = _places(one, wanted) if one is not None else ()
+                    if one is not None and len(found) < most and {size for *_, size in places} == {*wanted}:
+                        found.setdefault(places, one)
             if found:
                 break
         return [*found.values()]
@@ -296,8 +297,8 @@ def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:
 
 
 def _places(case: Case, sizes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
-    """Return which operands have which of these sizes in which dims, counted from the last one."""
-    shapes = (spec.shape[::-1] for spec in cases.operands(case))
+    """Return which positional operands have which of these sizes in which dims, counted from the last one."""
+    shapes = (spec.shape[::-1] for spec in case.args if isinstance(spec, TensorSpec))
     each = ((operand, dim, size) for operand, shape in enumerate(shapes) for dim, size in enumerate(shape))
     return tuple(place for place in each if place[2] in sizes)
 
