@@ -61,7 +61,7 @@ def differentiated(function):
             result = function(*leaves, **named)
             if wanted and isinstance(result, torch.Tensor) and result.requires_grad:
                 torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)
-        # Code of strangers may raise anything.
+        # Code of strangers may raise anything. Nothing is judged here: what is found is, gradients included.
         except Exception:  # noqa: BLE001
             return function(*args, **kwargs)
         return result

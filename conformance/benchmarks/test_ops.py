@@ -66,16 +66,17 @@ def implementations(pytestconfig: pytest.Config, device: torch.device) -> dict[s
         raise pytest.UsageError(str(error)) from None
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module")
 def precision(pytestconfig: pytest.Config) -> Iterator[str]:
-    """Let float32 products take TF32, as large models do, unless IEEE arithmetic is asked for, torch's default."""
+    """Let float32 products of this file take TF32, as large models do, unless IEEE arithmetic is asked for, torch's
+    default."""
     before, wanted = torch.get_float32_matmul_precision(), "highest" if pytestconfig.getoption("--ieee") else "high"
     torch.set_float32_matmul_precision(wanted)
     yield wanted
     torch.set_float32_matmul_precision(before)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ceilings(pytestconfig: pytest.Config, device: torch.device, precision: str) -> dict[str, float]:
     """Measure the rates that this chip reaches: bytes/s of a copy that moves 1 GiB, FLOP/s of products of 8192, of
     float8_e4m3fn with sums in float32."""

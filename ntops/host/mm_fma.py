@@ -20,7 +20,7 @@ _TILES = {
 """For the tiles of the result and of K, warps and stages: the warps below each other, the most registers of a thread,
 and the speed of many programs relative to the first."""
 _FEW = 128
-"""Up to as many rows, a copy of the other factor costs more than it saves."""
+"""Of fewer rows, a copy of the other factor costs more than it saves."""
 _SPLITS = (1, 2, 3, 4, 6, 8)
 _MULTIPLIED = 190
 """Pairs of elements that a multiprocessor multiplies in a nanosecond."""
