@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -363,6 +363,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         pyfuncitem.user_properties.append((terminal.FAILURES, msgspec.json.encode([failure]).decode()))
         (pytest.xfail if failure.known else functools.partial(pytest.fail, pytrace=False))(first)
     return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_logreport() -> Generator[None, None, None]:
+    """Take a report whole, or send it: an interrupt comes before or after that."""
+    interrupts.hold()
+    try:
+        yield
+    finally:
+        interrupts.release()
 
 
 @pytest.hookimpl(tryfirst=True)

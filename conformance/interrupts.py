@@ -16,12 +16,38 @@ class Once:
 
     def __init__(self) -> None:
         self._last = -PATIENCE
+        self._held, self._came = False, False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if now - self._last >= PATIENCE:
             self._last = now
+            self._came = True
+            self._raise()
+
+    def hold(self) -> None:
+        self._held = True
+
+    def release(self) -> None:
+        self._held = False
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._came and not self._held:
+            self._came = False
             raise KeyboardInterrupt
+
+
+def hold() -> None:
+    """Raise nothing before ``release``: what was found is on its way from one place to another, and in neither."""
+    if isinstance(handler := signal.getsignal(signal.SIGINT), Once):
+        handler.hold()
+
+
+def release() -> None:
+    """End ``hold``. Raises KeyboardInterrupt if a signal came meanwhile."""
+    if isinstance(handler := signal.getsignal(signal.SIGINT), Once):
+        handler.release()
 
 
 def install() -> None:

@@ -22,6 +22,7 @@ from conformance import (
     database,
     drawing,
     failure_causes,
+    interrupts,
     repro,
     runner,
     sequences,
@@ -357,6 +358,8 @@ class Run:
 
     def _done(self, report: Report) -> None:
         if self.journal is not None:
+            # Until the report of the item has arrived.
+            interrupts.hold()
             self.journal.clear()
             if trouble := self.journal.trouble():
                 report.failed.append(Failed(trouble))

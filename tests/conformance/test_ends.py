@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from test_suite import QUICK, SUITE, _torch_is_whole, suite  # noqa: F401
 
-from conformance import case_files, corpus, journal
+from conformance import case_files, corpus, interrupts, journal
 from conformance.cases import Case
 from conformance.journal import Header, Journal
 from conformance.worker import Child
@@ -144,7 +144,7 @@ def test_ctrl_c(tmp_path, workers):
         saved = [*(tmp_path / "failures").glob(f"{op}-*.json")]
         assert saved
         assert all(path.stem in said for path in saved)
-        assert re.search(rf"^{op} +\d+ +\d+ +[1-9]", said, re.M)
+        assert re.search(rf"^{op} +\d+ +\d+ +[1-9]", said, re.M), said
     assert "timeout failed" not in said, "what was judged is not at fault"
     assert "crash failed" not in said
     assert "the run was interrupted: not all was judged that was asked for" in said
@@ -152,6 +152,51 @@ def test_ctrl_c(tmp_path, workers):
     found = json.loads((tmp_path / "m.json").read_text())
     assert {record["op"] for record in found["records"] if record["failed"]} == {"abs", "neg"}
     assert not (tmp_path / "failures" / journal.FOLDER).exists()
+
+
+INTERRUPTS = """
+import os, pathlib, signal
+
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report):
+    if report.when == "call" and not pathlib.Path("pressed").exists():
+        pathlib.Path("pressed").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_interrupt_loses_no_report(tmp_path, workers):
+    """With a worker, it comes to that while it sends the report."""
+    (tmp_path / "interrupted.py").write_text(HANGS)
+    (tmp_path / "interrupts_reports.py").write_text(INTERRUPTS)
+    command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "--device", "cpu", "-n", workers]
+    command += ["--implementation", "interrupted", "--dtype", "float32", "--op", "abs", "--check", "values"]
+    command += ["--max-examples", "10", "-k", "test_legal", "-p", "interrupts_reports"]
+    path = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    run = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600
+    )
+    assert (tmp_path / "pressed").exists()
+    assert re.search(r"^abs +\d+ +\d+ +[1-9]", run.stdout, re.M), run.stdout
+    assert re.search(r"^saved failures/abs-", run.stdout, re.M), run.stdout
+
+
+def test_an_interrupt_that_is_held_comes_at_the_release():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.install()
+    try:
+        interrupts.hold()
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.release()
+        interrupts.hold()
+        interrupts.release()
+    finally:
+        interrupts.remove()
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_an_oracle_that_has_not_the_memory_is_no_failure():
@@ -168,10 +213,10 @@ def test_a_judge_that_was_killed_is_no_failure_where_torch_ends_it_too(monkeypat
     """As the system does where memory runs out."""
 
     class Killed(Child):
-        def _receive(self, kind, seconds, *waiting):
+        def _receive(self, kind, seconds, *waiting, **of_calls):
             if self._ready and seconds == self.timeout and self.deadly(self._setup.implementation):
                 os.kill(self._judge.pid, signal.SIGKILL)
-            return super()._receive(kind, seconds, *waiting)
+            return super()._receive(kind, seconds, *waiting, **of_calls)
 
     monkeypatch.setattr("conformance.worker.Child", Killed)
     for deadly, status in ((lambda name: True, "out_of_memory"), (lambda name: name != "torch", "failed")):
