@@ -166,16 +166,16 @@ class _Changes:
         return self._allowed(case, other, elements)
 
     def swept(self, rows: Sequence[Sequence[int]], most: int) -> list[Case]:
-        """Return calls with each of the nearest numbers for a size, and with one more, and with each of some rows in
-        any order."""
+        """Return so many calls with each of some rows in any order for sizes, and with each of the nearest numbers for
+        one, and with one more."""
         found = list[Case]()
-        for number, more in itertools.product(self.own[:SWEPT], (0, 1)):
-            found += self._with_sizes((number + more,), PLACES)
-        # Of rows of two also what is one beyond both: a rule that says "more than".
-        for row in rows[:SWEPT_ROWS]:
+        # Small sizes come together in drawn calls.
+        for row in [row for row in rows if max(row) > USUAL[0]][:SWEPT_ROWS]:
+            # Of rows of two also what is one beyond both: a rule that says "more than".
             for more in (0, 1) if len(row) == 2 else (0,):
                 found += self._with_sizes([number + more for number in row], SWEPT_WAYS)
-        self.random.shuffle(found)
+        for number, more in itertools.product(self.own[:SWEPT], (0, 1)):
+            found += self._with_sizes((number + more,), PLACES)
         return found[:most]
 
     def _with_sizes(self, wanted: Sequence[int], most: int) -> list[Case]:
