@@ -219,7 +219,9 @@ def undressed(form, operands, given, value):
         moved = one.untyped_storage()._cdata != operand.untyped_storage()._cdata and one.shape == operand.shape
         if moved and form in (COLUMNS, ROWS):
             # It lies otherwise, and its first element stands for any that was written.
-            if not torch.equal(*(x.detach().contiguous().view(torch.uint8) for x in (one, operand))):
+            # Cloned, since a dim of one element may have any stride.
+            words = (x.detach().reshape(-1, 1).clone(memory_format=torch.contiguous_format) for x in (one, operand))
+            if not torch.equal(*(x.view(torch.uint8) for x in words)):
                 _bytes_of(operand)[operand.storage_offset() * operand.itemsize] ^= 1
         elif moved:
             # Copied back, so that a write to an operand that is only read shows.

@@ -10,7 +10,7 @@ import itertools
 import socket
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -194,13 +194,35 @@ class Local:
         """Return the numbers that stand together in its code, as of ``code_numbers.rows``."""
         return runtime.code_numbers.rows(self._function)
 
-    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> int:
-        """Make a call, and return to how many places of the code it came that none had come to before."""
-        return runtime.new_paths(self._function, inputs, call, device, (KeyboardInterrupt,))
+    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Reached:
+        """Make a call, and return what it came to in the code."""
+        return _reached(*runtime.new_paths(self._function, inputs, call, device, (KeyboardInterrupt,)))
 
     def forget_paths(self) -> None:
         """Take all places of the code for new again."""
         runtime.code_paths.forget()
+
+
+class Reached(NamedTuple):
+    """What a call came to in the implementation's code."""
+
+    places: int
+    """How many places no call had come to before."""
+    compared: Sequence[Compared]
+
+
+class Compared(NamedTuple):
+    """An outcome of a comparison, as of ``code_comparisons``."""
+
+    place: int
+    answer: bool
+    left: float | None
+    right: float | None
+    """The numbers that came nearest to the other answer, if it was numbers."""
+
+
+def _reached(places: Any, compared: Any) -> Reached:
+    return Reached(_valid(places, int), _valid(compared, list[Compared]))
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -335,12 +357,12 @@ class Judged:
         """Return the numbers that stand together in the code of the op, as of ``code_numbers.rows``. Raises Lost."""
         return _valid(self._ask({"ask": "numbers", "op": op})[0].get("rows"), list[list[int]])
 
-    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> int:
+    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> Reached:
         """Make a call that ``described`` gives, as of ``runtime.new_paths``. Raises Lost."""
         header, _ = self._ask(*_request("paths", call, inputs))
         if lost := header.get("lost"):
             raise Lost(f"{GONE}: {lost}")
-        return _valid(header.get("paths"), int)
+        return _reached(header.get("paths"), header.get("compared"))
 
     def forget_paths(self) -> None:
         """Take all places of the code for new again. Raises Lost."""
@@ -489,8 +511,8 @@ class Remote:
         """Return the numbers that stand together in its code. Raises Lost."""
         return self.judged.rows(self.op)
 
-    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> int:
-        """Make a call, and return to how many places of the code it came that none had come to before. Raises Lost."""
+    def new_paths(self, call: Mapping[str, Any], inputs: Sequence[torch.Tensor], device: torch.device) -> Reached:
+        """Make a call, and return what it came to in the code. Raises Lost."""
         return self.judged.new_paths({**call, "op": self.op}, inputs)
 
     def forget_paths(self) -> None:

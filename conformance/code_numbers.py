@@ -54,6 +54,11 @@ def rows(function):
     return list(found)[:MOST]
 
 
+def functions(function):
+    """Return the functions of a function's code: itself, and those of the implementation that it refers to."""
+    return [one for one in _parts(function) if isinstance(one, types.FunctionType) and _is_own(one.__module__)]
+
+
 def _parts(function):
     """Yield a function and what it refers to, nearest first."""
     note_tables()

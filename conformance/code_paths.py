@@ -16,7 +16,7 @@ def forget():
     _SEEN.clear()
 
 
-def traced(function, tools, others, counted):
+def traced(function, tools, others, counted, hidden=None):
     """Return the function as one that notes the places to which it comes.
 
     The parts of a condition are places, too: that a shape fits and its strides do not is nearer to the way beyond it.
@@ -25,9 +25,12 @@ def traced(function, tools, others, counted):
         whenever that is, is no place of the call.
     :param others: Packages that are not the implementation's; nothing below calls of Triton is noted.
     :param counted: A list, to which the number of new places is added.
+    :param hidden: The globals of a module whose functions are no places either.
     """
 
     def kind_of(frame):
+        if frame.f_globals is hidden:
+            return "other"
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         return "hidden" if package == "triton" else "other" if package in others else "own"
 

@@ -7,8 +7,11 @@ together for is found one after the other. Nothing is judged meanwhile.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 
@@ -16,7 +19,7 @@ import msgspec
 import torch
 
 from conformance import cases, code_draws, runner
-from conformance.calls import Lost
+from conformance.calls import Lost, Reached
 from conformance.case_changes import named_arguments, with_argument, with_operand, with_size
 from conformance.cases import Case, Same, View
 from conformance.code_draws import BESIDE
@@ -29,7 +32,7 @@ LIMITS = (1 << 14, 1 << 14, 1 << 16, 1 << 16, 1 << 18, 1 << 20, 9 << 20)
 """The most elements that a changed call may have; one is chosen for each."""
 BEYOND = 8
 """Lets one changed call in eight have an eighth more elements than a large one, where the code has numbers near that:
-2^24 and one is where float32 stops to count."""
+2^24 and one is where float32 stops to count. What a comparison asks for may be as large."""
 STEPS = ((1, 1), (1, 0), (2, 1))
 """So many times a number, and so much more, are tried for each size of a call that came to a new place."""
 STEPPED = 8
@@ -42,12 +45,21 @@ SWEPT_SHARE = 32
 """There is one such call at most for so many changed ones."""
 TRIES = 30
 """So many calls are tried for each."""
+WISHED = 60
+"""So many calls are tried for an answer that no comparison has given, from the nearest one on."""
+SOLVED, ALIKE = 0.3, 0.1
+"""The shares of calls that are changed so that a comparison may have another answer, and that are like those with rare
+answers."""
+TOGETHER, RANKED = 12, 128
+"""So many calls with the rarest answers are kept, found anew after so many calls."""
 PLACE = 1 << 50
 """A size that no operand has."""
 FEW = 64
 """The greatest number that counts groups and parts: a size is so many times another one."""
 SHARE = 1 << 17
 """So many elements each call may have on average; when these are spent, the rest are small."""
+BYTES = (2, 4, 8)
+"""What sizes are multiplied by that the code need not name."""
 STARTS = 1 << 16
 """The most elements of a call to start from."""
 NEAREST = 6
@@ -90,7 +102,7 @@ def search(
     claimed = "gradients" in implementation.claims(pool[0].op)
     has_gradients = registry()[pool[0].op].gradients is not None
 
-    def paths(case: Case) -> int:
+    def reached(case: Case) -> Reached:
         # Gradients are judged without a claim, too. The code may be another one where none is asked for.
         differentiate = claimed or (has_gradients and cases.seed(case) & 1 == 1)
         try:
@@ -99,24 +111,102 @@ def search(
             raise Broken((*found, case), str(lost)) from None
 
     maker.forget_paths()
+    guide = _Guide(random, changes)
     seen, found = {cases.case_id(case) for case in pool}, list[Case]()
     # Those that were the first to come to some place are nearest to what is still unknown.
-    first = [case for case in pool if paths(case)]
+    first = [case for case in pool if guide.learns(case, reached(case))]
     left = calls * SHARE
-    for _ in range(calls):
+    for number in range(calls):
         near = first[-NEAREST:] if random.random() < 0.5 else first
         base = random.choice(near if near and random.random() < 0.8 else pool)
-        case = (changes.step(base) if random.random() < 0.5 else None) or changes.changed(base)
+        if number % RANKED == RANKED - 1:
+            guide.rank()
+        case = guide.next() or (changes.step(base) if random.random() < 0.5 else None) or changes.changed(base)
         if case is None or cases.case_id(case) in seen:
             continue
         seen.add(cases.case_id(case))
         if (size := cases.elements(case)) > max(left, STARTS):
             continue
         left -= size
-        if paths(case):
+        if guide.learns(case, reached(case)):
             found.append(case)
             first.append(case)
+    guide.rank()
+    found += [case for case in guide.together if case not in found]
     return found + changes.swept(maker.rows(), calls // SWEPT_SHARE)
+
+
+@dataclasses.dataclass
+class _Wish:
+    """An answer that no comparison at a place has given, and the call that came nearest to it."""
+
+    case: Case
+    sides: tuple[float, float]
+    tries: int = 0
+
+
+class _Guide:
+    """Leads the search by what the calls compared: to answers that there were not yet, and to such as are rare, when
+    several of them come together. Those need not be ways in the code: ``a * b`` of two conditions is none."""
+
+    def __init__(self, random: Random, changes: _Changes) -> None:
+        self.random, self.changes = random, changes
+        self.together: list[Case] = []
+        """The calls with the rarest answers."""
+        self._counts = Counter[tuple[int, bool]]()
+        self._wishes = dict[tuple[int, bool], _Wish]()
+        self._calls = dict[frozenset[tuple[int, bool]], Case]()
+        self._first = dict[int, tuple[float, float]]()
+        self._moving = dict[int, list[bool]]()
+        """Which sides of a comparison were not always the same number."""
+
+    def learns(self, case: Case, reached: Reached) -> bool:
+        """Note what a call compared. Return whether it came to a new place, or to a new answer at one."""
+        answers = frozenset((one.place, one.answer) for one in reached.compared)
+        new = answers - self._counts.keys()
+        self._counts.update(answers)
+        self._calls.setdefault(answers, case)
+        for key in new:
+            self._wishes.pop(key, None)
+        for one in reached.compared:
+            if one.left is None or one.right is None:
+                continue
+            key, sides = (one.place, not one.answer), (one.left, one.right)
+            first, moving = self._first.setdefault(one.place, sides), self._moving.setdefault(one.place, [False, False])
+            self._moving[one.place] = [
+                moved or was != now for moved, was, now in zip(moving, first, sides, strict=True)
+            ]
+            wish = self._wishes.get(key)
+            if key not in self._counts and (wish is None or _apart(*sides) < _apart(*wish.sides)):
+                self._wishes[key] = _Wish(case, sides)
+        return reached.places > 0 or bool(new)
+
+    def rank(self) -> None:
+        """Find the calls with the rarest answers anew."""
+        total = max(self._counts.values(), default=0)
+        rarity = {
+            (place, answer): math.log(total / count)
+            for (place, answer), count in self._counts.items()
+            if self._counts[place, not answer]
+        }
+        ranked = sorted(self._calls, key=lambda answers: -sum(rarity.get(key, 0.0) for key in answers))
+        self.together = [self._calls[answers] for answers in ranked[:TOGETHER]] if rarity else []
+
+    def next(self) -> Case | None:
+        """Return a call that may give an answer that there was not yet, or is like those with the rarest; None: change
+        another one."""
+        chance = self.random.random()
+        wishes = [(place, wish) for (place, _), wish in self._wishes.items() if wish.tries < WISHED]
+        if wishes and chance < SOLVED:
+            place, wish = self.random.choice(wishes)
+            wish.tries += 1
+            (left, right), (_, moves) = wish.sides, self._moving[place]
+            # A constant does not move.
+            turned = moves and (self._moving[place] == [False, True] or self.random.random() < 0.5)
+            return self.changes.solved(wish.case, *((right, left) if turned else (left, right)))
+        if self.together and chance > 1 - ALIKE:
+            return self.changes.changed(self.random.choice(self.together))
+        return None
 
 
 class _Changes:
@@ -138,7 +228,8 @@ class _Changes:
         self.few = sorted({*few, *(number + 1 for number in few)}) or [2, 3]
         near = [number * times + more for number in [*dict.fromkeys(self.sizes)][:STEPPED] for times, more in STEPS]
         self.steps, self.left = [*dict.fromkeys((*near, 1))], dict[str, list[tuple[int, int]]]()
-        beyond = (elements + elements // BEYOND,) if 2 * max(self.sizes) > elements else ()
+        self.most = elements + elements // BEYOND
+        beyond = (self.most,) if 2 * max(self.sizes) > elements else ()
         self.limits = (*(min(elements, most) for most in LIMITS), *beyond)
 
     def step(self, case: Case) -> Case | None:
@@ -152,6 +243,35 @@ class _Changes:
             return None
         was, wanted = self.left[key].pop()
         return self._allowed(case, _with_all(case, (was,), (wanted,)), self.limits[-1])
+
+    def solved(self, case: Case, moved: float, fixed: float) -> Case | None:
+        """Return the case with a size or argument for which two numbers may be equal, or one apart: as if the first one
+        were proportional to a size, or a few times that and more; None where torch does not take it."""
+        random = self.random
+        wanted = fixed + random.choice((0, 0, 1, -1))
+        sizes = [way for size in _sizes(case) for way in self._solutions(size, moved, wanted)]
+        given = [name for name, one in named_arguments(case).items() if type(one) is type(moved) and one == moved]
+        kinds = [kind for kind, possible in (("size", sizes), ("argument", given), ("size", sizes)) if possible]
+        # Where rows are so far apart, or among the elements.
+        kind = random.choice((*kinds, "number"))
+        if kind == "size":
+            was, one = random.choice(sizes)
+            other = _with_all(case, (was,), (one,))
+        elif kind == "argument":
+            other = with_argument(case, random.choice(given), wanted)
+        else:
+            other = self._with_number(case, fixed)
+        return self._allowed(case, other, self.most)
+
+    def _solutions(self, size: int, moved: float, wanted: float) -> list[tuple[int, int]]:
+        """Return a size with others that may move one number to another."""
+        if moved != int(moved) or wanted != int(wanted):
+            return []
+        more, times = int(wanted - moved), int(moved) // size if moved % size == 0 else 0
+        found = {size + more, *(size + more // few for few in (*BYTES, *self.few) if more % few == 0)}
+        if times:
+            found |= {int(wanted) // times, -(-int(wanted) // times)}
+        return [(size, one) for one in sorted(found) if one > 0 and one != size]
 
     def changed(self, case: Case) -> Case | None:
         """Return a case that is changed once or several times; None where torch does not take it."""
@@ -233,8 +353,14 @@ class _Changes:
         return code_draws.resized(case, self.random.choice(_sizes(case) or [1]), self.random.choice((1, 2, *self.few)))
 
     def _numbered(self, case: Case, elements: int) -> Case:
-        kind, number, place = self.random.choice(code_draws.CHANGES), self.random.choice(self.numbers), self.random
-        return next(kind(case, number, place.randrange(60)), case)
+        return self._with_number(case, self.random.choice(self.numbers))
+
+    def _with_number(self, case: Case, number: float) -> Case:
+        kind, place = self.random.choice(code_draws.CHANGES), self.random.randrange(60)
+        # No layout begins before its storage, and the like.
+        with contextlib.suppress(ValueError):
+            return next(kind(case, number, place), case)
+        return case
 
     def _special(self, case: Case, elements: int) -> Case:
         """Plant a special value, or leave out those that there are."""
@@ -279,6 +405,10 @@ class _Changes:
         expanded = (random.randrange(rank),) if rank and not padding and random.random() < 0.3 else ()
         offset = random.choice((0, 0, 1, 8))
         return msgspec.structs.replace(spec, layout=Layout(order, (), padding, expanded, offset))
+
+
+def _apart(left: float, right: float) -> float:
+    return abs(left - right)
 
 
 def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:

@@ -343,7 +343,7 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         "also": [_pack(one.reshape(-1).numpy()[places]) for one in expected.also],
     }
     if expected.bound is None:
-        return data | {"exact": _pack(chosen.reshape(-1).contiguous().view(torch.uint8).numpy())}
+        return data | {"exact": _pack(guards.bits(chosen).numpy())}
     bound = expected.bound.expand(expected.value.shape).reshape(-1).numpy()[places]
     rest = np.zeros(len(places)) if expected.low is None else expected.low.reshape(-1).numpy()[places]
     form = bounds.FORMATS[result.dtype]

@@ -204,9 +204,9 @@ class Prepared(msgspec.Struct, frozen=True):
         )
         return maker.made(call, inputs, self.device)
 
-    def new_paths(self, maker: Local | Remote, differentiate: bool) -> int:
-        """Let ``maker`` make the call, with the backward pass if that is wanted, and return to how many places of the
-        code it came that none had come to before."""
+    def new_paths(self, maker: Local | Remote, differentiate: bool) -> calls.Reached:
+        """Let ``maker`` make the call, with the backward pass if that is wanted, and return what it came to in the
+        code."""
         args, kwargs = forms.bind(self.case, self.inputs)
         how = {"form": self.case.form, "written": sorted(self.spec.writes(self.case)), "seed": cases.seed(self.case)}
         call = calls.described(self.case.op, args, kwargs, self.inputs, differentiate=differentiate, **how)

@@ -42,9 +42,10 @@ def _beside(name):
 guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
     _beside, ("guards", "call_contexts", "context_calls", "gradient_calls", "mode_calls")
 )
-dispatcher_calls, gpu_calls, process_state, sequence_staging, code_numbers, code_paths = map(
-    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging", "code_numbers", "code_paths")
+dispatcher_calls, gpu_calls, process_state, sequence_staging = map(
+    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging")
 )
+code_comparisons, code_numbers, code_paths = map(_beside, ("code_comparisons", "code_numbers", "code_paths"))
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -249,14 +250,23 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
 
 
 def new_paths(function, inputs, call, device, passed=()):
-    """Make one call, as ``perform`` does, and return to how many places of the code it came that no such call had come
-    to before. ``call["differentiate"]``: with the backward pass, of a call that writes no operand."""
+    """Make one call, as ``perform`` does. Return to how many places of the code it came that no such call had come to
+    before, and what was compared on the way, as of ``code_comparisons``. ``call["differentiate"]``: with the backward
+    pass, of a call that writes no operand."""
     counted = []
+    compared = code_comparisons.of(function, code_numbers.functions)
     if call["differentiate"] and not call["written"] and call["kwargs"].get("inplace") is not True:
         function = code_paths.differentiated(function)
-    function = code_paths.traced(function, context_calls, code_numbers.OTHERS, counted)
-    perform(function, inputs, call, device, passed=passed)
-    return sum(counted)
+    hidden = vars(code_comparisons)
+    with compared:
+        perform(
+            code_paths.traced(function, context_calls, code_numbers.OTHERS, counted, hidden),
+            inputs,
+            call,
+            device,
+            passed=passed,
+        )
+    return sum(counted), compared.found
 
 
 def _again(function, inputs, call, device, offers, passed):
@@ -629,7 +639,8 @@ class _Server:
         stage, function = self.stage if asked.get("follow") else None, getattr(self.provider, asked["op"])
         try:
             if asked["ask"] == "paths":
-                return {"paths": new_paths(function, inputs, asked, self.device), "lost": _lost(self.device)}, ()
+                places, compared = new_paths(function, inputs, asked, self.device)
+                return {"paths": places, "compared": compared, "lost": _lost(self.device)}, ()
             made = perform(function, inputs, asked, self.device, self.provider, stage=stage)
             if stage is None and not asked["before"]:
                 self.kept.append(made.value)
@@ -642,12 +653,14 @@ class _Server:
 
     def _kept(self):
         kept = self.stage.kept() if self.stage is not None else []
-        found = [(*where, tensor.detach().cpu().contiguous()) for *where, tensor in kept]
+        found = [
+            (*where, tensor.detach().cpu().clone(memory_format=torch.contiguous_format)) for *where, tensor in kept
+        ]
         told = [
             {"call": call, "what": what, "index": index, "tensor": describe_tensor(tensor, 0)}
             for call, what, index, tensor in found
         ]
-        return {"kept": told}, [_bytes(tensor.reshape(-1).view(torch.uint8)) for *_, tensor in found]
+        return {"kept": told}, [_bytes(guards.bits(tensor)) for *_, tensor in found]
 
     def _settings(self, op):
         try:

@@ -51,6 +51,8 @@ ITEM = 30
 """A test of an op as a whole may take so many times as long as one case."""
 SEQUENCE = 3
 """A sequence of calls, likewise."""
+SEARCH = 5
+"""A search, which makes hundreds of calls and judges none, may take so many times as long as one case."""
 JUDGE = 10
 """The judge's own work on a case may take so many times as long as the case's calls may."""
 START = 600.0
@@ -232,9 +234,10 @@ class Child:
 
     def explore(self, starts: Sequence[Case], calls: int, elements: int, seed: str) -> Sequence[Case]:
         """Search for calls that come to new places of the code, as ``code_search.search``, the last of which may end
-        the process; none where it takes more than ``timeout``."""
+        the process; none where it takes too long."""
         try:
-            return self._ask(Explore([*map(cases.canonical, starts)], calls, elements, seed), self.timeout).found
+            request = Explore([*map(cases.canonical, starts)], calls, elements, seed)
+            return self._ask(request, SEARCH * self.timeout).found
         except _Death:
             return ()
 

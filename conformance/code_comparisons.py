@@ -1,0 +1,280 @@
+"""Note what an implementation's own code compares in a call, and with what: how near the call came to the other answer.
+
+While they are called here, its functions have code that is made anew from their source, in which a recorder makes each
+comparison. Fuzzers do so with machine code: libFuzzer's "value profile" (https://llvm.org/docs/LibFuzzer.html), and the
+"input-to-state correspondence" of REDQUEEN (Aschermann et al., NDSS 2019). What is no comparison and decides like one
+counts, too: whether a quotient, remainder or mask of bits is zero, the lesser of two, and what a slice leaves of a dim.
+
+Loaded by its path into the judged process, so it needs torch and nothing else.
+"""
+
+import ast
+import builtins
+import contextlib
+import functools
+import itertools
+import linecache
+import math
+import operator
+import types
+
+import torch
+
+NAME = "__ntops_comparisons__"
+"""The recorder's name. It stays among the builtins: functions that the implementation made in a call may live on."""
+MOST = 256
+"""The most outcomes that are noted of one call."""
+LARGEST = 2**62
+"""Larger numbers are noted without their values."""
+ELEMENTS = 1 << 20
+"""The most elements of a tensor of which the one is looked for that is nearest to a number."""
+PARTS = 16
+"""So many outcomes a place of the code may have: two for each dim, or number of a tuple."""
+_COMPARED = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
+_WHOLE = {"Mod": "mod", "FloorDiv": "floordiv", "RShift": "rshift", "BitAnd": "and_"}
+_CALLED = ("min", "max", "range")
+_LEFT_ALONE = ("jit", "compile", "script")
+"""Functions with decorators of such names are compiled from their source or bytecode."""
+
+
+class _Recorder:
+    """What the code calls in the place of a comparison. Outside of calls of the search it notes nothing."""
+
+    slice = slice
+
+    def __init__(self):
+        self.notes, self.noted = False, {}
+
+    def compare(self, place, how, left, right):
+        answer = getattr(operator, how)(left, right)
+        if self.notes:
+            self._note_comparison(place, answer, left, right)
+        return answer
+
+    def held(self, place, left, right):
+        answer = left in right
+        if self.notes and isinstance(right, (tuple, list, set, frozenset, dict)):
+            self._note(place, answer)
+            for number, one in enumerate(itertools.islice(right, PARTS - 1)):
+                if _is_number(left) and _is_number(one):
+                    self._note(place + 1 + number, left == one, left, one)
+        return answer
+
+    def whole(self, place, how, left, right):
+        answer = getattr(operator, how)(left, right)
+        if self.notes and type(answer) is int and type(left) is int and type(right) is int:
+            self._note(place, answer == 0, left, _other_side(how, left, right, answer))
+        return answer
+
+    def called(self, place, function, *args):
+        answer = function(*args)
+        if self.notes and function in (min, max, range) and len(args) == 2:
+            self._note_comparison(place, args[0] <= args[1], *args)
+        return answer
+
+    def part(self, place, whole, index):
+        answer = whole[index]
+        if self.notes and isinstance(whole, torch.Tensor):
+            each = index if isinstance(index, tuple) else (index,)
+            for dim, (one, size) in enumerate(zip(each, whole.shape, strict=False)):
+                for last, end in enumerate((one.start, one.stop) if isinstance(one, slice) else ()):
+                    if type(end) is int and 2 * dim + last < PARTS:
+                        self._note(place + 2 * dim + last, end < size, size, abs(end))
+        return answer
+
+    def _note_comparison(self, place, answer, left, right):
+        if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+            self._note_elements(place, answer, left, right)
+        elif isinstance(answer, bool):
+            self._note(place, answer, left, right)
+            self._note_equal(place + 1, left, right)
+
+    def _note_equal(self, place, left, right):
+        """Note which numbers of two sequences of one length are equal."""
+        if isinstance(left, (tuple, list)) and isinstance(right, (tuple, list)) and len(left) == len(right):
+            for number, (one, other) in enumerate(zip(left, right, strict=True)):
+                if number < PARTS - 1 and isinstance(one, int) and isinstance(other, int):
+                    self._note(place + number, one == other, one, other)
+
+    def _note_elements(self, place, answer, left, right):
+        """Note whether some and whether all elements of a comparison hold, and the element that is nearest."""
+        tensor, number = (left, right) if isinstance(left, torch.Tensor) else (right, left)
+        if not isinstance(answer, torch.Tensor) or answer.dtype is not torch.bool or not answer.numel():
+            return
+        nearest = None
+        # Whatever a tensor of a stranger's class raises is none of the call's.
+        with contextlib.suppress(Exception):
+            if type(number) in (int, float) and tensor.numel() <= ELEMENTS and not tensor.is_complex():
+                wide = tensor.detach().to(torch.float64).flatten()
+                nearest = wide[(wide - number).abs().nan_to_num(math.inf).argmin()].item()
+            self._note(place, bool(answer.any()), nearest, number)
+            self._note(place + 1, bool(answer.all()), nearest, number)
+
+    def _note(self, place, answer, left=None, right=None):
+        key = (place, bool(answer))
+        if key not in self.noted and len(self.noted) == MOST:
+            return
+        pair = (left, right) if _is_number(left) and _is_number(right) else None
+        if (known := self.noted.get(key)) is None or (pair is not None and _apart(pair) < _apart(known)):
+            self.noted[key] = pair
+
+
+def _other_side(how, left, right, answer):
+    """Return a number near the left one with which the answer is zero, if it is not, and else with which it is not."""
+    if how == "mod":
+        return left + right - answer if answer else left + 1
+    if how == "and_":
+        return left - answer if answer else left + (right & -right)
+    divisor = right if how == "floordiv" else 1 << min(max(right, 0), 62)
+    return divisor - 1 if answer else divisor
+
+
+def _is_number(one):
+    return type(one) in (int, float) and abs(one) < LARGEST
+
+
+def _apart(pair):
+    return abs(pair[0] - pair[1])
+
+
+class _Rewriting(ast.NodeTransformer):
+    """Has the recorder make what decides."""
+
+    def __init__(self, places):
+        self.places = places
+
+    def _recorded(self, node, method, *args):
+        name = ast.Attribute(ast.Name(NAME, ast.Load()), method, ast.Load())
+        place = [] if method == "slice" else [ast.Constant(next(self.places))]
+        return ast.copy_location(ast.Call(name, [*place, *args], []), node)
+
+    def visit_FunctionDef(self, node):
+        if any(name in ast.unparse(one) for one in node.decorator_list for name in _LEFT_ALONE):
+            return node
+        return self.generic_visit(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Compare(self, node):
+        self.generic_visit(node)
+        sides = [node.left, *node.comparators]
+        # What stands between two comparisons is evaluated twice.
+        if not all(isinstance(one, (ast.Name, ast.Constant)) for one in sides[1:-1]):
+            return node
+        found = [
+            self._one(node, left, how, right) for left, how, right in zip(sides, node.ops, sides[1:], strict=False)
+        ]
+        return found[0] if len(found) == 1 else ast.copy_location(ast.BoolOp(ast.And(), found), node)
+
+    def _one(self, node, left, how, right):
+        name = type(how).__name__
+        if name in _COMPARED:
+            return self._recorded(node, "compare", ast.Constant(_COMPARED[name]), left, right)
+        if name in ("In", "NotIn"):
+            held = self._recorded(node, "held", left, right)
+            return held if name == "In" else ast.copy_location(ast.UnaryOp(ast.Not(), held), node)
+        return ast.copy_location(ast.Compare(left, [how], [right]), node)
+
+    def visit_BinOp(self, node):
+        self.generic_visit(node)
+        how = _WHOLE.get(type(node.op).__name__)
+        return self._recorded(node, "whole", ast.Constant(how), node.left, node.right) if how else node
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        plain = not node.keywords and not any(isinstance(one, ast.Starred) for one in node.args)
+        if isinstance(node.func, ast.Name) and node.func.id in _CALLED and plain:
+            return self._recorded(node, "called", node.func, *node.args)
+        return node
+
+    def visit_Subscript(self, node):
+        self.generic_visit(node)
+        index = node.slice
+        parts = index.elts if isinstance(index, ast.Tuple) else [index]
+        if not isinstance(node.ctx, ast.Load) or not any(isinstance(one, ast.Slice) for one in parts):
+            return node
+        if any(isinstance(one, ast.Starred) for one in parts):
+            return node
+        each = [self._slice(one) if isinstance(one, ast.Slice) else one for one in parts]
+        index = ast.copy_location(ast.Tuple(each, ast.Load()), node) if isinstance(index, ast.Tuple) else each[0]
+        return self._recorded(node, "part", node.value, index)
+
+    def _slice(self, node):
+        ends = [one or ast.copy_location(ast.Constant(None), node) for one in (node.lower, node.upper, node.step)]
+        return self._recorded(node, "slice", *ends)
+
+
+_PLACES = itertools.count(0, PARTS)
+
+
+@functools.lru_cache(maxsize=256)
+def _codes(file):
+    """Return the code objects of a file as they are, and as they are made here, by name, line and what they close
+    over; none where its source is not known."""
+    source = "".join(linecache.getlines(file))
+    try:
+        tree = ast.parse(source)
+        plain = _by_name(compile(source, file, "exec", dont_inherit=True))
+        made = ast.fix_missing_locations(_Rewriting(_PLACES).visit(tree))
+        return plain, _by_name(compile(made, file, "exec", dont_inherit=True))
+    # What Python's compiler has against a file of a stranger is many things, and costs the search a guide alone.
+    except Exception:  # noqa: BLE001
+        return {}, {}
+
+
+def _by_name(code):
+    found, waiting = {}, [code]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, types.CodeType):
+            found[one.co_name, one.co_firstlineno, one.co_freevars] = one
+            waiting.extend(one.co_consts)
+    return found
+
+
+def _made(code):
+    """Return the code with recorded comparisons; None where the source that is found is not that of the code."""
+    key = code.co_name, code.co_firstlineno, code.co_freevars
+    plain, made = _codes(code.co_filename)
+    if key in plain and key in made and plain[key].co_code == code.co_code:
+        return made[key]
+    return None
+
+
+class Comparisons:
+    """Notes what a function and others that it refers to compare while it is called in its context.
+
+    :param functions: Returns a function and those that it refers to.
+    """
+
+    def __init__(self, function, functions):
+        self._function, self._all = function, functions
+        self._recorder = vars(builtins).setdefault(NAME, _Recorder())
+        self._functions, self._calls = [], 0
+        self.found = []
+        """The outcomes of the last call: a place and its answer, and the two numbers that came nearest to the other
+        answer, or None."""
+
+    def __enter__(self):
+        self._calls += 1
+        # What the first calls import or make is there for the next ones.
+        if self._calls & (self._calls - 1) == 0:
+            found = ((one, one.__code__, _made(one.__code__)) for one in self._all(self._function))
+            self._functions = [(one, code, made) for one, code, made in found if made is not None]
+        self._recorder.notes, self._recorder.noted = True, {}
+        for function, _, made in self._functions:
+            function.__code__ = made
+        return self
+
+    def __exit__(self, *_):
+        for function, code, _ in self._functions:
+            function.__code__ = code
+        self._recorder.notes = False
+        noted = self._recorder.noted.items()
+        self.found = [[place, answer, *(pair or (None, None))] for (place, answer), pair in noted]
+
+
+@functools.lru_cache(maxsize=8)
+def of(function, functions):
+    """Return the ``Comparisons`` of a function, the same for each of its calls."""
+    return Comparisons(function, functions)
