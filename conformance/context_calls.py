@@ -326,8 +326,8 @@ def tracer(kind_of, step, opcodes=False):
         nonlocal hidden
         # A generator may have been begun where it was not hidden.
         frame.f_trace = None
-        kind = kind_of(frame)
-        if hidden or kind == "other":
+        # Most frames are those of an interpreter of kernels.
+        if hidden or (kind := kind_of(frame)) == "other":
             return None
         if kind == "hidden":
             frame.f_trace_lines = False
