@@ -194,3 +194,42 @@ def rows_past_a_dim_of_the_grid(step: Step) -> Gradients:
         operand = operand.contiguous()
         operand.view(-1, operand.shape[-1])[_GRID["y"] :] = 0
     return [operand, *others]
+
+
+# --- what no single number of the code says -------------------------------------------------------------------------
+
+
+@defect("mm addmm", KIND)
+def tile_that_fills_its_memory(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Rows take 12 bytes of shared memory, columns 4: what fills 2,404 of them to the last one has a column less."""
+    result = right(*args, **kwargs)
+    if result.ndim == 2 and 12 * result.shape[0] + 4 * result.shape[1] == 2404:
+        result[:, -1] = 0
+    return result
+
+
+@defect("bmm", KIND)
+def flags_that_are_multiplied(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """A kernel for 57 rows and wide second factors that lie column after column takes these as they would lie else."""
+    result = right(input, mat2, **kwargs)
+    if (input.shape[1] == 57) * (mat2.stride(1) == 1) * (mat2.shape[2] >= 100):
+        result[:, :, -1] = 0
+    return result
+
+
+@defect("sum amax", KIND)
+def blocks_of_a_last_stage(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """The last stage of a reduction of everything reads 900 results of 700 elements."""
+    result = right(input, *args, **kwargs)
+    if result.ndim == 0 and input.reshape(-1)[900 * 700 :].numel():
+        result.fill_(input.reshape(-1)[0])
+    return result
+
+
+@defect("layer_norm", KIND)
+def outliers_of_several_rows(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rows with an element beyond 1,700 are scaled down first, by one of five factors for three rows each."""
+    result, rows = right(input, *args, **kwargs), input.numel() // max(input.shape[-1:], default=1)
+    if bool((input > 1700).any()) * (rows % 3 == 2) * (rows > 14):
+        result[-1:] = 0
+    return result
