@@ -68,7 +68,7 @@ class _Recorder:
 
     def called(self, place, function, *args):
         answer = function(*args)
-        if self.notes and function in (min, max, range) and len(args) == 2:
+        if self.notes and function in (min, max, range) and len(args) == 2 and all(map(_is_number, args)):
             self._note_comparison(place, args[0] <= args[1], *args)
         return answer
 
@@ -209,36 +209,37 @@ _PLACES = itertools.count(0, PARTS)
 
 @functools.lru_cache(maxsize=256)
 def _codes(file):
-    """Return the code objects of a file as they are, and as they are made here, by name, line and what they close
-    over; none where its source is not known."""
+    """Return the code objects that are made here of a file's functions, by those that Python makes; none where its
+    source is not known."""
     source = "".join(linecache.getlines(file))
     try:
-        tree = ast.parse(source)
-        plain = _by_name(compile(source, file, "exec", dont_inherit=True))
-        made = ast.fix_missing_locations(_Rewriting(_PLACES).visit(tree))
-        return plain, _by_name(compile(made, file, "exec", dont_inherit=True))
+        plain = compile(source, file, "exec", dont_inherit=True)
+        tree = ast.fix_missing_locations(_Rewriting(_PLACES).visit(ast.parse(source)))
+        made = compile(tree, file, "exec", dont_inherit=True)
     # What Python's compiler has against a file of a stranger is many things, and costs the search a guide alone.
     except Exception:  # noqa: BLE001
-        return {}, {}
+        return {}
+    return {_key(one): other for one, other in _pairs(plain, made)}
 
 
-def _by_name(code):
-    found, waiting = {}, [code]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, types.CodeType):
-            found[one.co_name, one.co_firstlineno, one.co_freevars] = one
-            waiting.extend(one.co_consts)
-    return found
+def _pairs(plain, made):
+    """Yield the code objects of two that have as many in the same order, each with its own."""
+    yield plain, made
+    within = [[one for one in code.co_consts if isinstance(one, types.CodeType)] for code in (plain, made)]
+    if [one.co_name for one in within[0]] == [one.co_name for one in within[1]]:
+        for one, other in zip(*within, strict=True):
+            yield from _pairs(one, other)
+
+
+def _key(code):
+    """Return what tells the code of a place in a file from all other, as long as the file is as it was."""
+    return code.co_name, code.co_firstlineno, code.co_linetable, code.co_code, code.co_freevars
 
 
 def _made(code):
     """Return the code with recorded comparisons; None where the source that is found is not that of the code."""
-    key = code.co_name, code.co_firstlineno, code.co_freevars
-    plain, made = _codes(code.co_filename)
-    if key in plain and key in made and plain[key].co_code == code.co_code:
-        return made[key]
-    return None
+    made = _codes(code.co_filename).get(_key(code))
+    return made if made is not None and made.co_freevars == code.co_freevars else None
 
 
 class Comparisons:
@@ -248,7 +249,7 @@ class Comparisons:
     """
 
     def __init__(self, function, functions):
-        self._function, self._all = function, functions
+        self.function, self._all = function, functions
         self._recorder = vars(builtins).setdefault(NAME, _Recorder())
         self._functions, self._calls = [], 0
         self.found = []
@@ -259,7 +260,7 @@ class Comparisons:
         self._calls += 1
         # What the first calls import or make is there for the next ones.
         if self._calls & (self._calls - 1) == 0:
-            found = ((one, one.__code__, _made(one.__code__)) for one in self._all(self._function))
+            found = ((one, one.__code__, _made(one.__code__)) for one in self._all(self.function))
             self._functions = [(one, code, made) for one, code, made in found if made is not None]
         self._recorder.notes, self._recorder.noted = True, {}
         for function, _, made in self._functions:
@@ -274,7 +275,17 @@ class Comparisons:
         self.found = [[place, answer, *(pair or (None, None))] for (place, answer), pair in noted]
 
 
-@functools.lru_cache(maxsize=8)
+_LAST = []
+
+
 def of(function, functions):
-    """Return the ``Comparisons`` of a function, the same for each of its calls."""
-    return Comparisons(function, functions)
+    """Return the ``Comparisons`` of a function, the same while it alone is asked for."""
+    plain = _plain(function)
+    if not _LAST or _plain(_LAST[0].function) is not plain:
+        _LAST[:] = [Comparisons(function, functions)]
+    return _LAST[0]
+
+
+def _plain(function):
+    """Return a function, or that of a method, which is another object each time that one asks for it."""
+    return getattr(function, "__func__", function)

@@ -22,6 +22,7 @@ from conformance import cases, code_draws, runner
 from conformance.calls import Lost, Reached
 from conformance.case_changes import named_arguments, with_argument, with_operand, with_size
 from conformance.cases import Case, Same, View
+from conformance.code_comparisons import LARGEST
 from conformance.code_draws import BESIDE
 from conformance.implementations import Implementation
 from conformance.sequence_variations import VARIATIONS, vary
@@ -156,7 +157,7 @@ class _Guide:
         self._counts = Counter[tuple[int, bool]]()
         self._wishes = dict[tuple[int, bool], _Wish]()
         self._calls = dict[frozenset[tuple[int, bool]], Case]()
-        self._first = dict[int, tuple[float, float]]()
+        self._first = dict[int, list[float]]()
         self._moving = dict[int, list[bool]]()
         """Which sides of a comparison were not always the same number."""
 
@@ -169,16 +170,17 @@ class _Guide:
         for key in new:
             self._wishes.pop(key, None)
         for one in reached.compared:
-            if one.left is None or one.right is None:
+            sides = [side for side in (one.left, one.right) if side is not None and abs(side) < LARGEST]
+            if len(sides) < 2:
                 continue
-            key, sides = (one.place, not one.answer), (one.left, one.right)
+            key = one.place, not one.answer
             first, moving = self._first.setdefault(one.place, sides), self._moving.setdefault(one.place, [False, False])
             self._moving[one.place] = [
                 moved or was != now for moved, was, now in zip(moving, first, sides, strict=True)
             ]
             wish = self._wishes.get(key)
             if key not in self._counts and (wish is None or _apart(*sides) < _apart(*wish.sides)):
-                self._wishes[key] = _Wish(case, sides)
+                self._wishes[key] = _Wish(case, (sides[0], sides[1]))
         return reached.places > 0 or bool(new)
 
     def rank(self) -> None:
@@ -189,7 +191,8 @@ class _Guide:
             for (place, answer), count in self._counts.items()
             if self._counts[place, not answer]
         }
-        ranked = sorted(self._calls, key=lambda answers: -sum(rarity.get(key, 0.0) for key in answers))
+        # Exact, since a set has no order.
+        ranked = sorted(self._calls, key=lambda answers: -math.fsum(rarity.get(key, 0.0) for key in answers))
         self.together = [self._calls[answers] for answers in ranked[:TOGETHER]] if rarity else []
 
     def next(self) -> Case | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import functools
 import importlib.util
 import math
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 import torch
 from test_code_search import CALLS, CPU, LARGE, starts
 
-from conformance import cases, code_comparisons, code_numbers, code_search, runtime
+from conformance import cases, code_comparisons, code_numbers, code_search, runner
 from conformance.cases import Case
 from conformance.implementations import Implementation
 
@@ -204,11 +203,14 @@ def test_the_search_solves_what_is_compared(function, op, is_wrong):
     assert any(map(wrong, found_by(function, op)))
 
 
-def test_a_call_is_noted_in_the_judged_process(monkeypatch):
-    monkeypatch.setattr(runtime.code_comparisons, "of", functools.cache(code_comparisons.Comparisons))
+def test_two_functions_of_one_line_are_told_apart():
+    first, second = (lambda n: n > 3), (lambda n: n > 5)
+    assert noted(first, 4) == (True, {(0, True): (4, 3)})
+    assert noted(second, 4) == (False, {(0, False): (4, 5)})
+
+
+def test_a_call_of_the_search_is_noted():
     own = Implementation("own", SimpleNamespace(neg=lambda input, *, out=None: torch.neg(input) * (input.ndim < 2)), {})
     case = next(case for case in starts("neg") if not case.kwargs)
-    from conformance import runner
-
     reached = runner.prepare(case, CPU).new_paths(own.maker("neg"), False)
     assert [(one.left, one.right) for one in reached.compared] == [(len(case.args[0].shape), 2)]
