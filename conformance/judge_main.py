@@ -24,6 +24,7 @@ import torch
 
 from conformance import (
     cases,
+    code_counts,
     code_search,
     messages,
     plain_calls,
@@ -133,11 +134,17 @@ class Explore(msgspec.Struct, frozen=True, tag=True):
     seed: str
 
 
-Asked = Request | Play | Script | Item | Numbers | Explore
+class Count(msgspec.Struct, frozen=True, tag=True):
+    """Find how often calls of one op have to be made, as ``code_counts.counted``."""
+
+    starts: Sequence[Case]
+
+
+Asked = Request | Play | Script | Item | Numbers | Explore | Count
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to a Request, a Play, a Script, an Item, Numbers or Explore."""
+    """The answer to one of them."""
 
     verdict: Verdict | None = None
     verdicts: Sequence[Verdict] = ()
@@ -151,7 +158,9 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     """Why there is no script."""
     numbers: Sequence[int | float] = ()
     found: Sequence[Case] = ()
-    """The cases that Explore has found."""
+    """The cases that Explore or Count has found."""
+    times: Sequence[int] = ()
+    """How often each case of Count has to be called."""
     fault: str = ""
     """The traceback, where the harness itself failed."""
     lost: bool = False
@@ -232,6 +241,9 @@ def _answer(
         elif isinstance(request, Explore):
             how = implementation, device, request.calls, request.elements, request.seed
             reply = Reply(found=[cases.canonical(case) for case in code_search.search(request.starts, *how)])
+        elif isinstance(request, Count):
+            counted = code_counts.counted(request.starts, implementation, device)
+            reply = Reply(found=[cases.canonical(case) for case, _ in counted], times=[times for _, times in counted])
         elif isinstance(request, Script):
             reply = Reply(verdicts=plain_calls.judge(request.cases, implementation, device, request.seconds or None))
         elif request.verdict is None:

@@ -5,21 +5,38 @@ Each attempt of the shrinking has a fresh process: what an earlier one left ther
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from conformance import corpus, failure_causes, messages, runner, sequence_draws, sequence_judge, sequences
+from conformance import (
+    cases,
+    code_counts,
+    corpus,
+    failure_causes,
+    messages,
+    runner,
+    sequence_draws,
+    sequence_judge,
+    sequences,
+)
 from conformance import spec as specs
+from conformance.cases import Case
 from conformance.failure_causes import Failed
+from conformance.profiles import PROFILES
 from conformance.runner import TIMEOUT, Verdict
 from conformance.sequences import CallSequence, Settings, Step
 from conformance.session import FATAL, Report, Run
 
 SHARE = 20
 """One sequence is drawn for so many cases of one dtype."""
+COUNTED, COUNTED_OF_DEAR = 48, 8
+"""So many calls are made a few times each to see what the code counts; so many on a GPU or of interpreted kernels."""
+COUNTED_ELEMENTS = 1 << 12
+"""The most elements that they have."""
 ATTEMPTS = 60
 """The most fresh processes that the shrinking of one sequence may take."""
 FEW = 12
@@ -33,14 +50,41 @@ def search(run: Run, op: str) -> Report:
         report.skipped = f"not provided by {run.implementation.name}: {op}"
         return report
     dtypes = [dtype for dtype in specs.registry()[op].dtypes if dtype in run.dtypes]
-    for sequence in sequence_draws.drawn(op, dtypes, -(-run.settings.max_examples // SHARE), run.seed, run.numbers(op)):
-        verdict = play(run, sequence)
+    drawn = sequence_draws.drawn(op, dtypes, -(-run.settings.max_examples // SHARE), run.seed, run.numbers(op))
+    for sequence in itertools.chain(drawn, _counted(run, op, played)):
+        # What is counted begins anew.
+        verdict = play(run, sequence, fresh=len(sequence.steps) == 1)
         if verdict.failure:
             report.failed.append(_reported(run, report, played, sequence, verdict))
             break
         report.tally.add(sequence.steps[0].case, verdict, alone=False)
         played.append(sequence)
     return report
+
+
+def _counted(run: Run, op: str, played: Sequence[CallSequence]) -> Iterator[CallSequence]:
+    """Yield calls of earlier sequences, as often as the code counts them. ``played``: by then it has those."""
+    if run.settings.max_examples < PROFILES["ci"].max_examples:
+        return
+    each = (step.case for sequence in played for step in sequence.steps)
+    known = {_kind(case): case for case in each if case.op == op and 0 < cases.elements(case) <= COUNTED_ELEMENTS}
+    starts = [*known.values()][: COUNTED_OF_DEAR if run.is_dear else COUNTED]
+    if run.child is not None:
+        counted = run.child.count(starts)
+    else:
+        counted = code_counts.counted(starts, run.implementation, run.device)
+    for case, times in counted:
+        yield CallSequence(steps=(Step(case, times=times),))
+
+
+def _kind(case: Case) -> tuple[object, ...]:
+    """Return what most counters of calls go by."""
+    operands = cases.operands(case)
+    return (
+        case.form,
+        tuple(spec.dtype for spec in operands),
+        max((spec.shape for spec in operands), key=len, default=()),
+    )
 
 
 def replay(run: Run, sequence: CallSequence, path: Path) -> Report:

@@ -167,6 +167,11 @@ class Run:
             self.journal.end(verdict)
         return verdict
 
+    @property
+    def is_dear(self) -> bool:
+        """Whether a call may take long: the first one of a shape on a GPU, and each of interpreted kernels."""
+        return self.device.type == "cuda" or self.large < LARGE[""]
+
     def numbers(self, op: str) -> Sequence[float]:
         """Return the numbers in the implementation's code of an op."""
         return self.implementation.numbers(op) if self.child is None else self.child.numbers(op)
@@ -269,8 +274,7 @@ class Run:
         """Judge calls that come to places of the implementation's code to which no drawn call came."""
         if self.settings.max_examples < PROFILES["ci"].max_examples:
             return
-        dear = self.device.type == "cuda" or self.large < LARGE[""]
-        calls = self.settings.max_examples * (EXPLORED_OF_DEAR if dear else EXPLORED)
+        calls = self.settings.max_examples * (EXPLORED_OF_DEAR if self.is_dear else EXPLORED)
         how = calls, self.large or FEW_ELEMENTS, f"{self.seed}/{op}/{dtype}/explored"
         if self.child is not None:
             found = self.child.explore(search.passed, *how)

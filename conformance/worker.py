@@ -26,6 +26,7 @@ from conformance.checks import FAILED, Finding
 from conformance.implementations import TORCH, Implementation, ImplementationError
 from conformance.judge_main import (
     Asked,
+    Count,
     Explore,
     Gone,
     Importing,
@@ -240,6 +241,15 @@ class Child:
             return self._ask(request, SEARCH * self.timeout).found
         except _Death:
             return ()
+
+    def count(self, starts: Sequence[Case]) -> Sequence[tuple[Case, int]]:
+        """Find how often calls have to be made, as ``code_counts.counted``; none where asking for it ends the process,
+        or takes too long."""
+        try:
+            reply = self._ask(Count([*map(cases.canonical, starts)]), SEARCH * self.timeout)
+        except _Death:
+            return ()
+        return list(zip(reply.found, reply.times, strict=True))
 
     def run(self, arguments: Sequence[str]) -> tuple[str, str]:
         """Run one item of pytest in the child; return whether it passed, failed or was skipped, and why."""
