@@ -101,6 +101,9 @@ class _Recorder:
         tensor, number = (left, right) if isinstance(left, torch.Tensor) else (right, left)
         if not isinstance(answer, torch.Tensor) or answer.dtype is not torch.bool or not answer.numel():
             return
+        # What is looked at would be a part of the graph.
+        if answer.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
         nearest = None
         # Whatever a tensor of a stranger's class raises is none of the call's.
         with contextlib.suppress(Exception):
