@@ -204,10 +204,10 @@ class Local:
 
 
 class Reached(NamedTuple):
-    """What a call came to in the implementation's code."""
+    """Holds the new places of the code that a call came to, and the comparisons that it made."""
 
     places: int
-    """How many places no call had come to before."""
+    """The number of places to which no earlier call came."""
     compared: Sequence[Compared]
 
 

@@ -38,7 +38,7 @@ _LEFT_ALONE = ("jit", "compile", "script")
 
 
 class _Recorder:
-    """What the code calls in the place of a comparison. Outside of calls of the search it notes nothing."""
+    """Makes the comparisons of the code, and notes them in calls of the search."""
 
     slice = slice
 
@@ -219,8 +219,8 @@ def _codes(file):
         plain = compile(source, file, "exec", dont_inherit=True)
         tree = ast.fix_missing_locations(_Rewriting(_PLACES).visit(ast.parse(source)))
         made = compile(tree, file, "exec", dont_inherit=True)
-    # What Python's compiler has against a file of a stranger is many things, and costs the search a guide alone.
-    except Exception:  # noqa: BLE001
+    # Not Python, or nested too deeply: that costs the search a guide alone.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return {}
     return {_key(one): other for one, other in _pairs(plain, made)}
 

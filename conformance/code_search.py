@@ -60,7 +60,7 @@ FEW = 64
 SHARE = 1 << 17
 """So many elements each call may have on average; when these are spent, the rest are small."""
 BYTES = (2, 4, 8)
-"""What sizes are multiplied by that the code need not name."""
+"""Factors of sizes that the code need not name."""
 STARTS = 1 << 16
 """The most elements of a call to start from."""
 NEAREST = 6
@@ -145,6 +145,10 @@ class _Wish:
     sides: tuple[float, float]
     tries: int = 0
 
+    @property
+    def distance(self) -> float:
+        return abs(self.sides[0] - self.sides[1])
+
 
 class _Guide:
     """Leads the search by what the calls compared: to answers that there were not yet, and to such as are rare, when
@@ -159,7 +163,7 @@ class _Guide:
         self._calls = dict[frozenset[tuple[int, bool]], Case]()
         self._first = dict[int, list[float]]()
         self._moving = dict[int, list[bool]]()
-        """Which sides of a comparison were not always the same number."""
+        """Tells for each place whether the left and the right number have differed between calls."""
 
     def learns(self, case: Case, reached: Reached) -> bool:
         """Note what a call compared. Return whether it came to a new place, or to a new answer at one."""
@@ -179,7 +183,7 @@ class _Guide:
                 moved or was != now for moved, was, now in zip(moving, first, sides, strict=True)
             ]
             wish = self._wishes.get(key)
-            if key not in self._counts and (wish is None or _apart(*sides) < _apart(*wish.sides)):
+            if key not in self._counts and (wish is None or wish.distance > abs(sides[0] - sides[1])):
                 self._wishes[key] = _Wish(case, (sides[0], sides[1]))
         return reached.places > 0 or bool(new)
 
@@ -408,10 +412,6 @@ class _Changes:
         expanded = (random.randrange(rank),) if rank and not padding and random.random() < 0.3 else ()
         offset = random.choice((0, 0, 1, 8))
         return msgspec.structs.replace(spec, layout=Layout(order, (), padding, expanded, offset))
-
-
-def _apart(left: float, right: float) -> float:
-    return abs(left - right)
 
 
 def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:

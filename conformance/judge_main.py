@@ -144,7 +144,7 @@ Asked = Request | Play | Script | Item | Numbers | Explore | Count
 
 
 class Reply(msgspec.Struct, frozen=True, tag=True):
-    """The answer to one of them."""
+    """Answers any request."""
 
     verdict: Verdict | None = None
     verdicts: Sequence[Verdict] = ()
@@ -160,7 +160,7 @@ class Reply(msgspec.Struct, frozen=True, tag=True):
     found: Sequence[Case] = ()
     """The cases that Explore or Count has found."""
     times: Sequence[int] = ()
-    """How often each case of Count has to be called."""
+    """The number of calls that each case of Count takes."""
     fault: str = ""
     """The traceback, where the harness itself failed."""
     lost: bool = False

@@ -257,15 +257,9 @@ def new_paths(function, inputs, call, device, passed=()):
     compared = code_comparisons.of(function, code_numbers.functions)
     if call["differentiate"] and not call["written"] and call["kwargs"].get("inplace") is not True:
         function = code_paths.differentiated(function)
-    hidden = vars(code_comparisons)
+    function = code_paths.traced(function, context_calls, code_numbers.OTHERS, counted, vars(code_comparisons))
     with compared:
-        perform(
-            code_paths.traced(function, context_calls, code_numbers.OTHERS, counted, hidden),
-            inputs,
-            call,
-            device,
-            passed=passed,
-        )
+        perform(function, inputs, call, device, passed=passed)
     return sum(counted), compared.found
 
 

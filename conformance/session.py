@@ -169,7 +169,7 @@ class Run:
 
     @property
     def is_dear(self) -> bool:
-        """Whether a call may take long: the first one of a shape on a GPU, and each of interpreted kernels."""
+        """Tells whether calls may take long: the first of a shape on a GPU, and each of interpreted kernels."""
         return self.device.type == "cuda" or self.large < LARGE[""]
 
     def numbers(self, op: str) -> Sequence[float]:

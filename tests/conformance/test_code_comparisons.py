@@ -17,7 +17,7 @@ from conformance.implementations import Implementation
 
 
 def noted(function, *args) -> tuple[object, dict[tuple[int, bool], tuple[float | None, float | None]]]:
-    """What a call returns, and its outcomes by place, counted from the first of the function, and answer."""
+    """Return the result of a call, and its outcomes by answer and place, counted from the first of the function."""
     compared = code_comparisons.Comparisons(function, code_numbers.functions)
     with compared:
         value = function(*args)
@@ -111,6 +111,7 @@ class Odd:
 
 def test_objects_answer_as_they_like():
     assert noted(lambda odd: (odd < 3, odd % 3, 3 in odd, 3 not in odd), Odd())[0] == ("less", "modulo", True, False)
+    # The operator is a remainder only between numbers.
     assert noted(lambda: "%d of %s" % (3, "four"))[0] == "3 of four"  # noqa: UP031
     with pytest.raises(TypeError):
         noted(lambda: 3 < "four")
