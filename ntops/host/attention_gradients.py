@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ntops.host import gradients
+from ntops.host import attention_gradients_hopper, gradients
 from ntops.host.attention_configs import block_dims, on_plain_cores
 from ntops.host.dim_order import contiguous_strides
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
@@ -117,6 +117,15 @@ def attention(gradient, output, query, key, value, mask, lower_right, scale, to_
         return recorder.empty(shape, contiguous_strides(shape), dtype, device)
 
     dims = (query.shape[3], key.shape[3], value.shape[3])
+    gluon = not to_mask and attention_gradients_hopper.takes((query, key, value), mask, scale)
+
+    if gluon:
+        tensors = [attention_gradients_hopper.describable(one) for one in (gradient, output, query, key, value)]
+        # The kernel that computes the gradient of queries comes first in any case.
+        found = [empty(*one.shape) if wanted else None for one, wanted in zip(tensors[2:], (True, *[to_key or to_value] * 2), strict=True)]
+        attention_gradients_hopper.launch(found, tensors, lower_right, scale)
+        return (*(one if wanted else None for one, wanted in zip(found, (to_query, to_key, to_value), strict=True)), None)
+
     tensors = [_loadable(tensor) for tensor in (gradient, output, query, key, value)]
     found = [
         empty(*tensor.shape) if wanted else None
