@@ -1,8 +1,7 @@
 """The gradients of ``scaled_dot_product_attention``.
 
-The forward pass saves its operands and its output; the backward pass computes the softmax's denominators again. If a
-gradient is to be differentiated once more, torch computes it from the formula of attention, with the matrix of scores
-in memory.
+The forward pass saves its operands, its output, and two numbers for each query. If a gradient is to be differentiated
+once more, torch computes it from the formula of attention, with the matrix of scores in memory.
 """
 
 import math
@@ -16,10 +15,12 @@ from ntops.host.promotion import accumulate_dtype
 
 def _setup(ctx, inputs, output):
     query, key, value, mask, _, is_causal, scale, _, variant = inputs
+    output, statistics = output
+    ctx.mark_non_differentiable(statistics)
     ctx.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     name = getattr(variant, "name", variant)
     ctx.lower_right = name == "LOWER_RIGHT" if is_causal else None
-    save(ctx, query=query, key=key, value=value, mask=mask, output=output)
+    save(ctx, query=query, key=key, value=value, mask=mask, output=output, statistics=statistics)
 
 
 def _attend(query, key, value, mask, lower_right, scale):
@@ -46,7 +47,7 @@ def _attend(query, key, value, mask, lower_right, scale):
     return (weights @ value).to(dtype)
 
 
-def _backward(ctx, gradient):
+def _backward(ctx, gradient, _):
     values = saved(ctx)
     query, key, value, mask, output = (values[name] for name in ("query", "key", "value", "mask", "output"))
     needed = needs(ctx, 0, 1, 2, 3)
@@ -59,8 +60,10 @@ def _backward(ctx, gradient):
         )
         return (*found, *[None] * 5)
 
+    statistics = values["statistics"]
+    statistics = statistics if statistics.ndim == 4 else statistics.unsqueeze(1)
     batched = [one if one.ndim == 4 else one.unsqueeze(0) for one in (gradient, output, query, key, value)]
-    found = attention_gradients.attention(*batched, mask, ctx.lower_right, ctx.scale, *needed)
+    found = attention_gradients.attention(*batched, statistics, mask, ctx.lower_right, ctx.scale, *needed)
     shapes = (query.shape, key.shape, value.shape, None)
     found = [one if one is None or shape is None else one.view(shape) for one, shape in zip(found, shapes, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Attention: the launch of its kernels."""
+"""Attention: the launch of its kernels, and the call that keeps what its gradient needs."""
 
 import functools
 import math
@@ -6,13 +6,15 @@ import math
 import torch
 
 from ntops.host import attention_hopper
+from ntops.host.attention_arguments import check_call
 from ntops.host.attention_configs import Problem, block_dims, in_pieces
-from ntops.host.dim_order import ordered_dims
+from ntops.host.dim_order import contiguous_strides, ordered_dims
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels import attention as kernels
-from ntops.launch import config_selection, recorder
+from ntops.launch import boundary, config_selection, recorder
 from ntops.launch.configuration import settled
 from ntops.launch.devices import on_device
+from ntops.launch.recorder import repeatable
 from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
 # The largest number of elements that one load takes.
@@ -45,7 +47,7 @@ def _distinct(tensor):
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
-def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0, chosen=None):
+def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0, statistics=None, chosen=None):
     """Run attention.
 
     :param output: (B, Hq, L, Ev), not empty; the result is written to it.
@@ -58,6 +60,9 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     :param scale: The factor of the scores.
     :param slots: An integer tensor (B,) if the sequences of a cache differ in length: sequence b has ``slots[b] +
         new_rows`` keys.
+    :param statistics: ``None``, or (2, B, Hq, L), contiguous, in the compute dtype, to be written: the largest score of
+        each row, in units of log2, or with a float mask in natural units; and the sum of the row's weights. If no key
+        takes part in a row, they are minus infinity and 0.
     :param chosen: The configuration; ``None``: :func:`~ntops.host.attention_configs.config` chooses.
     """
     operands = {"query": query, "key": key, "value": value, "mask": mask, "lower_right": lower_right, "scale": scale}
@@ -120,13 +125,17 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
 
     if chosen.warp_groups > 1:
         multiprocessors = config_selection.device(index).multiprocessors
-        attention_hopper.launch(tensors, strides, mask, mask_strides, lower_right, factor, chosen, multiprocessors)
+        attention_hopper.launch(
+            tensors, strides, mask, mask_strides, lower_right, factor, statistics, chosen, multiprocessors
+        )
         return
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     row_tiles = -(-group * queries // chosen.block_m)
     is_split = chosen.splits > 1
-    partial = maxima = normalizers = output
+    is_saved = statistics is not None
+    partial = output
+    maxima, normalizers = statistics if is_saved else (output, output)
     rows = batch * query_heads * queries
 
     if is_split:
@@ -183,6 +192,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             bool(lower_right),
             slots is not None,
             is_split,
+            is_saved,
             sign > 0,
             in_pieces(head_dim, dtype, ieee, aligned),
             is_wide,
@@ -208,6 +218,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
                 partial,
                 maxima,
                 normalizers,
+                statistics if is_saved else output,
                 *output.stride(),
                 rows,
                 query_heads,
@@ -216,6 +227,39 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
                 chosen.splits,
                 _LOG2E if is_float_mask else 1.0,
                 TRITON_DTYPES[compute_dtype],
+                is_saved,
                 16,
                 block_ev,
             )
+
+
+@repeatable(state=torch.get_float32_matmul_precision)
+def attention_with_statistics(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    causal_variant=None,
+):
+    """Compute :func:`ntops.torch.scaled_dot_product_attention`, and what its gradient needs.
+
+    :return: The output, and the statistics of :func:`launch`, (2, B, Hq, L), or (2, Hq, L) without a batch dim.
+    """
+    nothing = (None, None)
+    checked = check_call(
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, causal_variant, nothing, nothing
+    )
+    output = new_output(query, value.shape[-1])
+    shape = (2, *query.shape[:-1])
+    statistics = recorder.empty(shape, contiguous_strides(shape), accumulate_dtype(query.dtype), query.device)
+
+    if boundary.has_work(output):
+        tensors = [x if x is None or x.ndim == 4 else x.unsqueeze(0) for x in (output, query, key, value, checked.mask)]
+        saved = statistics if statistics.ndim == 4 else statistics.unsqueeze(1)
+        launch(*tensors, checked.lower_right, checked.scale, statistics=saved)
+
+    return output, statistics

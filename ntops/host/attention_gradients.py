@@ -16,6 +16,8 @@ from ntops.launch.devices import is_hopper, on_device, shared_memory
 from ntops.launch.recorder import repeatable
 
 _LOG2E = 1 / math.log(2)
+_PREPARED = 32
+"""The queries of a program of ``prepare``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,7 @@ class Config:
 
 
 def config(block_e, block_ev, dtype, ieee, masked, limit):
-    """The configurations of the kernels that take a block of queries, for their statistics and for their gradients, and
-    of the one that takes a block of keys.
+    """The configurations of the kernel that takes a block of queries, and of the one that takes a block of keys.
 
     :param block_e: The head dim of queries and keys, as a block; ``block_ev`` that of values.
     :param ieee: Whether float32 is multiplied as it is, not as TF32.
@@ -41,11 +42,11 @@ def config(block_e, block_ev, dtype, ieee, masked, limit):
 
     if on_plain_cores(dtype, ieee):
         small = Config(16, 16, 4, 1)
-        return small, small, small
+        return small, small
 
     if dtype is torch.float32:
         small = Config(32, 32, 4, 1) if largest > 128 else Config(64, 32, 4, 2)
-        return small, small, Config(small.block_n, small.block_m, small.num_warps, small.num_stages)
+        return small, Config(small.block_n, small.block_m, small.num_warps, small.num_stages)
 
     chosen = _of_hopper(largest, masked) if is_hopper() else _of_others(largest, masked)
 
@@ -71,36 +72,51 @@ def config(block_e, block_ev, dtype, ieee, masked, limit):
 def _of_hopper(largest, masked):
     if largest <= 64:
         if masked:
-            return Config(64, 32, 4, 3), Config(64, 32, 4, 3), Config(32, 64, 4, 3)
+            return Config(64, 32, 4, 3), Config(32, 64, 4, 3)
 
-        return Config(64, 128, 4, 2), Config(64, 64, 4, 3), Config(64, 64, 4, 1)
+        return Config(64, 64, 4, 3), Config(64, 64, 4, 1)
 
     if largest <= 128:
         if masked:
-            return Config(64, 32, 4, 3), Config(64, 32, 4, 3), Config(64, 32, 4, 2)
+            return Config(64, 32, 4, 3), Config(64, 32, 4, 2)
 
-        return Config(128, 64, 8, 3), Config(128, 64, 8, 3), Config(32, 128, 8, 3)
+        return Config(128, 64, 8, 3), Config(32, 128, 8, 3)
 
     if masked:
-        return Config(64, 32, 4, 3), Config(64, 32, 8, 2), Config(64, 32, 8, 2)
+        return Config(64, 32, 8, 2), Config(64, 32, 8, 2)
 
-    return Config(64, 64, 4, 2), Config(128, 32, 8, 2), Config(64, 32, 8, 2)
+    return Config(128, 32, 8, 2), Config(64, 32, 8, 2)
 
 
 def _of_others(largest, masked):
     if largest <= 128:
-        return Config(64, 64, 4, 2), Config(64, 32, 8, 1), Config(32, 32, 4, 1)
+        return Config(64, 32, 8, 1), Config(32, 32, 4, 1)
 
-    return Config(64, 64, 8, 2), Config(32, 16 if masked else 32, 4, 1), Config(32, 16, 4, 1)
+    return Config(32, 16 if masked else 32, 4, 1), Config(32, 16, 4, 1)
 
 
 @repeatable(state=torch.get_float32_matmul_precision)
-def attention(gradient, output, query, key, value, mask, lower_right, scale, to_query, to_key, to_value, to_mask):
+def attention(
+    gradient,
+    output,
+    query,
+    key,
+    value,
+    statistics,
+    mask,
+    lower_right,
+    scale,
+    to_query,
+    to_key,
+    to_value,
+    to_mask,
+):
     """The gradients of attention; without atomics, so that they are the same each time.
 
     :param gradient: (B, Hq, L, Ev), that of ``output``.
     :param query: (B, Hq, L, E).
     :param key: (B, Hkv, S, E), Hkv a divisor of Hq; ``value`` (B, Hkv, S, Ev).
+    :param statistics: (2, B, Hq, L), contiguous: what ``attention_with_statistics`` returned.
     :param mask: Of bool or numbers, broadcasts to (B, Hq, L, S); or ``None``.
     :param lower_right: Whether the last query sees the last key, else the first query the first key; ``None``: each
         query sees every key.
@@ -112,33 +128,28 @@ def attention(gradient, output, query, key, value, mask, lower_right, scale, to_
     shape = (*query.shape[:3], key.shape[2])
     dtype, device = query.dtype, query.device
     compute_dtype = accumulate_dtype(dtype)
+    needed = (to_query, to_key, to_value)
+    tensors = (gradient, output, query, key, value)
+    gluon = not to_mask and attention_gradients_hopper.takes(query, key, value, mask)
+    tensors = [attention_gradients_hopper.describable(one) if gluon else _loadable(one) for one in tensors]
+    # The Gluon kernel for queries prepares what the other one reads.
+    written = (to_query or gluon, *[to_key or to_value] * 2)
 
     def empty(*shape, dtype=dtype):
         return recorder.empty(shape, contiguous_strides(shape), dtype, device)
 
-    dims = (query.shape[3], key.shape[3], value.shape[3])
-    gluon = not to_mask and attention_gradients_hopper.takes((query, key, value), mask, scale)
-
-    if gluon:
-        tensors = [attention_gradients_hopper.describable(one) for one in (gradient, output, query, key, value)]
-        # The kernel that computes the gradient of queries comes first in any case.
-        found = [empty(*one.shape) if wanted else None for one, wanted in zip(tensors[2:], (True, *[to_key or to_value] * 2), strict=True)]
-        attention_gradients_hopper.launch(found, tensors, lower_right, scale)
-        return (*(one if wanted else None for one, wanted in zip(found, (to_query, to_key, to_value), strict=True)), None)
-
-    tensors = [_loadable(tensor) for tensor in (gradient, output, query, key, value)]
-    found = [
-        empty(*tensor.shape) if wanted else None
-        for tensor, wanted in zip(tensors[2:], (to_query, *[to_key or to_value] * 2), strict=True)
-    ]
+    found = [empty(*tensor.shape) if one else None for tensor, one in zip(tensors[2:], written, strict=True)]
     scores = empty(*shape, dtype=compute_dtype).zero_() if to_mask else None
 
     if 0 in shape or not gradient.numel():
         found = [one if one is None else one.zero_() for one in found]
+    elif gluon:
+        attention_gradients_hopper.launch(found, tensors, statistics, lower_right, scale)
     else:
-        _launch(found, scores, tensors, _loadable_mask(mask, dtype, shape), lower_right, scale, compute_dtype)
+        mask_given = _loadable_mask(mask, dtype, shape)
+        _launch(found, scores, tensors, statistics, mask_given, lower_right, scale, compute_dtype)
 
-    needed = (to_query, to_key, to_value)
+    dims = (query.shape[3], key.shape[3], value.shape[3])
     found = [_first(one, size) if wanted else None for one, wanted, size in zip(found, needed, dims, strict=True)]
     return (*found, None if scores is None else gradients.summed(scores, (*mask.shape,), mask.dtype))
 
@@ -177,7 +188,7 @@ def _loadable_mask(mask, dtype, shape):
     return (mask.to(torch.int32) if dtype is torch.float64 else mask.view(torch.uint8)).expand(shape)
 
 
-def _launch(found, scores, tensors, mask, lower_right, scale, compute_dtype):
+def _launch(found, scores, tensors, saved, mask, lower_right, scale, compute_dtype):
     gradient, output, query, key, value = tensors
     query_gradient, key_gradient, value_gradient = found
     batch, query_heads, queries, head_dim = query.shape
@@ -194,9 +205,7 @@ def _launch(found, scores, tensors, mask, lower_right, scale, compute_dtype):
 
     kind = NO_MASK if mask is None else FLOAT_MASK if mask.dtype.is_floating_point else BOOL_MASK
 
-    of_rows, of_queries, of_keys = config(
-        block_e, block_ev, dtype, ieee, mask is not None, shared_memory(device.index or 0)
-    )
+    of_queries, of_keys = config(block_e, block_ev, dtype, ieee, mask is not None, shared_memory(device.index or 0))
     rows = batch * query_heads * queries
     memory = recorder.empty((3 * rows,), (1,), compute_dtype, device)
     statistics = memory.split(rows)
@@ -240,9 +249,24 @@ def _launch(found, scores, tensors, mask, lower_right, scale, compute_dtype):
         )
 
     with on_device(device):
-        tiles = -(-queries // of_rows.block_m)
-        read = (gradient, output, query, key)
-        launch(kernels.statistics, of_rows, statistics, read, batch * query_heads, tiles, 1, factor)
+        recorder.launch(
+            kernels.prepare,
+            (-(-rows // _PREPARED),),
+            {},
+            *statistics,
+            gradient,
+            output,
+            *saved,
+            *strides[id(gradient)],
+            *strides[id(output)],
+            rows,
+            query_heads,
+            queries,
+            value_dim,
+            TRITON_DTYPES[compute_dtype],
+            _PREPARED,
+            min(block_ev, 128),
+        )
         read = (gradient, query, key, value)
 
         if key_gradient is not None:

@@ -19,22 +19,13 @@ STAGES = 4
 _LOG2E = 1 / math.log(2)
 
 
-def takes(tensors, mask, scale):
-    """Tell whether the kernels take a call: of bfloat16 on Hopper, with one head dim of up to 128 and no mask.
-
-    float16 is left to the other kernels: the gradient of the scores, before it is divided by the sum of the weights,
-    can lie beyond its range.
-
-    :param tensors: Query, key and value.
-    """
-    query, key, value = tensors
-
+def takes(query, key, value, mask):
+    """Tell whether the kernels take a call: of a half type on Hopper, with one head dim of up to 128 and no mask."""
     return (
         not INTERPRETED
         and is_hopper()
-        and query.dtype is torch.bfloat16
+        and query.dtype in (torch.float16, torch.bfloat16)
         and mask is None
-        and scale > 0
         and query.shape[3] == value.shape[3]
         and 32 < query.shape[3] <= 128
         and query.shape[3] % 8 == 0
@@ -61,11 +52,12 @@ def together(heads, tiles, multiprocessors):
     return heads if heads * tiles <= 8 * multiprocessors else 1
 
 
-def launch(found, tensors, lower_right, scale):
+def launch(found, tensors, saved, lower_right, scale):
     """Launch the kernels.
 
     :param found: The gradients of query, key and value, to be written; those of key and value may be ``None``.
     :param tensors: The gradient of the output, the output, query, key and value, as :func:`describable` returns them.
+    :param saved: The statistics of the forward pass, (2, B, Hq, L), contiguous.
     """
     # Import here, so that calls of the other kernels do not pay for it (37 ms).
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -101,7 +93,7 @@ def launch(found, tensors, lower_right, scale):
             kernels.to_queries,
             (rows * tiles,),
             options,
-            *(gradient, output, query, key, value, to_query, statistics, row_stride, *sizes, tiles),
+            *(gradient, output, query, key, value, to_query, *saved, statistics, row_stride, *sizes, tiles),
             *(together(rows, tiles, multiprocessors), scale * _LOG2E, scale, causal, STAGES),
         )
 

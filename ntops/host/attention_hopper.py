@@ -80,12 +80,13 @@ def schedule(heads, row_tiles, causal, multiprocessors):
     return units, units_per_head, min(units, multiprocessors)
 
 
-def launch(tensors, strides, mask, mask_strides, lower_right, scale, chosen, multiprocessors):
+def launch(tensors, strides, mask, mask_strides, lower_right, scale, statistics, chosen, multiprocessors):
     """Launch the kernel.
 
     :param mask: Bytes or floats, (B, Hq, L, S), or ``None``; ``mask_strides`` are its strides.
     :param lower_right: See ``attention.launch``.
     :param scale: The positive factor that brings scores to units of log2, or with a float mask to natural units.
+    :param statistics: See ``attention.launch``.
     :param chosen: The configuration.
     :param multiprocessors: The device's number of multiprocessors; each runs one program.
     """
@@ -110,12 +111,17 @@ def launch(tensors, strides, mask, mask_strides, lower_right, scale, chosen, mul
     row_tiles = -(-queries // (chosen.block_m * chosen.warp_groups))
     units, units_per_head, programs = schedule(batch * query_heads, row_tiles, lower_right is not None, multiprocessors)
 
+    is_saved = statistics is not None
+    maxima, normalizers = statistics if is_saved else (tensors[3], tensors[3])
+
     with on_device(query.device):
         recorder.launch(
             kernels.attend,
             (programs,),
             {"num_warps": chosen.num_warps, "maxnreg": REGISTERS[chosen.warp_groups]},
             *descriptors,
+            maxima,
+            normalizers,
             tensors[3] if mask is None else mask,
             *(stride // mask_unit for stride in mask_strides[:3]),
             mask_strides[3],
@@ -139,4 +145,5 @@ def launch(tensors, strides, mask, mask_strides, lower_right, scale, chosen, mul
             mask_unit,
             mask_strides[3] == 1,
             mask_strides[2] != 0,
+            is_saved,
         )

@@ -205,6 +205,7 @@ def _attend(
     LOWER_RIGHT: tl.constexpr,
     SLOTS: tl.constexpr,
     SPLIT: tl.constexpr,
+    SAVE: tl.constexpr,
     POSITIVE: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
@@ -224,7 +225,8 @@ def _attend(
 
     :param output: (batch, heads * group, L, EV); not written where keys are split.
     :param partial: (splits, rows, EV) in the compute dtype: the weighted sums of values, not divided.
-    :param maxima: (splits, rows): the largest scores; ``normalizers`` are the sums of weights, likewise.
+    :param maxima: (splits, rows): the largest scores; ``normalizers`` are the sums of weights, likewise. Where keys are
+        not split, they are written with SAVE.
     :param slots: With SLOTS, the first position of the new rows of each sequence, contiguous.
     :param heads: The number of key/value heads; ``group`` query heads read each.
     :param S: The number of keys; with SLOTS, the capacity of the cache.
@@ -387,6 +389,11 @@ def _attend(
         pointers = (query_head * stride_oh + position * stride_ol)[:, None] + value_dims[None, :] * stride_oe
         tl.store(output + pointers, accumulator.to(output.dtype.element_ty), mask=stored)
 
+        if SAVE:
+            every_row = head_of_all.to(tl.int64) * row_count + numbers
+            tl.store(maxima + every_row, maximum, mask=rows)
+            tl.store(normalizers + every_row, normalizer, mask=rows)
+
 
 _SIZES = ("heads", "group", "L", "S", "E", "EV", "new_rows", "row_tiles")
 _MASK_STRIDES = ("stride_mb", "stride_mh", "stride_ml", "stride_ms")
@@ -405,6 +412,7 @@ def combine(
     partial,
     maxima,
     normalizers,
+    statistics,
     stride_ob,
     stride_oh,
     stride_ol,
@@ -416,6 +424,7 @@ def combine(
     splits,
     unit: tl.float64,
     DTYPE: tl.constexpr,
+    SAVE: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_EV: tl.constexpr,
 ):
@@ -423,6 +432,7 @@ def combine(
 
     :param output: (batch, heads, L, EV); ``row_count`` is the product of all but the last.
     :param partial: (splits, row_count, EV); ``maxima`` and ``normalizers`` lack the last dim.
+    :param statistics: With SAVE, (2, row_count): the largest score of a row, and its sum of weights.
     :param unit: The factor from the scores' units to units of log2.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -452,3 +462,7 @@ def combine(
     batch = row // (heads * L)
     place = batch * stride_ob + row // L % heads * stride_oh + row % L * stride_ol
     tl.store(output + place + dims * stride_oe, accumulator.to(output.dtype.element_ty), mask=dims < EV)
+
+    if SAVE:
+        tl.store(statistics + row, maximum)
+        tl.store(statistics + row_count + row, normalizer)

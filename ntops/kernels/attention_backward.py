@@ -1,12 +1,13 @@
 """The gradients of attention, without the matrix of scores in memory (Dao, arXiv:2307.08691), in Triton.
 
 With ``P`` the weights, ``P_ij = exp(s_ij - max_i) / sum_i``, and ``O`` the output: ``dV = P' dO``, ``dS = P (dO V' -
-rowsum(dO O))``, ``dK = dS' Q scale`` and ``dQ = dS K scale``. One kernel computes ``max_i``, ``1 / sum_i`` and
-``rowsum(dO O)``; one takes a block of keys and walks over the queries of all the heads that read them; one takes a
-block of queries and walks over keys. Each element is written by one program, which adds up in the same order each time.
+rowsum(dO O))``, ``dK = dS' Q scale`` and ``dQ = dS K scale``. The forward pass has saved ``max_i`` and ``sum_i``. One
+kernel computes ``rowsum(dO O)``; one takes a block of keys and walks over the queries of all the heads that read them;
+one takes a block of queries and walks over keys. Each element is written by one program, which adds up in the same
+order each time.
 
-Three numbers are kept for each query, not the logarithm of ``sum_i`` together with ``max_i``: if every key that a query
-may see has the least finite number for its mask, rounding would lose the sum.
+``max_i`` and ``sum_i`` are kept apart, not as one logarithm: if every key that a query may see has the least finite
+number for its mask, rounding would lose the sum.
 
 The last dim of all tensors has the stride 1.
 """
@@ -120,141 +121,59 @@ def _weights(
 _SIZES = ["heads", "group", "L", "S", "tiles"]
 
 
-@triton.jit(do_not_specialize=_SIZES)
-def statistics(
+@triton.jit(do_not_specialize=["row_count", "heads", "L", "EV"])
+def prepare(
     maxima,
     inverses,
     deltas,
     gradient,
     output,
-    query,
-    key,
-    mask,
+    saved_maxima,
+    saved_normalizers,
     stride_gb,
     stride_gh,
     stride_gl,
     stride_ob,
     stride_oh,
     stride_ol,
-    stride_qb,
-    stride_qh,
-    stride_ql,
-    stride_kb,
-    stride_kh,
-    stride_ks,
-    stride_mb: tl.int64,
-    stride_mh: tl.int64,
-    stride_ml: tl.int64,
-    stride_ms: tl.int64,
+    row_count,
     heads,
-    group,
     L,
-    S,
-    E,
     EV,
-    tiles,
-    factor: tl.float64,
     DTYPE: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MASK: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    LOWER_RIGHT: tl.constexpr,
-    PIECES: tl.constexpr,
-    FULL_E: tl.constexpr,
-    FULL_EV: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
     BLOCK_EV: tl.constexpr,
 ):
-    """Compute the largest score, the inverse of the sum of weights, and ``rowsum(dO O)`` of ``BLOCK_M`` queries of a
-    head.
+    """Compute what both kernels need of ``BLOCK_M`` queries: the largest score, the inverse of the sum of weights, and
+    ``rowsum(dO O)``.
 
     :param maxima: (batch, query heads, L), contiguous, in the compute dtype, as ``inverses`` and ``deltas`` are. The
         first two are 0 for a query to which no key takes part.
+    :param gradient: (batch, query heads, L, EV), that of ``output``; ``row_count`` is the product of all but the last.
+    :param saved_maxima: The largest scores as the forward pass has saved them, contiguous; ``saved_normalizers`` are
+        the sums of weights.
     """
-    tile = tl.program_id(0) % tiles
-    head = (tl.program_id(0) // tiles).to(tl.int64)
-    batch = head // (heads * group)
-    query_head = head % (heads * group)
-    key_head = query_head // group
-    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    taken = rows < L
-    gradient += batch * stride_gb + query_head * stride_gh
-    output += batch * stride_ob + query_head * stride_oh
-    query += batch * stride_qb + query_head * stride_qh
-    key += batch * stride_kb + key_head * stride_kh
-    mask += batch * stride_mb + query_head * stride_mh
+    numbers = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    taken = numbers < row_count
+    batch = numbers // (L.to(tl.int64) * heads)
+    head = numbers // L % heads
+    rows = numbers % L
+    slopes_of = gradient + batch * stride_gb + head * stride_gh + rows * stride_gl
+    values_of = output + batch * stride_ob + head * stride_oh + rows * stride_ol
     delta = tl.zeros((BLOCK_M,), DTYPE)
 
     for start in range(0, EV, BLOCK_EV):
         dims = start + tl.arange(0, BLOCK_EV)
-        slopes = _tile(gradient, rows, stride_gl, dims, taken, dims < EV, True, True).to(DTYPE)
-        values = _tile(output, rows, stride_ol, dims, taken, dims < EV, True, True).to(DTYPE)
+        inside = taken[:, None] & (dims < EV)[None, :]
+        slopes = tl.load(slopes_of[:, None] + dims[None, :], mask=inside, other=0).to(DTYPE)
+        values = tl.load(values_of[:, None] + dims[None, :], mask=inside, other=0).to(DTYPE)
         delta += tl.sum(slopes * values, 1)
 
-    dims = tl.arange(0, BLOCK_E)
-    columns = tl.arange(0, BLOCK_N)
-    shift = S - L if LOWER_RIGHT else 0
-    stop = S
-    inner = S // BLOCK_N * BLOCK_N
-
-    if CAUSAL:
-        last = tl.minimum(tile * BLOCK_M + BLOCK_M, L) - 1
-        stop = tl.maximum(tl.minimum(S, last + shift + 1), 0)
-        inner = tl.maximum(tl.minimum(S, tile * BLOCK_M + shift + 1), 0) // BLOCK_N * BLOCK_N
-
-    if not PIECES:
-        queries = _tile(query, rows, stride_ql, dims, taken, dims < E, True, not FULL_E)
-
-    # Rows beyond the end have the mask of the last one; nothing of them is stored.
-    mask_rows = tl.minimum(rows, L - 1).to(tl.int64)
-    scale = factor.to(DTYPE)
-    unit = tl.full((), 1.4426950408889634 if MASK == FLOAT_MASK else 1.0, DTYPE)
-    maximum = tl.full((BLOCK_M,), float("-inf"), DTYPE)
-    total = tl.zeros((BLOCK_M,), DTYPE)
-
-    for EDGE in tl.static_range(2):
-        for first in range(inner if EDGE else 0, stop if EDGE else inner, BLOCK_N):
-            places = first + columns
-            there = places < stop
-
-            if PIECES:
-                scores = _in_pieces(
-                    query, rows, stride_ql, taken, key, places, stride_ks, there, E, DTYPE, PRECISION, BLOCK_E
-                )
-            else:
-                keys = _tile(key, places, stride_ks, dims, there, dims < E, EDGE, not FULL_E)
-                scores = tl.dot(queries, tl.trans(keys), input_precision=PRECISION, out_dtype=DTYPE)
-
-            scores = scores * scale
-            kept = taken[:, None] & there[None, :]
-
-            if MASK != NO_MASK:
-                bias = _bias(mask, mask_rows, places.to(tl.int64), stride_ml, stride_ms, tl.trans(kept), EDGE)
-                bias = tl.trans(bias)
-
-            if MASK == FLOAT_MASK:
-                scores = scores + bias.to(DTYPE)
-
-            if MASK == BOOL_MASK:
-                scores = tl.where(bias != 0, scores, float("-inf"))
-
-            if CAUSAL and EDGE:
-                kept = kept & (places[None, :] <= (rows + shift)[:, None])
-
-            if EDGE:
-                scores = tl.where(kept, scores, float("-inf"))
-
-            largest = tl.maximum(maximum, tl.max(scores, 1))
-            safe = tl.where(largest == float("-inf"), 0.0, largest)
-            total = total * tl.exp2((maximum - safe) * unit) + tl.sum(tl.exp2((scores - safe[:, None]) * unit), 1)
-            maximum = largest
-
-    place = head * L + rows
-    tl.store(maxima + place, tl.where(maximum == float("-inf"), 0.0, maximum), mask=taken)
-    tl.store(inverses + place, tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total)), mask=taken)
-    tl.store(deltas + place, delta, mask=taken)
+    maximum = tl.load(saved_maxima + numbers, mask=taken, other=0)
+    total = tl.load(saved_normalizers + numbers, mask=taken, other=0)
+    tl.store(maxima + numbers, tl.where(maximum == float("-inf"), 0.0, maximum), mask=taken)
+    tl.store(inverses + numbers, tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total)), mask=taken)
+    tl.store(deltas + numbers, delta, mask=taken)
 
 
 @triton.jit(do_not_specialize=_SIZES)

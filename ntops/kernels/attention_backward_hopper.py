@@ -1,9 +1,8 @@
 """The gradients of attention on Hopper, in Gluon: the functions of ``ntops.kernels.attention_backward``, with explicit
 work for every warp.
 
-``to_queries`` walks over keys as the forward pass does (``ntops.kernels.attention_hopper``): it computes the weights
-again, relative to the largest score so far, and stores ``rowsum(dO O)`` and the logarithm of each query's sum.
-``to_keys`` then walks over queries. A program has two groups of four warps, which take 64 rows of its tile each, and
+``to_queries`` walks over keys; it also stores ``rowsum(dO O)`` and the logarithm of each query's sum, which ``to_keys``
+reads, as it walks over queries. A program has two groups of four warps, which take 64 rows of its tile each, and
 one warp that loads. A group computes the operands of its next products while the last ones run. Each element is written
 by one program, which adds up in the same order each time.
 
@@ -21,8 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ntops.kernels.attention import NO_MASK
-from ntops.kernels.attention_hopper import LAYOUT, ROWS, _eighths, _exp2, _weigh
+from ntops.kernels.attention_hopper import ROWS, _exp2
 from ntops.kernels.hopper import make_barriers
 
 GROUPS = gl.constexpr(2)
@@ -130,12 +128,25 @@ def _load_for_queries(given, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _weights(scores, logarithm, factor, last_key, EDGE: gl.constexpr):
+    """Compute the weights of a block of keys again. In the blocks of an ``EDGE``, only the keys up to ``last_key``,
+    counted from the first one of the block, take part."""
+    weights = _exp2(scores * factor - logarithm[:, None])
+
+    if EDGE:
+        keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
+        weights = gl.where(keys[None, :] <= last_key[:, None], weights, 0.0)
+
+    return weights
+
+
+@gluon.jit
 def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
     """Run a group of warps of ``to_queries``."""
     tensors, memory, barriers, sizes, place = given
     head_of_all, tile = place
-    factor, scale, statistics, row_stride = scalars
-    _gradient, _output, query, key, _value, query_gradient = tensors
+    factor, scale, saved, statistics, row_stride = scalars
+    _gradient, _output, query, _key, _value, query_gradient = tensors
     all_queries, all_slopes, keys, values = memory
     own_full, full, empty = barriers
     heads, group, L, S, shift = sizes
@@ -146,7 +157,6 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
     sums_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIMS, 16])
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, sums_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, scores_layout)
-    sums_row_layout: gl.constexpr = gl.SliceLayout(1, sums_layout)
     nothing = gl.zeros([ROWS, ROWS], gl.float32, scores_layout)
     taken = 0
     first_of_tile = tile * TILE
@@ -170,20 +180,25 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
     mbarrier.arrive(empty.index(stage), count=1)
     taken += 1
 
+    maxima, normalizers = saved
+    every_row = head_of_all.to(gl.int64) * L + rows
+    maximum = gl.load(maxima + every_row, mask=rows < L, other=0)
+    total = gl.load(normalizers + every_row, mask=rows < L, other=1)
+    # A query to which no key takes part has weights of 0: 2 to the power of what minus infinity leaves.
+    logarithm = gl.where(total == 0, float("inf"), maximum + gl.log2(total))
+    place = head_of_all.to(gl.int64) * 2 * row_stride + rows
+    gl.store(statistics + place, logarithm, mask=rows < L)
+    gl.store(statistics + row_stride + place, delta, mask=rows < L)
     queries = _held(own_queries, scores_layout, True)
     slopes = _held(own_slopes, scores_layout, DIMS == 64)
     sums = gl.zeros([ROWS, DIMS], gl.float32, sums_layout)
-    normalizer = gl.sum(_eighths(nothing), 1)
-    maximum = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
     block = count - 1
     stage = taken % STAGES
     mbarrier.wait(full.index(stage), taken // STAGES % 2)
     scores = warpgroup_mma(queries, _transposed(keys.index(stage)), nothing, use_acc=False, is_async=True)
     along = warpgroup_mma(slopes, _transposed(values.index(stage)), nothing, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    weights, shrunk, maximum, normalizer = _weigh(
-        scores, maximum, normalizer, factor, last_key - block * ROWS, 0, NO_MASK, True
-    )
+    weights = _weights(scores, logarithm, factor, last_key - block * ROWS, True)
     along = warpgroup_mma_wait(0, deps=[along])
     changes = weights * (along - delta[:, None])
 
@@ -203,9 +218,7 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
             operand = gl.convert_layout(changes.to(dtype), operand_layout)
             product = warpgroup_mma(operand, _matrix(keys.index(stage)), sums, is_async=True)
             scores = warpgroup_mma_wait(2, deps=[scores])
-            weights, shrunk, maximum, normalizer = _weigh(
-                scores, maximum, normalizer, factor, last_key - block * ROWS, 0, NO_MASK, EDGE == 1
-            )
+            weights = _weights(scores, logarithm, factor, last_key - block * ROWS, EDGE == 1)
             # These waits are over at once. They are loops, over which ptxas does not move the weights: it would compute
             # them when no product runs any more.
             mbarrier.wait(full.index(next_stage), taken // STAGES % 2)
@@ -215,7 +228,6 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
             # Naming the operand keeps its registers untouched while the product reads them.
             sums, operand = warpgroup_mma_wait(0, deps=[product, operand])
             mbarrier.arrive(empty.index(stage), count=1)
-            sums = sums * gl.convert_layout(shrunk, sums_row_layout)[:, None]
 
     stage = taken % STAGES
     operand = gl.convert_layout(changes.to(dtype), operand_layout)
@@ -224,17 +236,8 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
     mbarrier.arrive(empty.index(stage), count=1)
     taken += 1
 
-    # A query to which no key takes part has weights of 0: 2 to the power of what minus infinity leaves.
-    total = gl.convert_layout(gl.sum(normalizer, 1), row_layout)
-    logarithm = gl.where(total == 0, float("inf"), maximum + gl.log2(total))
-    place = (head_of_all * 2).to(gl.int64) * row_stride + rows
-    gl.store(statistics + place, logarithm, mask=rows < L)
-    gl.store(statistics + row_stride + place, delta, mask=rows < L)
-
-    # It goes through the shared memory of the queries.
-    total = gl.convert_layout(total, sums_row_layout)
-    sums = sums * (scale / gl.where(total == 0, 1.0, total))[:, None]
-    own_queries.store(sums.to(dtype))
+    # The result goes through the shared memory of the queries.
+    own_queries.store((sums * scale).to(dtype))
     fence_async_shared()
     place = [head_of_all // (heads * group), head_of_all % (heads * group), first_row, 0]
     tma.async_copy_shared_to_global(query_gradient, place, all_queries.index(GROUP))
@@ -249,6 +252,8 @@ def to_queries(
     key,
     value,
     query_gradient,
+    maxima,
+    normalizers,
     statistics,
     row_stride,
     heads,
@@ -269,12 +274,14 @@ def to_queries(
     :param gradient: A tensor descriptor of (batch, heads * group, L, E) with blocks of (1, 1, ROWS, DIMS), with E at
         most DIMS; dims beyond E are read as zeros and not written. ``output``, ``query`` and ``query_gradient``
         likewise; ``key`` and ``value`` of (batch, heads, S, E).
-    :param statistics: (batch * heads * group, 2, row_stride), float32: the logarithm to base 2 of the sum of the
-        exponentials of a query's scores, and ``rowsum(dO O)``.
+    :param maxima: (batch, heads * group, L), float32, contiguous, as the forward pass has saved them; ``normalizers``
+        likewise.
+    :param statistics: (batch * heads * group, 2, row_stride), float32, to be written: the logarithm to base 2 of
+        the sum of the exponentials of a query's scores, and ``rowsum(dO O)``.
     :param heads: The number of key/value heads; ``group`` query heads read each.
     :param shift: Row l sees the keys up to l + shift, if CAUSAL.
     :param batches: The batch dim; ``tiles`` is the number of tiles of a head, ``together`` as for ``_place``.
-    :param factor: The positive factor that brings scores to units of log2; ``scale`` is that of the gradient.
+    :param factor: The factor that brings scores to units of log2; ``scale`` is that of the gradient.
     :param STAGES: The number of blocks of keys, and of values, that shared memory holds.
     """
     DIMS: gl.constexpr = query.block_type.shape[3]
@@ -289,7 +296,7 @@ def to_queries(
     tensors = (gradient, output, query, key, value, query_gradient)
     place = _place(batches * heads * group, tiles, together, CAUSAL)
     given = (tensors, memory, barriers, (heads, group, L, S, shift), place)
-    scalars = (factor, scale, statistics, row_stride)
+    scalars = (factor, scale, (maxima, normalizers), statistics, row_stride)
 
     gl.warp_specialize(
         [

@@ -225,6 +225,7 @@ def _multiply(queries, keys, nothing, TAKEN: gl.constexpr):
 @gluon.jit
 def _attend_rows(
     given,
+    saved,
     CAUSAL: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_E: gl.constexpr,
@@ -233,6 +234,7 @@ def _attend_rows(
     TILES: gl.constexpr,
     TAKEN: gl.constexpr,
     FORM: gl.constexpr,
+    SAVE: gl.constexpr,
     GROUP: gl.constexpr,
 ):
     """Run a group of warps: compute its rows of each tile."""
@@ -357,7 +359,16 @@ def _attend_rows(
             taken += 1
 
             # A row to which no key took part is 0. The output goes through the shared memory of the queries.
-            total = gl.convert_layout(gl.sum(normalizer, 1), output_row_layout)
+            total = gl.sum(normalizer, 1)
+
+            if SAVE:
+                rows = first_row + gl.arange(0, ROWS, row_layout)
+                every_row = head_of_all.to(gl.int64) * L + rows
+                maxima, normalizers = saved
+                gl.store(maxima + every_row, maximum, mask=rows < L)
+                gl.store(normalizers + every_row, gl.convert_layout(total, row_layout), mask=rows < L)
+
+            total = gl.convert_layout(total, output_row_layout)
             accumulator = accumulator * (1.0 / gl.where(total == 0, 1.0, total))[:, None]
             own_queries.store(accumulator.to(dtype))
             fence_async_shared()
@@ -383,6 +394,8 @@ def attend(
     key,
     value,
     output,
+    maxima,
+    normalizers,
     mask,
     stride_mb,
     stride_mh,
@@ -408,6 +421,7 @@ def attend(
     MASK_UNIT: gl.constexpr,
     UNIT_MASK: gl.constexpr,
     EACH_ROW: gl.constexpr,
+    SAVE: gl.constexpr,
 ):
     """Compute attention for this program's units of work, which are a number of programs apart.
 
@@ -415,6 +429,8 @@ def attend(
         most BLOCK_E; dims beyond E are read as zeros and not written. ``output`` likewise.
     :param key: A descriptor of (batch, heads, S, E), S at least 1, with blocks of (1, 1, BLOCK_N, BLOCK_E); ``value``
         likewise.
+    :param maxima: With SAVE, (batch, heads * group, L), float32, contiguous: the largest scores; ``normalizers``
+        likewise the sums of weights.
     :param mask: (batch, heads * group, L, S) if there is one: bytes, or floats to add. EACH_ROW: rows differ.
     :param heads: The number of key/value heads; ``group`` query heads read each.
     :param shift: Row l sees the keys up to l + shift, if CAUSAL.
@@ -452,13 +468,14 @@ def attend(
     given_mask = (mask, stride_mb, stride_mh, stride_ml, stride_ms)
     FORM: gl.constexpr = (MASK, MASK_UNIT, UNIT_MASK, EACH_ROW)
     given = (tensors, memory, barriers, sizes, given_mask, scale)
+    saved = (maxima, normalizers)
 
     # The registers per thread of all groups except the first, which gets the rest: as many as another group.
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_attend_rows, (given, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, 0)),
-                (_attend_rows, (given, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, 1)),
+                (_attend_rows, (given, saved, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, SAVE, 0)),
+                (_attend_rows, (given, saved, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, SAVE, 1)),
                 (_load, (given, CAUSAL, BLOCK_N, STAGES, GROUPS, TILES)),
             ],
             [4, 1],
@@ -467,10 +484,10 @@ def attend(
     else:
         gl.warp_specialize(
             [
-                (_attend_rows, (given, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, 0)),
-                (_attend_rows, (given, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, 1)),
-                (_attend_rows, (given, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, 2)),
-                (_attend_rows, (given, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, 3)),
+                (_attend_rows, (given, saved, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, SAVE, 0)),
+                (_attend_rows, (given, saved, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, SAVE, 1)),
+                (_attend_rows, (given, saved, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, SAVE, 2)),
+                (_attend_rows, (given, saved, CAUSAL, BLOCK_N, BLOCK_E, STAGES, GROUPS, TILES, TAKEN, FORM, SAVE, 3)),
                 (_load, (given, CAUSAL, BLOCK_N, STAGES, GROUPS, TILES)),
             ],
             [4, 4, 4, 1],

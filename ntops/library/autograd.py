@@ -5,6 +5,8 @@ from torch.autograd.graph import increment_version
 
 _DIFFERENTIABLE = {"relu_": "relu", "silu_": "silu", "rotary_position_embedding_": "rotary_position_embedding"}
 """The operators that write their first argument, and the functional operator by which each is differentiated."""
+_WITH_STATISTICS = {"scaled_dot_product_attention": "scaled_dot_product_attention.statistics"}
+"""The operators that keep too little for a gradient, and the overload that returns more and is differentiated."""
 _WITHOUT = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "bitwise_and", "bitwise_or", "bitwise_not"}
 _WITHOUT |= {"argmax"}
 """Operators whose results have no gradients: the dispatcher's own kernel passes their calls on."""
@@ -20,12 +22,20 @@ def register(library, overload, op, formulas):
 
     formula = formulas.get(overload.name) or formulas.get(overload.operator)
 
-    if overload.writes is None and formula is not None and not op._schema.is_mutable:
+    has_formula = formula is not None and overload.name not in _WITH_STATISTICS
+
+    if overload.writes is None and has_formula and not op._schema.is_mutable:
         name = f"{library.ns}::{overload.name}"
         torch.library.register_autograd(name, formula.backward, setup_context=formula.setup_context, lib=library)
         return
 
     refused = _out if overload.writes == "out" else _refuse
+
+    if overload.name in _WITH_STATISTICS:
+
+        def refused(op, args, kwargs):
+            packet, suffix = _WITH_STATISTICS[overload.name].split(".")
+            return getattr(getattr(torch.ops.ntops, packet), suffix)(*args, **kwargs)[0]
 
     if overload.writes == "inplace" and formula is not None:
         functional = getattr(torch.ops.ntops, _DIFFERENTIABLE[overload.name]).default

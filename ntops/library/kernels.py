@@ -5,6 +5,7 @@ import inspect
 import torch
 
 import ntops.torch
+from ntops.host.attention import attention_with_statistics
 from ntops.host.cross_entropy import class_loss
 from ntops.host.dropout import masked
 from ntops.host.linear_cross_entropy import linear_class_loss
@@ -13,8 +14,13 @@ from ntops.launch import boundary
 
 _SYMBOLS = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 """Values that stand for symbolic numbers of which only the kind matters for the result."""
-_FUNCTIONS = {"cross_entropy": class_loss, "dropout": masked, "linear_cross_entropy": linear_class_loss}
-"""The functions of operators whose schemas differ from their signatures."""
+_FUNCTIONS = {
+    "cross_entropy": class_loss,
+    "dropout": masked,
+    "linear_cross_entropy": linear_class_loss,
+    "scaled_dot_product_attention.statistics": attention_with_statistics,
+}
+"""The functions of overloads whose schemas differ from the operators' signatures."""
 
 
 def real(overload):
@@ -43,7 +49,7 @@ def fake(overload):
 
 
 def _function(overload):
-    return _FUNCTIONS.get(overload.operator) or getattr(ntops.torch, overload.operator)
+    return _FUNCTIONS.get(overload.name) or getattr(ntops.torch, overload.operator)
 
 
 def _translated(overload, function):

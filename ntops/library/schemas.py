@@ -21,7 +21,10 @@ Where the signature of ``ntops.torch`` says more than a schema can, :mod:`ntops.
   ``dropout(gradient, seed, p)``.
 - ``cross_entropy`` returns the loss and what its gradient needs, which are not differentiable: the statistics of rows,
   and the number by which a mean divides. ``reduction`` says what ``size_average`` and ``reduce`` say, too.
-- ``linear_cross_entropy`` returns the same. Autocast gives it a ``dtype``, for a loss of another dtype than the logits.
+- ``scaled_dot_product_attention.statistics`` returns the output and what its gradient needs. The dispatcher calls it in
+  the place of ``scaled_dot_product_attention`` if an argument requires grad.
+- ``linear_cross_entropy`` returns the same as ``cross_entropy``. Autocast gives it a ``dtype``, for a loss of another
+  dtype than the logits.
 - ``quantize_fp8`` with a scale is ``quantize_fp8.scale``, which returns the 8-bit tensor alone.
 - A KV cache of views is written by ``copy_`` before; one of positions is an overload of attention that writes
   ``present_key`` and ``present_value``.
@@ -124,6 +127,10 @@ OPERATORS = {
         "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
         "bool enable_gqa, str? causal_variant, Tensor(a!) present_key, Tensor(b!) present_value, "
         "Tensor present_key_slot, Tensor? present_value_slot) -> Tensor"
+    ),
+    "scaled_dot_product_attention.statistics": Declaration(
+        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
+        "float? scale=None, bool enable_gqa=False, str? causal_variant=None) -> (Tensor, Tensor)"
     ),
     "sigmoid": _UNARY,
     "silu": Declaration("(Tensor input) -> Tensor", inplace=True),

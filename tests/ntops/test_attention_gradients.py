@@ -5,9 +5,13 @@ import math
 import pytest
 import torch
 from differentiable import DEVICE, gradients, tensor
+from hopper import hopper
 
 import ntops
 from ntops.autograd.attention import _attend
+from ntops.host import attention_configs, attention_gradients_hopper
+from ntops.host.attention import attention_with_statistics
+from ntops.launch import config_selection
 
 ATTEND = ntops.torch.scaled_dot_product_attention
 
@@ -49,7 +53,7 @@ def _definition(query, key, value, mask, given, lower_right, scale):
 
 def _check(query, key, value, mask=None, lower_right=None, scale=None, given=None):
     """A weight is off by what its score is, by roundings of float32; and by one of its dtype, as the output, the
-    changes of scores and the result are."""
+    changes of scores and the result are. float16 rounds the smallest weights and changes to multiples of 2^-24."""
     dtype = query.dtype
     shape = (*query.shape[:-1], value.shape[-1])
     given = tensor(*shape, dtype=dtype, seed=9, requires_grad=False) if given is None else given
@@ -63,10 +67,20 @@ def _check(query, key, value, mask=None, lower_right=None, scale=None, given=Non
     unit = 2.0**-53 if dtype is torch.float64 else 2.0**-24
     half = torch.finfo(dtype).eps / 2 if dtype.itemsize == 2 else 0
     tensors = (query, key, value, mask)
+    least = 2.0**-25 if dtype is torch.float16 else 0
+    scaled = abs(scale) * least
+    group = query.shape[-3] // key.shape[-3]
+    # The sums of what the roundings of weights and of changes are multiplied by.
+    sums = [_double(one).abs().sum(-2, keepdim=True) for one in (key, query, given)]
+    sums = [
+        sums[0].repeat_interleave(group, -3) * scaled,
+        *(one.unflatten(-3, (-1, group)).sum(-3) for one in sums[1:]),
+    ]
+    roundings = [sums[0], sums[1] * scaled, sums[2] * least, torch.zeros(())]
 
-    for one, want, size, of in zip(found, wanted, sizes, tensors, strict=False):
+    for one, want, size, rounding, of in zip(found, wanted, sizes, roundings, tensors, strict=False):
         assert (one.shape, one.dtype) == (of.shape, of.dtype)
-        bound = (unit * (32 + 4 * largest) + 4 * half) * size + torch.finfo(of.dtype).eps / 2 * want.abs()
+        bound = (unit * (32 + 4 * largest) + 4 * half) * size + torch.finfo(of.dtype).eps / 2 * want.abs() + rounding
         assert ((one.cpu().double() - want).abs() <= bound).all()
 
     return found
@@ -166,3 +180,102 @@ def test_derivatives_of_the_first_and_the_second_order_in_float64():
     mask = tensor(3, 4, dtype=torch.float64, seed=5)
     assert torch.autograd.gradcheck(ATTEND, (query, key, value, mask))
     assert torch.autograd.gradgradcheck(ATTEND, (query, key, value, mask))
+
+
+# --- what the forward pass keeps -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("kind", ["none", "causal", "bool", "float"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_statistics_of_rows(dtype, kind, splits):
+    query, key, value = (one.detach() for one in _operands(40, 70, 24, 16, group=2, dtype=dtype))
+    mask = None if kind in ("none", "causal") else tensor(2, 4, 40, 70, dtype=dtype, seed=4, requires_grad=False)
+    mask = mask > 0 if kind == "bool" else mask
+    scores = query.double() @ key.repeat_interleave(2, 1).double().mT * 0.3
+
+    if kind == "causal":
+        scores = scores.masked_fill(~torch.ones(40, 70, dtype=torch.bool, device=DEVICE).tril(), -math.inf)
+    elif kind == "bool":
+        mask[:, :, 5] = False
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif kind == "float":
+        scores = scores + mask.double()
+
+    with config_selection.forced("scaled_dot_product_attention", attention_configs.Config(16, 16, splits, 4, 1)):
+        output, (maxima, sums) = attention_with_statistics(query, key, value, mask, 0.0, kind == "causal", 0.3, True)
+
+    plain = ATTEND(query, key, value, mask, 0.0, kind == "causal", 0.3, True)
+    assert torch.allclose(output.double(), plain.double(), atol=1e-3 if dtype is torch.float16 else 1e-5)
+    unit = 1.0 if kind == "float" else math.log2(math.e)
+    empty = scores.isneginf().all(-1)
+    assert bool(empty.any()) is (kind == "bool")
+    assert (maxima[empty] == -math.inf).all()
+    assert (sums[empty] == 0).all()
+    found = maxima.double() / unit + sums.double().log()
+    assert torch.allclose(found[~empty], scores.logsumexp(-1)[~empty], rtol=1e-5, atol=1e-5)
+
+
+# --- the form for Hopper -------------------------------------------------------------------------------------------
+
+
+def test_programs_that_share_heads():
+    assert attention_gradients_hopper.together(32, 16, 132) == 32
+    assert attention_gradients_hopper.together(16, 128, 132) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "is_copied"),
+    [
+        (lambda x: x, False),
+        (lambda x: x.transpose(1, 2), False),
+        (lambda x: x[:, :, ::2], False),
+        (lambda x: x[:, :, :1].expand(2, 4, 8, 64), True),
+        (lambda x: x[..., 1:9], True),
+        (lambda x: x[..., ::2], True),
+        (lambda x: torch.ones(2, 4, 8, 12, dtype=torch.bfloat16)[..., :8], True),
+    ],
+)
+def test_what_tensor_descriptors_describe(make, is_copied):
+    given = make(torch.ones(2, 4, 8, 64, dtype=torch.bfloat16))
+    found = attention_gradients_hopper.describable(given)
+    assert (found is not given) is is_copied
+    assert torch.equal(found, given)
+    assert found.is_contiguous() or not is_copied
+
+
+def _check_on_hopper(queries, keys, dim, scale=None, dtype=torch.bfloat16, lower_right=None, **sizes):
+    operands = _operands(queries, keys, dim, dim, dtype=dtype, **sizes)
+    assert attention_gradients_hopper.takes(*operands, None)
+    return _check(*operands, scale=scale, lower_right=lower_right)
+
+
+@hopper
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [40, 64, 96, 128])
+@pytest.mark.parametrize("lower_right", [None, False, True])
+@pytest.mark.parametrize(("queries", "keys", "group"), [(64, 64, 1), (200, 333, 1), (333, 200, 3), (513, 513, 2)])
+def test_on_hopper(queries, keys, group, lower_right, dim, dtype):
+    _check_on_hopper(queries, keys, dim, group=group, dtype=dtype, lower_right=lower_right)
+
+
+@hopper
+@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+def test_scales_on_hopper(scale):
+    _check_on_hopper(100, 130, 64, scale)
+
+
+@hopper
+@pytest.mark.parametrize("place", range(3))
+def test_each_gradient_alone_on_hopper(place):
+    operands = _operands(130, 200, 64, 64, group=2, dtype=torch.bfloat16)
+    given = tensor(2, 4, 130, 64, dtype=torch.bfloat16, seed=9, requires_grad=False)
+    whole = gradients(ATTEND, (*operands, None, 0.0, True, None, True), given)
+    operands = [one.detach().requires_grad_(number == place) for number, one in enumerate(operands)]
+    (alone,) = gradients(ATTEND, (*operands, None, 0.0, True, None, True), given)
+    assert torch.equal(alone, whole[place])
+
+
+@hopper
+def test_many_heads_and_programs_on_hopper():
+    _check_on_hopper(300, 260, 64, heads=200, group=2, lower_right=True)

@@ -316,7 +316,7 @@ COMMON = {
 }
 
 
-ATTENTION = *[torch.ones(1, 2, 4, 16) for _ in range(5)], None, False, 0.25
+ATTENTION = *[torch.ones(1, 2, 4, 16) for _ in range(5)], torch.ones(2, 1, 2, 4), None, False, 0.25
 BACKWARD = {
     "a softmax": (row_gradients.softmax_backward, (X, X.clone(), 1, torch.float32)),
     "a norm": (row_gradients.norm, (X, X.clone(), ROW, 1e-5, True, torch.float32, True, True, True)),
