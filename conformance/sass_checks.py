@@ -10,11 +10,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 
-_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)\s*(.*?);")
+_INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.x]+)\s*(.*?);")
 _ADDRESS = re.compile(r"\s*/\*([0-9a-f]{4,})\*/")
 _WRITES = re.compile(r"U[A-Z0-9]+|R2UR|S2UR|CS2UR|VOTEU|LDCU|C?REDUX")
 _PREDICATE = re.compile(r"UP[0-9T]")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
+_DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)\].*")
 
 
 def mistakes(cubins: Sequence[bytes], arch: int | str) -> list[str]:
@@ -91,10 +92,26 @@ def unwritten(code: str) -> str:
             operands = operands[1:]
         if operands and _WRITES.fullmatch(kind) and (one := re.fullmatch(r"UR(\d+)", operands[0])):
             target, operands = int(one[1]), operands[1:]
-        read = {int(number) for operand in operands for number in _REGISTER.findall(operand)}
-        if read - written:
+        if _read(operands) - written:
             return f"{name} {found[2].strip()}"
         if target is not None:
             count = 4 if ".128" in name else 2 if ".64" in name or "WIDE" in name else 1
             written |= set(range(target, target + count))
     return ""
+
+
+def _read(operands: Sequence[str]) -> set[int]:
+    """Return the uniform registers that operands read.
+
+    Four in a row hold the descriptors of both factors of a wgmma, two for each. Those of the first factor are not read
+    where it comes from registers, as the operand before them says.
+    """
+    found: set[int] = set()
+    for place, operand in enumerate(operands):
+        if both := _DESCRIPTORS.fullmatch(operand):
+            first = int(both[1])
+            in_registers = place > 1 and re.fullmatch(r"R\d+(\.reuse)?", operands[place - 1])
+            found |= {*range(first + 2 if in_registers else first, first + 4)}
+        else:
+            found |= {int(number) for number in _REGISTER.findall(operand)}
+    return found

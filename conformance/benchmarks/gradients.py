@@ -22,7 +22,13 @@ from conformance import environment
 from conformance import spec as specs
 
 SIZES = ((8192, 4096), (4096, 16384))
-HEADS = (4, 32, 4096, 128)
+HEADS = (
+    *((4, 32, heads, 4096, dim, causal) for heads, dim in ((32, 128), (8, 128), (32, 64)) for causal in (False, True)),
+    *((1, 16, 16, 16384, 128, causal) for causal in (False, True)),
+)
+"""Calls of attention: batch, query heads, key heads, length, head dim, whether causal."""
+LOSSES = ((8192, 32000), (8192, 152064))
+"""Calls of ``cross_entropy``: rows, classes."""
 ROUNDS = 30
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -130,25 +136,32 @@ def backward(function: Callable[..., torch.Tensor], call: Call) -> Callable[[], 
     args, kwargs = call
     result = function(*args, **kwargs)
     given = torch.randn_like(result)
-    wanted = [one for one in args if isinstance(one, torch.Tensor)]
+    wanted = [one for one in args if isinstance(one, torch.Tensor) and one.requires_grad]
     return lambda: torch.autograd.grad(result, wanted, given, retain_graph=True)
 
 
 def timed() -> dict[str, tuple[Call, float, str]]:
-    """Return the calls whose backward pass is timed, each with its work: floating-point operations, or bytes that have
-    to move."""
-    heads = tuple(tensor(*HEADS, seed=seed) for seed in range(3))
-    batch, count, length, dim = HEADS
-    # The backward pass has five products, the forward pass two; the causal mask leaves half of the scores.
-    found: dict[str, tuple[Call, float, str]] = {
-        "scaled_dot_product_attention": ((heads, {"is_causal": True}), 5 * batch * count * length**2 * dim, "TFLOP/s")
-    }
+    """Return the calls whose backward pass is timed, by operator and sizes, each with its work: floating-point
+    operations, or bytes that have to move."""
+    found: dict[str, tuple[Call, float, str]] = {}
+    for batch, count, key_heads, length, dim, causal in HEADS:
+        sizes = ((batch, number, length, dim) for number in (count, key_heads, key_heads))
+        heads = tuple(tensor(*size, seed=seed) for seed, size in enumerate(sizes))
+        # The backward pass has five products; a causal mask leaves half of the scores.
+        work = 10 * batch * count * length**2 * dim / (2 if causal else 1)
+        label = f" {batch}x{count}/{key_heads}x{length}x{dim}{' causal' if causal else ''}"
+        options = {"is_causal": causal, "enable_gqa": key_heads != count}
+        found["scaled_dot_product_attention" + label] = (heads, options), work, "TFLOP/s"
     for rows, columns in SIZES:
         x, row, bias = tensor(rows, columns), tensor(columns, seed=1), tensor(columns, seed=2)
         moved, size = 3.0 * 2 * rows * columns, f" {rows}x{columns}"
         found["softmax" + size] = ((x, -1), {}), moved, "TB/s"
         found["rms_norm" + size] = ((x, (columns,), row), {}), moved, "TB/s"
         found["layer_norm" + size] = ((x, (columns,), row, bias), {}), moved, "TB/s"
+    for rows, columns in LOSSES:
+        labels = torch.arange(rows, device="cuda") * 7919 % columns
+        moved = 2.0 * 2 * rows * columns
+        found[f"cross_entropy {rows}x{columns}"] = ((tensor(rows, columns), labels), {}), moved, "TB/s"
     return found
 
 

@@ -42,6 +42,28 @@ def test_a_register_that_nothing_has_written_is_found(before, after, found):
     assert sass_checks.unwritten(GOOD.replace(before, after)) == found
 
 
+FROM_MEMORY = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR16], R24"
+FROM_REGISTERS = "HGMMA.64x64x16.F32.BF16 R24, R172, gdesc[UR16].tnspB, RZ, !UPT"
+
+
+@pytest.mark.parametrize(
+    ("written", "instruction", "is_found"),
+    [
+        ((16, 17, 18, 19), FROM_MEMORY, False),
+        ((18, 19), FROM_MEMORY, True),
+        ((16, 17, 18), FROM_MEMORY, True),
+        ((18, 19), FROM_REGISTERS, False),
+        ((18, 19), FROM_REGISTERS.replace("R172", "R172.reuse"), False),
+        ((16, 17), FROM_REGISTERS, True),
+        ((16, 17, 18), FROM_REGISTERS, True),
+    ],
+)
+def test_a_product_reads_the_descriptors_of_its_factors_in_shared_memory(written, instruction, is_found):
+    lines = [f"        /*{number:04x}*/                   UMOV UR{number}, 0x1 ;" for number in written]
+    code = "\n".join([*lines, f"        /*0100*/                   {instruction} ;"])
+    assert sass_checks.unwritten(code) == (instruction if is_found else "")
+
+
 def test_each_function_has_registers_of_its_own(monkeypatch):
     """All are disassembled at once, one after the other."""
     length = 0x500

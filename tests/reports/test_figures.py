@@ -160,8 +160,14 @@ def drawn():
 
 
 def differentiated():
-    found = json.loads((RECORD / "gradients.json").read_text())["times"]["scaled_dot_product_attention"]["ms"]
-    assert f"{found['ntops']:.2f} | {found['torch']:.2f}" in document(HOME)
+    page = document(HOME)
+
+    for label, found in json.loads((RECORD / "gradients.json").read_text())["times"].items():
+        digits = 2 if "attention" in label else 3
+        times = [f"{found['ms'][who]:.{digits}f}" for who in ("ntops", "torch")]
+        assert f"| {times[0]} | {times[1]} |" in page, label
+        assert f" | {found['ratio']:.2f} |" in page, label
+
     return ""
 
 
