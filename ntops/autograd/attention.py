@@ -1,7 +1,8 @@
 """The gradients of ``scaled_dot_product_attention``.
 
-The forward pass saves its operands, its output, and two numbers for each query. If a gradient is to be differentiated
-once more, torch computes it from the formula of attention, with the matrix of scores in memory.
+The forward pass saves its operands, its output, and two numbers for each query. Where calls are traced, the backward
+pass is an operator of its own. If a gradient is to be differentiated once more, torch computes it from the formula of
+attention, with the matrix of scores in memory.
 """
 
 import math
@@ -53,7 +54,7 @@ def _backward(ctx, gradient, _):
     needed = needs(ctx, 0, 1, 2, 3)
     tensors = [one for one in (gradient, query, key, value, mask) if one is not None]
 
-    if is_composed(*tensors):
+    if torch.is_grad_enabled():
         inputs = (query, key, value, mask)
         found = composed_gradients(
             lambda *inputs: _attend(*inputs, ctx.lower_right, ctx.scale), inputs, needed, gradient
@@ -63,7 +64,15 @@ def _backward(ctx, gradient, _):
     statistics = values["statistics"]
     statistics = statistics if statistics.ndim == 4 else statistics.unsqueeze(1)
     batched = [one if one.ndim == 4 else one.unsqueeze(0) for one in (gradient, output, query, key, value)]
-    found = attention_gradients.attention(*batched, statistics, mask, ctx.lower_right, ctx.scale, *needed)
+
+    if is_composed(*tensors):
+        causal = (ctx.lower_right is not None, bool(ctx.lower_right))
+        function = torch.ops.ntops.scaled_dot_product_attention.gradients
+        found = function(*batched, statistics, mask, *causal, ctx.scale, needed)
+        found = [one if wanted else None for one, wanted in zip(found, needed, strict=True)]
+    else:
+        found = attention_gradients.attention(*batched, statistics, mask, ctx.lower_right, ctx.scale, *needed)
+
     shapes = (query.shape, key.shape, value.shape, None)
     found = [one if one is None or shape is None else one.view(shape) for one, shape in zip(found, shapes, strict=True)]
 

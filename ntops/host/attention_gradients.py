@@ -11,7 +11,7 @@ from ntops.host.dim_order import contiguous_strides
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels import attention_backward as kernels
 from ntops.kernels.attention import BOOL_MASK, FLOAT_MASK, NO_MASK
-from ntops.launch import recorder
+from ntops.launch import boundary, recorder
 from ntops.launch.devices import is_hopper, on_device, shared_memory
 from ntops.launch.recorder import repeatable
 
@@ -152,6 +152,23 @@ def attention(
     dims = (query.shape[3], key.shape[3], value.shape[3])
     found = [_first(one, size) if wanted else None for one, wanted, size in zip(found, needed, dims, strict=True)]
     return (*found, None if scores is None else gradients.summed(scores, (*mask.shape,), mask.dtype))
+
+
+def needed_gradients(gradient, output, query, key, value, statistics, attn_mask, is_causal, lower_right, scale, needed):
+    """Return the gradients as :func:`attention` does, with a tensor of no elements for each that is not ``needed``."""
+    device = query.device
+
+    if boundary.is_abstract():
+        tensors = (query, key, value, attn_mask)
+        found = [
+            recorder.empty(one.shape, contiguous_strides(one.shape), one.dtype, device) if wanted else None
+            for one, wanted in zip(tensors, needed, strict=True)
+        ]
+    else:
+        variant = lower_right if is_causal else None
+        found = attention(gradient, output, query, key, value, statistics, attn_mask, variant, scale, *needed)
+
+    return tuple(recorder.empty((0,), (1,), query.dtype, device) if one is None else one for one in found)
 
 
 def _first(tensor, columns):

@@ -45,7 +45,8 @@ def register(library, overload, op):
     """Register the policy of an overload for each device whose list has its function."""
     policy, aten = POLICIES.get(overload.operator, (None, None))
 
-    if policy is None or overload.writes is not None:
+    # A backward pass has the dtypes of the forward pass.
+    if policy is None or overload.writes is not None or overload.name.endswith(".gradients"):
         return
 
     arguments = op._schema.arguments

@@ -6,6 +6,7 @@ import torch
 
 import ntops.torch
 from ntops.host.attention import attention_with_statistics
+from ntops.host.attention_gradients import needed_gradients
 from ntops.host.cross_entropy import class_loss
 from ntops.host.dropout import masked
 from ntops.host.linear_cross_entropy import linear_class_loss
@@ -18,6 +19,7 @@ _FUNCTIONS = {
     "cross_entropy": class_loss,
     "dropout": masked,
     "linear_cross_entropy": linear_class_loss,
+    "scaled_dot_product_attention.gradients": needed_gradients,
     "scaled_dot_product_attention.statistics": attention_with_statistics,
 }
 """The functions of overloads whose schemas differ from the operators' signatures."""

@@ -22,7 +22,8 @@ Where the signature of ``ntops.torch`` says more than a schema can, :mod:`ntops.
 - ``cross_entropy`` returns the loss and what its gradient needs, which are not differentiable: the statistics of rows,
   and the number by which a mean divides. ``reduction`` says what ``size_average`` and ``reduce`` say, too.
 - ``scaled_dot_product_attention.statistics`` returns the output and what its gradient needs. The dispatcher calls it in
-  the place of ``scaled_dot_product_attention`` if an argument requires grad.
+  the place of ``scaled_dot_product_attention`` if an argument requires grad. ``scaled_dot_product_attention.gradients``
+  is its backward pass, which is traced as one operator: composed of torch's, it would keep the matrix of scores.
 - ``linear_cross_entropy`` returns the same as ``cross_entropy``. Autocast gives it a ``dtype``, for a loss of another
   dtype than the logits.
 - ``quantize_fp8`` with a scale is ``quantize_fp8.scale``, which returns the 8-bit tensor alone.
@@ -117,6 +118,11 @@ OPERATORS = {
     "scaled_dot_product_attention": Declaration(
         "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
         "float? scale=None, bool enable_gqa=False, str? causal_variant=None) -> Tensor"
+    ),
+    "scaled_dot_product_attention.gradients": Declaration(
+        "(Tensor gradient, Tensor output, Tensor query, Tensor key, Tensor value, Tensor statistics, "
+        "Tensor? attn_mask, bool is_causal, bool lower_right, float scale, bool[4] needed) -> "
+        "(Tensor, Tensor, Tensor, Tensor)"
     ),
     "scaled_dot_product_attention.positions": Declaration(
         "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "

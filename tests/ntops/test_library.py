@@ -5,7 +5,9 @@ import warnings
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from operator_calls import CALLS, PLACES, fresh, results, tensor, with_tensors
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -130,6 +132,57 @@ def test_all_operators_are_one_graph():
     for (args, kwargs), (others, other_kwargs) in zip(calls, expected_calls, strict=True):
         for mine, theirs in zip((*args, *kwargs.values()), (*others, *other_kwargs.values()), strict=True):
             assert not isinstance(mine, torch.Tensor) or torch.equal(mine.float(), theirs.float())
+
+
+def _attention(dim=16):
+    """Operands of attention, a gradient of its output, and what its forward pass returns for its backward pass."""
+    operands = [_random(1, heads, 9, dim).requires_grad_() for heads in (4, 2, 2)] + [_random(9, 9).requires_grad_()]
+    with torch.no_grad():
+        kept = torch.ops.ntops.scaled_dot_product_attention.statistics(*operands, enable_gqa=True)
+    return operands, _random(1, 4, 9, dim), kept
+
+
+@pytest.mark.parametrize("needed", [(True,) * 4, (True, False, False, False), (False, True, False, False)])
+def test_opcheck_of_the_backward_pass_of_attention(needed):
+    operands, gradient, (output, statistics) = _attention()
+    query, key, value, mask = (one.detach() for one in operands)
+    numbers = False, False, 0.25, needed
+    arguments = gradient, output, query, key, value, statistics, mask, *numbers
+    torch.library.opcheck(torch.ops.ntops.scaled_dot_product_attention.gradients, arguments)
+
+
+def test_the_backward_pass_of_attention_is_traced_as_one_operator():
+    """Composed of torch's functions, it would keep the matrix of scores."""
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    def attend(*operands):
+        return ntops.torch.scaled_dot_product_attention(*operands, enable_gqa=True)
+
+    operands, gradient, _ = _attention()
+    wanted = torch.autograd.grad(attend(*operands), operands, gradient)
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    found = torch.autograd.grad(compiled(*operands), operands, gradient)
+    assert all(map(torch.equal, found, wanted))
+    forward, backward = [{str(node.target) for node in graph.graph.nodes} for graph in graphs]
+    assert "ntops.scaled_dot_product_attention.statistics" in forward
+    assert "ntops.scaled_dot_product_attention.gradients" in backward
+    assert not any("mm" in name or "softmax" in name for name in forward | backward)
+
+
+def test_gradients_of_attention_in_batches_are_those_of_each():
+    operands, gradient, _ = _attention()
+    result = ntops.torch.scaled_dot_product_attention(*operands, enable_gqa=True)
+    given = torch.stack([gradient, 2 * gradient])
+    batched = torch.autograd.grad(result, operands, given, is_grads_batched=True, retain_graph=True)
+
+    for place, one in enumerate(given):
+        alone = torch.autograd.grad(result, operands, one, retain_graph=True)
+        assert all(torch.equal(found[place], wanted) for found, wanted in zip(batched, alone, strict=True))
 
 
 def _random(*shape):
