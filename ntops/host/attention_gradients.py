@@ -144,7 +144,8 @@ def attention(
     if 0 in shape or not gradient.numel():
         found = [one if one is None else one.zero_() for one in found]
     elif gluon:
-        attention_gradients_hopper.launch(found, tensors, statistics, lower_right, scale)
+        of_keys = None if mask is None else mask.expand(shape)
+        attention_gradients_hopper.launch(found, tensors, statistics, of_keys, lower_right, scale)
     else:
         mask_given = _loadable_mask(mask, dtype, shape)
         _launch(found, scores, tensors, statistics, mask_given, lower_right, scale, compute_dtype)

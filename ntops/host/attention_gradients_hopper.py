@@ -20,17 +20,27 @@ _LOG2E = 1 / math.log(2)
 
 
 def takes(query, key, value, mask):
-    """Tell whether the kernels take a call: of a half type on Hopper, with one head dim of up to 128 and no mask."""
+    """Tell whether the kernels take a call: of a half type on Hopper, with one head dim of up to 128, and without a
+    mask or with one of bools that all heads and queries of a batch share.
+
+    :param mask: Of any shape that broadcasts to (B, Hq, L, S).
+    """
     return (
         not INTERPRETED
         and is_hopper()
         and query.dtype in (torch.float16, torch.bfloat16)
-        and mask is None
+        and (mask is None or (mask.dtype is torch.bool and is_of_keys(mask)))
         and query.shape[3] == value.shape[3]
         and 32 < query.shape[3] <= 128
         and query.shape[3] % 8 == 0
         and min(query.shape[2], key.shape[2]) >= ROWS
     )
+
+
+def is_of_keys(mask):
+    """Tell whether all heads and queries of a batch share a mask."""
+    steps = zip(mask.shape[-3:-1], mask.stride()[-3:-1], strict=True)
+    return all(size == 1 or step == 0 for size, step in steps)
 
 
 def describable(tensor):
@@ -52,11 +62,12 @@ def together(heads, tiles, multiprocessors):
     return heads if heads * tiles <= 8 * multiprocessors else 1
 
 
-def launch(found, tensors, saved, lower_right, scale):
+def launch(found, tensors, saved, mask, lower_right, scale):
     """Launch the kernels.
 
     :param found: The gradients of query, key and value, to be written; those of key and value may be ``None``.
     :param tensors: The gradient of the output, the output, query, key and value, as :func:`describable` returns them.
+    :param mask: Of bool, as :func:`takes` takes it, expanded to (B, Hq, L, S); or ``None``.
     :param saved: The statistics of the forward pass, (2, B, Hq, L), contiguous.
     """
     # Import here, so that calls of the other kernels do not pay for it (37 ms).
@@ -84,6 +95,9 @@ def launch(found, tensors, saved, lower_right, scale):
     gradient, output, query, key, value, to_query = map(describe, (*tensors, to_query))
     sizes = (heads, query_heads // heads, queries, keys, keys - queries if lower_right else 0, batch)
     causal = lower_right is not None
+    masked = (
+        (tensors[1], 0, 0, False) if mask is None else (mask.view(torch.uint8), mask.stride(0), mask.stride(3), True)
+    )
     options = {"num_warps": 4, "maxnreg": REGISTERS}
     multiprocessors = config_selection.device(tensors[2].device.index or 0).multiprocessors
 
@@ -94,7 +108,7 @@ def launch(found, tensors, saved, lower_right, scale):
             (rows * tiles,),
             options,
             *(gradient, output, query, key, value, to_query, *saved, statistics, row_stride, *sizes, tiles),
-            *(together(rows, tiles, multiprocessors), scale * _LOG2E, scale, causal, STAGES),
+            *(together(rows, tiles, multiprocessors), scale * _LOG2E, scale, *masked, causal, STAGES),
         )
 
         if to_key is not None:
@@ -106,5 +120,5 @@ def launch(found, tensors, saved, lower_right, scale):
                 (batch * heads * tiles,),
                 options,
                 *(gradient, query, key, value, describe(to_key), describe(to_value), of_rows, *sizes, tiles),
-                *(together(batch * heads, tiles, multiprocessors), scale * _LOG2E, scale, causal, STAGES),
+                *(together(batch * heads, tiles, multiprocessors), scale * _LOG2E, scale, *masked, causal, STAGES),
             )

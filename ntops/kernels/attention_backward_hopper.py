@@ -128,10 +128,24 @@ def _load_for_queries(given, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _weights(scores, logarithm, factor, last_key, EDGE: gl.constexpr):
+def _taken(given_mask, batch, keys, S, MASKED: gl.constexpr):
+    """Return the mask of some keys, which is not 0 where they take part; 1 without a mask."""
+    if MASKED:
+        mask, stride_b, stride_s = given_mask
+        places = batch.to(gl.int64) * stride_b + keys.to(gl.int64) * stride_s
+        return gl.load(mask + places, mask=keys < S, other=0)
+    else:
+        return 1
+
+
+@gluon.jit
+def _weights(scores, logarithm, factor, last_key, taken, EDGE: gl.constexpr, MASKED: gl.constexpr):
     """Compute the weights of a block of keys again. In the blocks of an ``EDGE``, only the keys up to ``last_key``,
-    counted from the first one of the block, take part."""
+    counted from the first one of the block, take part. ``taken`` is the return value of ``_taken``."""
     weights = _exp2(scores * factor - logarithm[:, None])
+
+    if MASKED:
+        weights = gl.where(taken[None, :] != 0, weights, 0.0)
 
     if EDGE:
         keys = gl.arange(0, scores.shape[1], gl.SliceLayout(0, scores.type.layout))
@@ -141,7 +155,9 @@ def _weights(scores, logarithm, factor, last_key, EDGE: gl.constexpr):
 
 
 @gluon.jit
-def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+def _queries_of_group(
+    given, scalars, given_mask, MASKED: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr
+):
     """Run a group of warps of ``to_queries``."""
     tensors, memory, barriers, sizes, place = given
     head_of_all, tile = place
@@ -193,12 +209,15 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
     slopes = _held(own_slopes, scores_layout, DIMS == 64)
     sums = gl.zeros([ROWS, DIMS], gl.float32, sums_layout)
     block = count - 1
+    columns = gl.arange(0, ROWS, gl.SliceLayout(0, scores_layout))
+    batch = head_of_all // (heads * group)
     stage = taken % STAGES
     mbarrier.wait(full.index(stage), taken // STAGES % 2)
     scores = warpgroup_mma(queries, _transposed(keys.index(stage)), nothing, use_acc=False, is_async=True)
     along = warpgroup_mma(slopes, _transposed(values.index(stage)), nothing, use_acc=False, is_async=True)
+    masked = _taken(given_mask, batch, block * ROWS + columns, S, MASKED)
     scores = warpgroup_mma_wait(1, deps=[scores])
-    weights = _weights(scores, logarithm, factor, last_key - block * ROWS, True)
+    weights = _weights(scores, logarithm, factor, last_key - block * ROWS, masked, True, MASKED)
     along = warpgroup_mma_wait(0, deps=[along])
     changes = weights * (along - delta[:, None])
 
@@ -217,8 +236,9 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
             along = warpgroup_mma(slopes, next_values, nothing, use_acc=False, is_async=True)
             operand = gl.convert_layout(changes.to(dtype), operand_layout)
             product = warpgroup_mma(operand, _matrix(keys.index(stage)), sums, is_async=True)
+            masked = _taken(given_mask, batch, block * ROWS + columns, S, MASKED)
             scores = warpgroup_mma_wait(2, deps=[scores])
-            weights = _weights(scores, logarithm, factor, last_key - block * ROWS, EDGE == 1)
+            weights = _weights(scores, logarithm, factor, last_key - block * ROWS, masked, EDGE == 1, MASKED)
             # These waits are over at once. They are loops, over which ptxas does not move the weights: it would compute
             # them when no product runs any more.
             mbarrier.wait(full.index(next_stage), taken // STAGES % 2)
@@ -239,12 +259,26 @@ def _queries_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr
     # The result goes through the shared memory of the queries.
     own_queries.store((sums * scale).to(dtype))
     fence_async_shared()
-    place = [head_of_all // (heads * group), head_of_all % (heads * group), first_row, 0]
+    place = [batch, head_of_all % (heads * group), first_row, 0]
     tma.async_copy_shared_to_global(query_gradient, place, all_queries.index(GROUP))
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "L", "S", "shift", "batches", "tiles", "together", "row_stride"])
+@gluon.jit(
+    do_not_specialize=[
+        "heads",
+        "group",
+        "L",
+        "S",
+        "shift",
+        "batches",
+        "tiles",
+        "together",
+        "row_stride",
+        "stride_mb",
+        "stride_ms",
+    ]
+)
 def to_queries(
     gradient,
     output,
@@ -266,6 +300,10 @@ def to_queries(
     together,
     factor,
     scale,
+    mask,
+    stride_mb,
+    stride_ms,
+    MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -282,6 +320,7 @@ def to_queries(
     :param shift: Row l sees the keys up to l + shift, if CAUSAL.
     :param batches: The batch dim; ``tiles`` is the number of tiles of a head, ``together`` as for ``_place``.
     :param factor: The factor that brings scores to units of log2; ``scale`` is that of the gradient.
+    :param mask: With MASKED, bytes that are not 0 for the keys of a batch that take part, (batch, S).
     :param STAGES: The number of blocks of keys, and of values, that shared memory holds.
     """
     DIMS: gl.constexpr = query.block_type.shape[3]
@@ -297,11 +336,12 @@ def to_queries(
     place = _place(batches * heads * group, tiles, together, CAUSAL)
     given = (tensors, memory, barriers, (heads, group, L, S, shift), place)
     scalars = (factor, scale, (maxima, normalizers), statistics, row_stride)
+    given_mask = (mask, stride_mb, stride_ms)
 
     gl.warp_specialize(
         [
-            (_queries_of_group, (given, scalars, CAUSAL, STAGES, 0)),
-            (_queries_of_group, (given, scalars, CAUSAL, STAGES, 1)),
+            (_queries_of_group, (given, scalars, given_mask, MASKED, CAUSAL, STAGES, 0)),
+            (_queries_of_group, (given, scalars, given_mask, MASKED, CAUSAL, STAGES, 1)),
             (_load_for_queries, (given, CAUSAL, STAGES)),
         ],
         [4, 1],
@@ -375,7 +415,9 @@ def _load_for_keys(given, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _keys_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr):
+def _keys_of_group(
+    given, scalars, given_mask, MASKED: gl.constexpr, CAUSAL: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr
+):
     """Run a group of warps of ``to_keys``."""
     tensors, memory, barriers, sizes, place = given
     head_of_all, tile = place
@@ -383,7 +425,7 @@ def _keys_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr, G
     _gradient, query, _key, _value, key_gradient, value_gradient, _statistics = tensors
     all_keys, all_values, queries, slopes, rows_of = memory
     own_full, full, empty = barriers
-    heads, group, L, _S, shift = sizes
+    heads, group, L, S, shift = sizes
     dtype: gl.constexpr = query.dtype
     DIMS: gl.constexpr = query.block_type.shape[3]
     # Layouts as above; here scores have keys along dim 0.
@@ -458,6 +500,13 @@ def _keys_of_group(given, scalars, CAUSAL: gl.constexpr, STAGES: gl.constexpr, G
         mbarrier.arrive(empty.index(stage), count=1)
         taken += 1
 
+    if MASKED:
+        # Keys that do not take part have no weights at all.
+        own = first_key + gl.arange(0, ROWS, gl.SliceLayout(1, sums_layout))
+        masked = _taken(given_mask, head_of_all // heads, own, S, MASKED)
+        key_sums = gl.where(masked[:, None] != 0, key_sums, 0.0)
+        value_sums = gl.where(masked[:, None] != 0, value_sums, 0.0)
+
     # The results go through the shared memory of the keys and values.
     own_keys.store((key_sums * scale).to(dtype))
     own_values.store(value_sums.to(dtype))
@@ -497,7 +546,9 @@ def _changes(weights, along, statistics, dtype: gl.constexpr, layout: gl.constex
     return gl.convert_layout((weights * (along - delta)).to(dtype), layout)
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "L", "S", "shift", "batches", "tiles", "together"])
+@gluon.jit(
+    do_not_specialize=["heads", "group", "L", "S", "shift", "batches", "tiles", "together", "stride_mb", "stride_ms"]
+)
 def to_keys(
     gradient,
     query,
@@ -516,6 +567,10 @@ def to_keys(
     together,
     factor,
     scale,
+    mask,
+    stride_mb,
+    stride_ms,
+    MASKED: gl.constexpr,
     CAUSAL: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -534,11 +589,12 @@ def to_keys(
     tensors = (gradient, query, key, value, key_gradient, value_gradient, statistics)
     place = _place(batches * heads, tiles, together, False)
     given = (tensors, memory, barriers, (heads, group, L, S, shift), place)
+    given_mask = (mask, stride_mb, stride_ms)
 
     gl.warp_specialize(
         [
-            (_keys_of_group, (given, (factor, scale), CAUSAL, STAGES, 0)),
-            (_keys_of_group, (given, (factor, scale), CAUSAL, STAGES, 1)),
+            (_keys_of_group, (given, (factor, scale), given_mask, MASKED, CAUSAL, STAGES, 0)),
+            (_keys_of_group, (given, (factor, scale), given_mask, MASKED, CAUSAL, STAGES, 1)),
             (_load_for_keys, (given, CAUSAL, STAGES)),
         ],
         [4, 1],

@@ -244,10 +244,40 @@ def test_what_tensor_descriptors_describe(make, is_copied):
     assert found.is_contiguous() or not is_copied
 
 
-def _check_on_hopper(queries, keys, dim, scale=None, dtype=torch.bfloat16, lower_right=None, **sizes):
+@pytest.mark.parametrize(
+    ("make", "is_shared"),
+    [
+        (lambda x: x, False),
+        (lambda x: x[:, :1, :1], True),
+        (lambda x: x[:, :1, :1].expand(2, 4, 8, 9), True),
+        (lambda x: x[:, :, :1], False),
+        (lambda x: x[:, :1], False),
+        (lambda x: x[0, 0], False),
+        (lambda x: x[0, 0, :1], True),
+        (lambda x: x[0, 0, 0], True),
+    ],
+)
+def test_masks_that_heads_and_queries_share(make, is_shared):
+    assert attention_gradients_hopper.is_of_keys(make(torch.ones(2, 4, 8, 9, dtype=torch.bool))) is is_shared
+
+
+def _check_on_hopper(queries, keys, dim, scale=None, dtype=torch.bfloat16, lower_right=None, mask=None, **sizes):
     operands = _operands(queries, keys, dim, dim, dtype=dtype, **sizes)
-    assert attention_gradients_hopper.takes(*operands, None)
-    return _check(*operands, scale=scale, lower_right=lower_right)
+    assert attention_gradients_hopper.takes(*operands, mask)
+    return _check(*operands, mask, scale=scale, lower_right=lower_right)
+
+
+@hopper
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("shape", [(2, 1, 1, 200), (1, 1, 200), (200,)])
+def test_masks_of_keys_on_hopper(shape, dim):
+    mask = tensor(*shape, seed=4, requires_grad=False) > 0
+
+    if len(shape) == 4:
+        mask[1] = False
+
+    found = _check_on_hopper(130, 200, dim, group=2, mask=mask)
+    assert len(shape) < 4 or not any(one[1].any() for one in found)
 
 
 @hopper
