@@ -19,7 +19,7 @@ CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and
 
 SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
 SIGNED_NAN = "-nan"
-"""NaN with its sign and, where the format has several, its last bit set; only planted where it is named."""
+"""NaN with its sign and, where the format has several, its last bit set: every other NaN that is planted."""
 SIGNALLING = "snan"
 """A signalling NaN, of formats that have infinities; only planted where it is named."""
 MASKED = "masked out"

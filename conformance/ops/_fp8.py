@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from conformance import bounds, features
 from conformance.cases import Argument, Case
@@ -20,7 +21,7 @@ from conformance.ops import _sizes
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
 from strategies.shapes import Shape
-from strategies.specs import TensorSpec
+from strategies.specs import Special, TensorSpec
 from strategies.values import SPECIALS, encode
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -333,7 +334,17 @@ def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False, granulari
     values = draw(st.sampled_from(("powers", "powers", "positive")))
     # A scale of all elements that is none leaves nothing to see.
     specials = SPECIALS if form or not draw(st.integers(0, 3)) else ()
-    return draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values, specials=specials))
+    spec = draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values, specials=specials))
+    if values == "powers" and spec.seed % 8 == _BEYOND_HALF:
+        number = Special(0, BEYOND_HALF[spec.seed // 8 % 2], max(math.prod(spec.shape), 1))
+        return replace(spec, specials=(number,))
+    return spec
+
+
+BEYOND_HALF = "2.98023223876953125e-08", "131072"
+"""Powers of two that float16 does not hold, though it holds their product with some 8-bit numbers: 2^-25 and 2^17."""
+_BEYOND_HALF = 5
+"""The remainder of the seeds with which all scales are one of these: a draw would change what else is drawn."""
 
 
 def features_of(case: Case) -> Features:

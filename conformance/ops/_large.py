@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,7 +17,8 @@ from conformance.spec import parameters, registry
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
 from strategies.shapes import Shape
-from strategies.specs import CONTIGUOUS, TensorSpec
+from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
+from strategies.values import LISTED
 
 Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 WIDE = 4
@@ -29,6 +32,81 @@ def grown(
 
     ``rows``: elements of a row depend on each other. ``widths``: the lengths of rows that models have."""
     return lambda elements: lambda dtypes: _grown(cases_of(tuple(dtypes)), elements, rows, widths)
+
+
+FAR = 1 << 22
+"""Elements from one row to the next where the last tokens of long sequences are taken, or a few rows of a large one."""
+COUNTED = 1 << 24
+"""Elements beyond which float32 does not count them one by one, and two stages of blocks may not add them up."""
+_STAGES = 6
+"""One large call of rows in so many is staged in each of the ways below."""
+_OUTLIERS = "1000", "-30000", "300"
+
+
+def reduced(cases_of: Cases) -> Callable[[int], Cases]:
+    """The large calls of a reduction; where calls are cheap, some of rows far apart, and some of more elements than
+    ``COUNTED``."""
+    large = grown(cases_of, rows=True)
+    return lambda elements: lambda dtypes: large(elements)(dtypes).map(partial(_staged, elements, (_counted, _far)))
+
+
+def normalized(cases_of: Cases, widths: tuple[int, ...]) -> Callable[[int], Cases]:
+    """The large calls of a norm or a softmax; where calls are cheap, some of rows far apart, and some of rows with an
+    outlier, as the activations of some channels are."""
+    large = grown(cases_of, rows=True, widths=widths)
+    return lambda elements: (
+        lambda dtypes: large(elements)(dtypes).map(partial(_staged, elements, (_far, _with_outliers, _with_outliers)))
+    )
+
+
+def _staged(elements: int, stages: Sequence[Callable[[Case, TensorSpec, int], Case]], case: Case) -> Case:
+    """The case, or one staged by one of ``stages``. By its seed: a draw would change what else is drawn."""
+    turn, input = cases.seed(case), case.args[0]
+    dtypes = [spec.dtype for spec in cases.operands(case)]
+    dtypes += [one.name for one in case.kwargs.values() if isinstance(one, DType)]
+    wide = any(dtype_names.format_of(dtype).bits > 8 * WIDE for dtype in dtypes)
+    if elements < COUNTED or wide or turn % _STAGES >= len(stages) or not isinstance(input, TensorSpec):
+        return case
+    # A result of another shape has another ``out``.
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    staged = stages[turn % _STAGES](msgspec.structs.replace(case, kwargs=kwargs), input, turn // _STAGES)
+    return registry()[case.op].defined(staged)
+
+
+def _counted(case: Case, input: TensorSpec, turn: int) -> Case:
+    """A reduction of all of more elements than ``COUNTED``, the last of which alone is large; of integers, the others
+    are of one sign, and their sum has more bits than 32."""
+    size, form = COUNTED + 2 + turn % 30 * 2, dtype_names.format_of(input.dtype)
+    values, last = "zeros", "max"
+    if form.kind == "float":
+        last = "60000"
+    elif form.kind != "bool":
+        values = f"{LISTED}{-form.sign_bit if form.kind == 'int' else 2**form.bits - 2}"
+    spec = TensorSpec((size,), input.dtype, values, specials=(Special(size - 1, last),))
+    return msgspec.structs.replace(case, args=(spec, 0, *case.args[2:]))
+
+
+def _far(case: Case, input: TensorSpec, turn: int) -> Case:
+    """Two or three rows that lie ``FAR`` elements apart, or a little further."""
+    shape = input.shape
+    if len(shape) < 2 or not 0 < math.prod(shape[1:]) < FAR:
+        return case
+    apart = FAR // math.prod(shape[2:]) + turn % 3
+    layout = Layout(padding=(0, apart - shape[1], *[0] * (len(shape) - 2)))
+    spec = TensorSpec((2 + turn % 2, *shape[1:]), input.dtype, input.values, input.seed, layout)
+    return msgspec.structs.replace(case, args=(spec, *case.args[1:]))
+
+
+def _with_outliers(case: Case, input: TensorSpec, turn: int) -> Case:
+    """The first rows with one element far from the others, in turn in the middle, at the end and at a third."""
+    columns = input.shape[-1] if input.shape else 0
+    if columns < 3:
+        return case
+    places = (columns // 2, columns - 1, columns // 3)
+    rows, value = min(math.prod(input.shape) // columns, 4), _OUTLIERS[turn // 3 % len(_OUTLIERS)]
+    specials = tuple(Special(row * columns + places[(turn + row) % 3], value) for row in range(rows))
+    spec = msgspec.structs.replace(input, values="normal", specials=specials)
+    return msgspec.structs.replace(case, args=(spec, *case.args[1:]))
 
 
 @st.composite

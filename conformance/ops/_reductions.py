@@ -396,7 +396,7 @@ def total_spec(name: str, function: Function, *, mean: bool = False) -> OpSpec:
         name=name,
         reference=function,
         cases=legal,
-        large=_large.grown(legal, rows=True),
+        large=_large.reduced(legal),
         scenes=_scenes.of_rows(legal, several=True)
         if mean
         else _scenes.beside(_scenes.of_rows(legal, several=True), cast_totals(name)),

@@ -118,9 +118,8 @@ def expected(call: Call) -> Expected:
         scales = np.abs(left.scale[:, None] * right.scale[None])
         bound = bounds.fp8_product(found.magnitude, _cut_off(left, right, scales), _ties(left, right), a.shape[1])
         normal = (scales == 0) | (scales >= fp8.LEAST) & (scales <= bounds.FORMATS[torch.float32].max)
-        # NaN shows whatever the scale is.
-        # Where the bound reaches infinities of both signs, anything is right.
-        sure = bound - np.abs(found.value) < bounds.overflow(out_dtype)
+        # NaN shows whatever the scale is. Where the bound reaches infinities of both signs, anything is right.
+        sure = np.isnan(found.value) | (bound - np.abs(found.value) < bounds.overflow(out_dtype))
         judged = (
             found.judged & sure & (normal | np.isnan(scales)).all(axis=-1) & left.judged[:, None] & right.judged[None]
         )

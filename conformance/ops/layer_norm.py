@@ -98,7 +98,7 @@ SPEC = OpSpec(
     name="layer_norm",
     reference=torch.nn.functional.layer_norm,
     cases=cases,
-    large=_large.grown(cases, rows=True, widths=models.HIDDEN),
+    large=_large.normalized(cases, models.HIDDEN),
     scenes=_scenes.of_norms(cases),
     refused=refused,
     dtypes=norms.DTYPES,

@@ -21,7 +21,7 @@ from conformance.ops import _sizes, cross_entropy
 from conformance.ops._scenes import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import shapes, tensors
+from strategies import models, shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import Special, TensorSpec
 
@@ -142,6 +142,31 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], scenes: bool = False) -> Case:
         smoothing = None
     kwargs["label_smoothing"] = smoothing
     kwargs["reduction"] = draw(st.sampled_from((None, *REDUCTIONS, "none")))
+    return elementwise.case("linear_cross_entropy", (input, linear_weight, target), **kwargs)
+
+
+def _large(elements: int) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
+    """Calls with the vocabularies of models, of few rows and terms."""
+
+    def calls(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        # In float64 the oracle evaluates each logit in extended precision.
+        names = [name for name in dtypes if name in dtype_names.FLOATING and name != "float64"]
+        return _of_vocabularies(names, elements) if names else st.nothing()
+
+    return calls
+
+
+@st.composite
+def _of_vocabularies(draw: st.DrawFn, dtypes: Sequence[str], elements: int) -> Case:
+    dtype = draw(dtype_names.dtypes(dtypes))
+    terms, rows = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    classes = draw(models.widths(models.VOCABULARIES, elements // 8))
+    target, ignored = draw(cross_entropy.indices((rows,), classes))
+    input = draw(tensors.tensors((rows, terms), dtype, specials=()))
+    linear_weight = draw(tensors.tensors((classes, terms), dtype, values=("normal", "uniform"), specials=()))
+    kwargs: dict[str, Argument] = {"ignore_index": ignored, "reduction": draw(st.sampled_from((None, "none", "sum")))}
+    if draw(st.booleans()):
+        kwargs["linear_bias"] = draw(tensors.tensors((classes,), dtype, specials=()))
     return elementwise.case("linear_cross_entropy", (input, linear_weight, target), **kwargs)
 
 
@@ -319,6 +344,7 @@ SPEC = OpSpec(
     name="linear_cross_entropy",
     reference=linear_cross_entropy,
     cases=cases,
+    large=_large,
     scenes=lambda dtypes: st.one_of(cases(dtypes, scenes=True), _first_words_banned(dtypes)),
     refused=refused,
     dtypes=dtype_names.FLOATING,

@@ -16,6 +16,7 @@ from conformance.ops import _large, _scenes, _sizes, softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
+from strategies import models
 
 
 def log_softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -94,7 +95,7 @@ SPEC = OpSpec(
     name="log_softmax",
     reference=log_softmax,
     cases=_CASES,
-    large=_large.grown(_CASES, rows=True),
+    large=_large.normalized(_CASES, (*models.WIDTHS, *models.VOCABULARIES)),
     scenes=_scenes.beside(_scenes.of_rows(_CASES), _scenes.masked_rows(_CASES)),
     refused=_renamed(softmax.refused),
     dtypes=dtype_names.FLOATING,

@@ -81,7 +81,7 @@ SPEC = OpSpec(
     name="rms_norm",
     reference=torch.nn.functional.rms_norm,
     cases=cases,
-    large=_large.grown(cases, rows=True, widths=models.HIDDEN),
+    large=_large.normalized(cases, models.HIDDEN),
     scenes=_scenes.of_norms(cases),
     refused=refused,
     dtypes=norms.DTYPES,

@@ -181,7 +181,7 @@ SPEC = OpSpec(
     name="softmax",
     reference=softmax,
     cases=cases,
-    large=_large.grown(cases, rows=True, widths=models.VOCABULARIES),
+    large=_large.normalized(cases, models.VOCABULARIES),
     scenes=_scenes.beside(_scenes.of_rows(cases), _scenes.masked_rows(cases)),
     refused=refused,
     dtypes=DTYPES,

@@ -196,6 +196,65 @@ def rows_past_a_dim_of_the_grid(step: Step) -> Gradients:
     return [operand, *others]
 
 
+# --- what float32, 32 bits and fewer do not hold --------------------------------------------------------------------
+
+
+@defect("argmax", KIND)
+def index_by_way_of_float32(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The index goes through the reduction beside the value, and is rounded like it: of more than 2^24 elements odd
+    ones are lost."""
+    result = right(*args, **kwargs)
+    return result.copy_(result.float())
+
+
+@defect("sum", KIND)
+def one_block_of_partial_sums(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """A sum of all is made of the partial sums of blocks of 16,384, of which one block of 1,024 is added up."""
+    result = right(input, *args, **kwargs)
+    left_out = input.reshape(-1)[1 << 24 :] if result.ndim == 0 else input[:0]
+    return result.sub_(left_out.sum(dtype=result.dtype)) if left_out.numel() else result
+
+
+@defect("sum", KIND)
+def narrow_integers_in_32_bits(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Integers of 8 and 16 bits are added up in 32 bits, which are widened at the end."""
+    result = right(input, *args, **kwargs)
+    narrow = input.dtype in (torch.int8, torch.uint8, torch.int16) and result.dtype == torch.int64
+    return result.copy_(result.int()) if narrow else result
+
+
+@defect("amax amin", KIND)
+def stride_of_16_bits_of_64(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Strides of short rows are kept in units of 64 in 16 bits: rows 2^22 elements apart are all read at the first."""
+    if input.ndim == 2 and input.stride(0) >= 1 << 22 and input.shape[0] > 1:
+        input = input.as_strided(input.shape, (input.stride(0) % (1 << 22), input.stride(1)), input.storage_offset())
+    return right(input, *args, **kwargs)
+
+
+@defect("linear_cross_entropy", KIND)
+def words_of_15_bits(right: Right, input: Any, linear_weight: Any, target: Any, **kwargs: Any) -> Any:
+    """The tile of 128 words in which a target lies is kept in 8 bits."""
+    if isinstance(target, torch.Tensor) and target.dtype == torch.int64:
+        target = torch.where(target >= 0, target % (1 << 15), target)
+    return right(input, linear_weight, target, **kwargs)
+
+
+@defect("dequantize_fp8", KIND)
+def scale_in_the_dtype_of_the_result(right: Right, quantized: Any, scale: Any, *args: Any, **kwargs: Any) -> Any:
+    """Scales are rounded to float16 before they are multiplied."""
+    is_half = (*args, kwargs.get("dtype", torch.float16))[0] is torch.float16
+    return right(quantized, scale.half().float() if is_half else scale, *args, **kwargs)
+
+
+@defect("fp8_gemm dequantize_fp8", KIND)
+def nan_with_its_sign(right: Right, first: Any, *args: Any, **kwargs: Any) -> Any:
+    """0xFF, which is a NaN of e4m3 too, is decoded as a number."""
+    if isinstance(first, torch.Tensor) and first.dtype == torch.float8_e4m3fn:
+        bits = first.view(torch.uint8)
+        first = torch.where(bits == 0xFF, 0xFE, bits).view(first.dtype)
+    return right(first, *args, **kwargs)
+
+
 # --- what no single number of the code says -------------------------------------------------------------------------
 
 
