@@ -19,7 +19,9 @@ from conformance.implementations import Implementation, load
 from conformance.ops import _elementwise as elementwise
 from conformance.selftest import correct, search
 from conformance.spec import Call
+from strategies import layouts
 from strategies.specs import TensorSpec
+from strategies.values import LISTED
 
 OPS = sorted(name for name, spec in specs.registry().items() if spec.large is not None)
 
@@ -41,6 +43,45 @@ def test_large_calls_reach_every_class_up_to_their_limit(op):
     assert found.keys() >= {"to 2^16", "to 2^20", "to 2^24"}
     assert "to 2^31" not in found
     assert max(map(elements, large(op, 1 << 18, rounds=2))) <= 1 << 18
+
+
+def _rows_apart(case: Case) -> int:
+    input = case.args[0]
+    wide = len(input.shape) > 1 and input.shape[0] > 1
+    return layouts.strides(input.layout, input.shape)[0] if wide else 0
+
+
+@pytest.mark.parametrize("op", ["sum", "argmax", "logsumexp"])
+def test_large_reductions_go_past_what_float32_counts_and_16_bits_hold(op):
+    found = large(op, 1 << 24, "float32", rounds=6)
+    counted = [case for case in found if elements(case) > 1 << 24]
+    assert counted
+    assert all(case.args[0].specials[0].index == elements(case) - 1 for case in counted)
+    assert any(_rows_apart(case) >= 1 << 22 for case in found)
+    # Wider numbers take more memory, and few of them count.
+    assert max(map(elements, large(op, 1 << 24, "float64", rounds=3))) <= 1 << 24
+    assert max(map(elements, large(op, 1 << 20, "float32", rounds=3))) <= 1 << 20
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+def test_a_sum_of_more_integers_than_float32_counts_has_more_bits_than_32(dtype):
+    found = [case for case in large("sum", 1 << 24, dtype, rounds=6) if elements(case) > 1 << 24]
+    ordinary = [int(case.args[0].values.removeprefix(LISTED)) for case in found]
+    assert ordinary
+    assert all(abs(number) << 24 >= 1 << 31 for number in ordinary)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "softmax", "log_softmax"])
+def test_large_calls_of_norms_have_outliers(op):
+    found = large(op, 1 << 24, "float32", rounds=6)
+    outliers = [special for case in found for special in case.args[0].specials if special.value == "-30000"]
+    assert outliers
+    assert any(_rows_apart(case) >= 1 << 22 for case in found)
+
+
+def test_vocabularies_are_classes_of_large_linear_layers():
+    classes = {case.args[1].shape[0] for case in large("linear_cross_entropy", 1 << 24, "float32", rounds=4)}
+    assert max(classes) > 1 << 16
 
 
 @pytest.mark.parametrize("op", OPS)
