@@ -73,7 +73,9 @@ def launch(found, tensors, saved, mask, lower_right, scale):
     # Import here, so that calls of the other kernels do not pay for it (37 ms).
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    from ntops.kernels import attention_backward_hopper as kernels
+    from ntops.kernels import attention_keys_backward_hopper as of_keys
+    from ntops.kernels import attention_queries_backward_hopper as of_queries
+    from ntops.kernels.attention_backward_hopper import STATISTICS_LAYOUT
     from ntops.kernels.attention_hopper import LAYOUT
 
     gradient, output, query, key, value = tensors
@@ -104,7 +106,7 @@ def launch(found, tensors, saved, mask, lower_right, scale):
     with on_device(tensors[2].device):
         tiles = -(-queries // TILE)
         recorder.launch(
-            kernels.to_queries,
+            of_queries.to_queries,
             (rows * tiles,),
             options,
             *(gradient, output, query, key, value, to_query, *saved, statistics, row_stride, *sizes, tiles),
@@ -114,9 +116,9 @@ def launch(found, tensors, saved, mask, lower_right, scale):
         if to_key is not None:
             tiles = -(-keys // TILE)
             shape = [rows * 2, queries]
-            of_rows = TensorDescriptor(statistics, shape, [row_stride, 1], [2, ROWS], kernels.STATISTICS_LAYOUT)
+            of_rows = TensorDescriptor(statistics, shape, [row_stride, 1], [2, ROWS], STATISTICS_LAYOUT)
             recorder.launch(
-                kernels.to_keys,
+                of_keys.to_keys,
                 (batch * heads * tiles,),
                 options,
                 *(gradient, query, key, value, describe(to_key), describe(to_value), of_rows, *sizes, tiles),
