@@ -11,21 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from ntops.kernels.attention_backward_hopper import GROUPS, TILE, head_and_tile, held, key_mask, matrix, transposed
-from ntops.kernels.attention_hopper import ROWS, _exp2
+from ntops.kernels.attention_hopper import ROWS, _blocks, _exp2
 from ntops.kernels.hopper import make_barriers
-
-
-@gluon.jit
-def _key_blocks(first_row, L, S, shift, CAUSAL: gl.constexpr):
-    """Return how many blocks of keys a tile of queries walks, at least one, and how many of these it sees whole."""
-    stop = S
-    seen = S
-
-    if CAUSAL:
-        stop = gl.minimum(S, gl.minimum(first_row + TILE, L) + shift)
-        seen = gl.minimum(S, first_row + shift + 1)
-
-    return gl.maximum(gl.cdiv(stop, ROWS), 1), gl.maximum(seen, 0) // ROWS
 
 
 @gluon.jit
@@ -43,7 +30,7 @@ def _load_for_queries(given, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
     query_head = head_of_all % (heads * group)
     head = query_head // group
     first_row = tile * TILE
-    count, _ = _key_blocks(first_row, L, S, shift, CAUSAL)
+    count, _ = _blocks(first_row, TILE, L, S, shift, CAUSAL, ROWS)
 
     for i in gl.static_range(GROUPS):
         place = [batch, query_head, first_row + i * ROWS, 0]
@@ -108,7 +95,7 @@ def _queries_of_group(
     nothing = gl.zeros([ROWS, ROWS], gl.float32, scores_layout)
     taken = 0
     first_of_tile = tile * TILE
-    count, seen = _key_blocks(first_of_tile, L, S, shift, CAUSAL)
+    count, seen = _blocks(first_of_tile, TILE, L, S, shift, CAUSAL, ROWS)
     first_row = first_of_tile + GROUP * ROWS
     rows = first_row + gl.arange(0, ROWS, row_layout)
     last_key = gl.full([ROWS], S - 1, gl.int32, row_layout)

@@ -204,16 +204,18 @@ def test_statistics_of_rows(dtype, kind, splits):
 
     with config_selection.forced("scaled_dot_product_attention", attention_configs.Config(16, 16, splits, 4, 1)):
         output, (maxima, sums) = attention_with_statistics(query, key, value, mask, 0.0, kind == "causal", 0.3, True)
+        assert torch.equal(output, ATTEND(query, key, value, mask, 0.0, kind == "causal", 0.3, True))
 
-    plain = ATTEND(query, key, value, mask, 0.0, kind == "causal", 0.3, True)
-    assert torch.allclose(output.double(), plain.double(), atol=1e-3 if dtype is torch.float16 else 1e-5)
     unit = 1.0 if kind == "float" else math.log2(math.e)
     empty = scores.isneginf().all(-1)
     assert bool(empty.any()) is (kind == "bool")
     assert (maxima[empty] == -math.inf).all()
     assert (sums[empty] == 0).all()
     found = maxima.double() / unit + sums.double().log()
-    assert torch.allclose(found[~empty], scores.logsumexp(-1)[~empty], rtol=1e-5, atol=1e-5)
+    # The roundings of a score, which is a sum of 24 products, and of a sum of weights.
+    sizes = query.double().abs() @ key.repeat_interleave(2, 1).double().abs().mT * 0.3
+    bound = 4 * torch.finfo(maxima.dtype).eps * (sizes.amax(-1) + 1)
+    assert ((found - scores.logsumexp(-1)).abs() <= bound)[~empty].all()
 
 
 # --- the form for Hopper -------------------------------------------------------------------------------------------
