@@ -335,7 +335,7 @@ def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False, granulari
     # A scale of all elements that is none leaves nothing to see.
     specials = SPECIALS if form or not draw(st.integers(0, 3)) else ()
     spec = draw(tensors.tensors(form[::-1] if transposed else form, "float32", values=values, specials=specials))
-    if values == "powers" and spec.seed % 8 == _BEYOND_HALF:
+    if values == "powers" and spec.seed % 8 == _BEYOND_HALF_SEED:
         number = Special(0, BEYOND_HALF[spec.seed // 8 % 2], max(math.prod(spec.shape), 1))
         return replace(spec, specials=(number,))
     return spec
@@ -343,8 +343,8 @@ def scales(draw: st.DrawFn, shape: Shape, *, transposed: bool = False, granulari
 
 BEYOND_HALF = "2.98023223876953125e-08", "131072"
 """Powers of two that float16 does not hold, though it holds their product with some 8-bit numbers: 2^-25 and 2^17."""
-_BEYOND_HALF = 5
-"""The remainder of the seeds with which all scales are one of these: a draw would change what else is drawn."""
+_BEYOND_HALF_SEED = 5
+"""The remainder by 8 of the seeds with which all scales are one of these: a draw would change what else is drawn."""
 
 
 def features_of(case: Case) -> Features:

@@ -6,6 +6,8 @@ if the installed torch does not list it. As in torch, ``out=`` and in-place call
 
 import torch
 
+from ntops.library import schemas
+
 DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU) | torch._C.DispatchKeySet(
     torch._C.DispatchKey.AutocastCUDA
@@ -45,8 +47,7 @@ def register(library, overload, op):
     """Register the policy of an overload for each device whose list has its function."""
     policy, aten = POLICIES.get(overload.operator, (None, None))
 
-    # A backward pass has the dtypes of the forward pass.
-    if policy is None or overload.writes is not None or overload.name.endswith(".gradients"):
+    if policy is None or overload.writes is not None or overload.name in schemas.BACKWARD:
         return
 
     arguments = op._schema.arguments

@@ -3,12 +3,12 @@
 import torch
 from torch.autograd.graph import increment_version
 
+from ntops.library import schemas
+
 _DIFFERENTIABLE = {"relu_": "relu", "silu_": "silu", "rotary_position_embedding_": "rotary_position_embedding"}
 """The operators that write their first argument, and the functional operator by which each is differentiated."""
 _WITH_STATISTICS = {"scaled_dot_product_attention": "scaled_dot_product_attention.statistics"}
 """The operators that keep too little for a gradient, and the overload that returns more and is differentiated."""
-_BACKWARD = {"scaled_dot_product_attention.gradients"}
-"""The overloads that are backward passes; formulas compute gradients of gradients in another way."""
 _WITHOUT = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "bitwise_and", "bitwise_or", "bitwise_not"}
 _WITHOUT |= {"argmax"}
 """Operators whose results have no gradients: the dispatcher's own kernel passes their calls on."""
@@ -24,7 +24,7 @@ def register(library, overload, op, formulas):
 
     formula = formulas.get(overload.name) or formulas.get(overload.operator)
 
-    has_formula = formula is not None and overload.name not in {*_WITH_STATISTICS, *_BACKWARD}
+    has_formula = formula is not None and overload.name not in {*_WITH_STATISTICS, *schemas.BACKWARD}
 
     if overload.writes is None and has_formula and not op._schema.is_mutable:
         name = f"{library.ns}::{overload.name}"

@@ -53,6 +53,10 @@ _REDUCTION = Declaration(
 )
 _EXTREME = Declaration("(Tensor input, int[]? dim=None, bool keepdim=False) -> Tensor", out=True)
 _SOFTMAX = Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor")
+_ATTENTION = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
+    "float? scale=None, bool enable_gqa=False, str? causal_variant=None) -> "
+)
 
 OPERATORS = {
     "abs": _UNARY,
@@ -115,10 +119,7 @@ OPERATORS = {
         "(Tensor input, Tensor sin_table, Tensor cos_table, bool interleaved=True) -> Tensor", inplace=True
     ),
     "rsqrt": _UNARY,
-    "scaled_dot_product_attention": Declaration(
-        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
-        "float? scale=None, bool enable_gqa=False, str? causal_variant=None) -> Tensor"
-    ),
+    "scaled_dot_product_attention": Declaration(_ATTENTION + "Tensor"),
     "scaled_dot_product_attention.gradients": Declaration(
         "(Tensor gradient, Tensor output, Tensor query, Tensor key, Tensor value, Tensor statistics, "
         "Tensor? attn_mask, bool is_causal, bool lower_right, float scale, bool[4] needed) -> "
@@ -134,10 +135,7 @@ OPERATORS = {
         "bool enable_gqa, str? causal_variant, Tensor(a!) present_key, Tensor(b!) present_value, "
         "Tensor present_key_slot, Tensor? present_value_slot) -> Tensor"
     ),
-    "scaled_dot_product_attention.statistics": Declaration(
-        "(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, "
-        "float? scale=None, bool enable_gqa=False, str? causal_variant=None) -> (Tensor, Tensor)"
-    ),
+    "scaled_dot_product_attention.statistics": Declaration(_ATTENTION + "(Tensor, Tensor)"),
     "sigmoid": _UNARY,
     "silu": Declaration("(Tensor input) -> Tensor", inplace=True),
     "sin": _UNARY,
@@ -147,6 +145,10 @@ OPERATORS = {
     "tanh": _UNARY,
 }
 """The declarations by operator name, followed by a dot and an overload's name if it has one."""
+
+BACKWARD = {"scaled_dot_product_attention.gradients"}
+"""The declarations that are backward passes. Autocast casts nothing for them, and formulas compute gradients of
+gradients in another way."""
 
 
 @dataclasses.dataclass(frozen=True)
