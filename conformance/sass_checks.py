@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r"\s*/\*([0-9a-f]{4,})\*/")
 _WRITES = re.compile(r"U[A-Z0-9]+|R2UR|S2UR|CS2UR|VOTEU|LDCU|C?REDUX")
 _PREDICATE = re.compile(r"UP[0-9T]")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
-_DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)\].*")
+_DESCRIPTOR = re.compile(r"gdesc\[UR(\d+)\].*")
 
 
 def mistakes(cubins: Sequence[bytes], arch: int | str) -> list[str]:
@@ -92,7 +92,7 @@ def unwritten(code: str) -> str:
             operands = operands[1:]
         if operands and _WRITES.fullmatch(kind) and (one := re.fullmatch(r"UR(\d+)", operands[0])):
             target, operands = int(one[1]), operands[1:]
-        if _read(operands) - written:
+        if _read(kind, operands) - written:
             return f"{name} {found[2].strip()}"
         if target is not None:
             count = 4 if ".128" in name else 2 if ".64" in name or "WIDE" in name else 1
@@ -100,18 +100,21 @@ def unwritten(code: str) -> str:
     return ""
 
 
-def _read(operands: Sequence[str]) -> set[int]:
-    """Return the uniform registers that operands read.
+def _read(kind: str, operands: Sequence[str]) -> set[int]:
+    """Return the uniform registers that the operands of an instruction read.
 
-    Four in a row hold the descriptors of both factors of a wgmma, two for each. Those of the first factor are not read
-    where it comes from registers, as the operand before them says.
+    A descriptor takes two. The product of Hopper (wgmma, HGMMA and its like) names both of its descriptors as one, by
+    the first of four registers, and does not read those of the first factor where that comes from registers, as the
+    operand before them says. The product of Blackwell (UTCHMMA and its like) names each.
     """
     found: set[int] = set()
     for place, operand in enumerate(operands):
-        if both := _DESCRIPTORS.fullmatch(operand):
-            first = int(both[1])
-            in_registers = place > 1 and re.fullmatch(r"R\d+(\.reuse)?", operands[place - 1])
-            found |= {*range(first + 2 if in_registers else first, first + 4)}
+        if descriptor := _DESCRIPTOR.fullmatch(operand):
+            first, count = int(descriptor[1]), 2
+            if kind.endswith("GMMA"):
+                in_registers = place > 1 and re.fullmatch(r"R\d+(\.reuse)?", operands[place - 1])
+                first, count = (first + 2, 2) if in_registers else (first, 4)
+            found |= {*range(first, first + count)}
         else:
             found |= {int(number) for number in _REGISTER.findall(operand)}
     return found

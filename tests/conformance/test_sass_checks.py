@@ -1,4 +1,4 @@
-"""What is looked for in machine code, in lines of kernels as ptxas 12.8 made them for sm_90."""
+"""What is looked for in machine code, in lines of kernels as ptxas 12.8 made them for sm_90 and sm_100."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def test_a_register_that_nothing_has_written_is_found(before, after, found):
 
 FROM_MEMORY = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR16], R24"
 FROM_REGISTERS = "HGMMA.64x64x16.F32.BF16 R24, R172, gdesc[UR16].tnspB, RZ, !UPT"
+ON_BLACKWELL = "UTCHMMA gdesc[UR20], gdesc[UR16], tmem[UR7], tmem[UR32], idesc[UR33], UPT"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,10 @@ FROM_REGISTERS = "HGMMA.64x64x16.F32.BF16 R24, R172, gdesc[UR16].tnspB, RZ, !UPT
         ((18, 19), FROM_REGISTERS.replace("R172", "R172.reuse"), False),
         ((16, 17), FROM_REGISTERS, True),
         ((16, 17, 18), FROM_REGISTERS, True),
+        ((7, 16, 17, 20, 21, 32, 33), ON_BLACKWELL, False),
+        ((7, 16, 17, 20, 32, 33), ON_BLACKWELL, True),
+        ((7, 16, 20, 21, 32, 33), ON_BLACKWELL, True),
+        ((7, 16, 17, 20, 21, 32), ON_BLACKWELL, True),
     ],
 )
 def test_a_product_reads_the_descriptors_of_its_factors_in_shared_memory(written, instruction, is_found):
