@@ -41,6 +41,7 @@ def conformance(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_an_operator_is_added_by_three_files(copy):
     files = write_files("adding-an-op.md", copy)
     assert [Path(name).parent.as_posix() for name in files] == ["ntops/kernels", "ntops/torch", "conformance/ops"]
@@ -51,6 +52,7 @@ def test_an_operator_is_added_by_three_files(copy):
         assert re.search(r"^fmax +\d+", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_another_library_is_judged_by_naming_it(copy):
     assert write_files("adding-an-implementation.md", copy) == ["demo_library.py"]
     only = ("--op", "add", "--op", "relu", "--op", "mm", "--dtype", "float32", "--max-examples", "50")

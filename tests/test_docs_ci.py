@@ -37,6 +37,7 @@ def suite(folder: Path) -> subprocess.CompletedProcess[str]:
     return python(folder, "-m", "conformance", "run", *options, *few)
 
 
+@pytest.mark.slow
 def test_the_package_of_the_page_passes_and_a_mistake_does_not(project):
     one_line = ("-m", "pytest", "-q", "tests", "-p", "no:cacheprovider")
     right = (python(project, *one_line), suite(project))

@@ -37,6 +37,7 @@ SHRUNK = {
 """Elements of all operands that the simplest case has."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype", "refused"), SHRUNK)
 def test_what_is_left_can_be_read(name, dtype, refused, tmp_path):
     defect = bank()[f"{OP}_{name}"]

@@ -50,6 +50,7 @@ def exit_status(script: Path, implementation: str, monkeypatch: pytest.MonkeyPat
     return exit.value.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", checks_defects.DEFECTS)
 def test_caught_by_that_check_alone(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

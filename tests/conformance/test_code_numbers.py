@@ -191,6 +191,7 @@ def test_sequences_call_as_often_as_the_code_has_a_number():
     assert [92 in [step.times for step in one.steps] for one in with_numbers] == [False, False, False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

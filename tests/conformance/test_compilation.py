@@ -8,6 +8,7 @@ from conformance import compilation
 from conformance.compilation import SPILL_LIMIT, TARGETS, Compiled, main
 
 
+@pytest.mark.slow
 def test_kernels_compile(tmp_path, capsys):
     file = tmp_path / "kernels.json"
     arguments = ("--op", "relu", "--target", "sm_90", "--target", "gfx942", "--sample", "2", "--json", str(file))
@@ -20,6 +21,7 @@ def test_kernels_compile(tmp_path, capsys):
     }
 
 
+@pytest.mark.slow
 def test_a_kernel_that_does_not_compile_fails_the_session(tmp_path, monkeypatch, capsys):
     (tmp_path / "broken_library.py").write_text(
         "import triton, triton.language as tl\n\n\n"
@@ -57,6 +59,7 @@ def test_an_unknown_op_is_named(capsys):
     assert "unknown op 'no_such_op'; valid are abs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ["NotProvided", "NotImplementedError"])
 def test_what_is_left_out_has_no_kernel(error, tmp_path, monkeypatch, capsys):
     """What nobody may leave out ends the session."""

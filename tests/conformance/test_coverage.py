@@ -82,6 +82,7 @@ def test_how_bounds_broadcast():
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ops", ["add sub mul div pow bitwise_and bitwise_or", "eq ne lt le gt ge", "clamp"])
 def test_the_usual_broadcasts_are_drawn(ops):
     """Each pattern in at least 3% of the cases with two tensors; some with a dim of several blocks."""

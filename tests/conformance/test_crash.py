@@ -62,6 +62,7 @@ def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
 
 
+@pytest.mark.slow
 def test_every_end_is_a_failure_and_the_next_case_is_judged(tmp_path, monkeypatch):
     hanging.only_then(monkeypatch, tmp_path)
     with judging("crashing") as child:
@@ -84,6 +85,7 @@ def test_torch_out_of_memory_is_no_failure():
         assert child.judge(Case(op="eq", args=(SMALL, SMALL))).status == "passed"
 
 
+@pytest.mark.slow
 def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(session, "SHRINKING", {"crash": 2, "timeout": 1})
@@ -127,6 +129,7 @@ def test_a_crash_that_does_not_happen_again_says_so(tmp_path, monkeypatch):
     assert "Judged again, alone in a fresh process, it passed" in message
 
 
+@pytest.mark.slow
 def test_a_crash_in_a_test_of_an_op_as_a_whole_is_its_failure(tmp_path):
     op = "rotary_position_embedding"
     done = suite(tmp_path, "--op", op, "--implementation", "crashing", "-k", "identity or back")
@@ -195,6 +198,7 @@ def test_a_journal_outlives_its_process(tmp_path):
     assert not (tmp_path / journal.FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_workers_lose_nothing(tmp_path):
     ops = [part for op in ("relu", "neg", "eq") for part in ("--op", op)]
     done = suite(tmp_path, "-n", "2", "--implementation", "crashing:at_once", "--max-examples", "1", *ops)
@@ -208,6 +212,7 @@ def test_workers_lose_nothing(tmp_path):
     assert int(counts["eq"][0]) == int(counts["eq"][1]) > 0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_reported_with_its_case(tmp_path):
     arguments = ("-k", "test_legal", "--implementation", "crashing:kills_worker", "--max-examples", "3", "--op", "relu")
     done = suite(tmp_path, "-n", "1", *arguments)

@@ -135,6 +135,7 @@ def test_shrunk_to_the_simplest_case_of_a_lost_tail(tmp_path):
     assert not failure.case.kwargs
 
 
+@pytest.mark.slow
 def test_script_needs_torch_alone(tmp_path):
     """Run as its reader would: from another folder, in a process of its own, the default implementation found in the
     folder where it is run."""

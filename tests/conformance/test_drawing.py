@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import hypothesis
+import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
 
@@ -37,6 +38,7 @@ def digest(folder, before="", **environment):
     ).stdout  # fmt: skip
 
 
+@pytest.mark.slow
 def test_neither_other_modules_nor_hashes_nor_ci_change_what_is_drawn(tmp_path):
     plain = digest(tmp_path)
     assert len(plain.strip()) == 2 * hashlib.sha256().digest_size
@@ -59,6 +61,7 @@ def test_hypothesis_is_left_as_it_was():
     assert all(not len(constants()) for constants, _ in seen)
 
 
+@pytest.mark.slow
 def test_what_is_tried_while_a_failure_shrinks_is_no_constant_of_a_module_either(monkeypatch):
     constant, seen = 777_777, []
     monkeypatch.setattr(providers, "_get_local_constants", lambda: providers.Constants(integers={constant}))

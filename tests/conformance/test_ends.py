@@ -41,6 +41,7 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(journal.os, "write", no_space)
 
 
+@pytest.mark.slow
 def test_a_full_disk_hides_no_failure(suite, pytester, full_disk):  # noqa: F811
     arguments = (*QUICK[:4], "--max-examples", "30", "--device", "cpu", "--check", "values", "--hypothesis-seed", "1")
     files = ("--metrics", "m.json", "--write-known-failures", "k.json")
@@ -112,6 +113,7 @@ def neg(input, *, out=None):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_ctrl_c(tmp_path, workers):
     """Once while a failing case is shrunk, and its step hangs."""

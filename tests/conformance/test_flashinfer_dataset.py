@@ -287,6 +287,7 @@ def test_calls_of_a_model_come_back_and_a_wrong_function_fails(dataset, tmp_path
             assert (wrong.status, wrong.failure.check) == ("failed", "values")
 
 
+@pytest.mark.slow
 def test_the_suite_replays_a_workload_that_was_read(dataset, tmp_path, command):
     gelu, softmax = dataset["gelu"], dataset["softmax"]
     for path in (gelu, softmax):

@@ -123,6 +123,7 @@ def test_files_that_are_not_there_are_named(dataset):
         definition(dataset / "definitions/rmsnorm/rmsnorm_h48.json", workloads=dataset / "nowhere.jsonl")
 
 
+@pytest.mark.slow
 def test_the_suite_takes_a_definition_for_specs(dataset, tmp_path):
     path = dataset / "definitions/rmsnorm/rmsnorm_h48.json"
     (tmp_path / "acme_kernels.py").write_text(

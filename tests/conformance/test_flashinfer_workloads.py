@@ -109,6 +109,7 @@ def test_a_definition_with_constraints_is_judged_by_its_workloads_alone(paged, t
         assert wrong.status == "failed"
 
 
+@pytest.mark.slow
 def test_no_calls_are_drawn_of_it(paged, tmp_path, command):
     path = paged()
     command("trace", "read", path, "--out", tmp_path / "cases", "--limit", "1")

@@ -34,6 +34,7 @@ def test_a_forked_child_finds_what_one_that_is_started_anew_finds(tmp_path, monk
     assert not servers[0].serves({**_environment(), "OMP_NUM_THREADS": "7"}, forkserver.JUDGED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", [False, True])
 def test_how_it_ended_is_told(gpu, monkeypatch):
     monkeypatch.setattr(forkserver, "_gpu", lambda: gpu)

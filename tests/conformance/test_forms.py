@@ -109,6 +109,7 @@ def test_torch_in_place_passes_in_every_form(op):
     assert {form: verdict.failure for form, verdict in found.items() if verdict.status == "failed"} == {}
 
 
+@pytest.mark.slow
 def test_torch_takes_gradients_where_it_takes_tensors():
     """A bound that it takes for a number wants none; what it refuses is judged by nobody, so that is all of it."""
     bounds = {"min": 0, "max": TensorSpec((), "float32", values="positive")}

@@ -144,6 +144,7 @@ def test_the_way_of_a_case_follows_from_it():
     assert not wish(in_way(case, "zeros"), torch.empty(5, 4)).inputs()[-1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "kind", "defect"),
     [

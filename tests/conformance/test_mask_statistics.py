@@ -157,6 +157,7 @@ def test_a_right_mask_passes(dtype, p):
         assert runner.judge(case(dtype, p, **kwargs), f"{PLANTED}:right").status == "passed"
 
 
+@pytest.mark.slow
 def test_a_search_finds_it_and_its_script_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = Run(

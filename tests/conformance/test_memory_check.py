@@ -33,6 +33,7 @@ def search(name: str, folder: Path):
     return run.search("relu", "float32", False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
     [

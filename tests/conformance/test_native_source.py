@@ -114,6 +114,7 @@ def folder(tmp_path_factory):
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja")
 def test_a_cpp_file_is_built_and_judged(folder):
     implementation = load(str(folder / "native_softmax.py"))

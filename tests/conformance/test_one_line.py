@@ -61,6 +61,7 @@ def test_a_mistake_is_told_shrunk_saved_and_judged_first(tmp_path, monkeypatch):
     assert replayed == [path]
 
 
+@pytest.mark.slow
 def test_crashes_and_hangs_are_failures(tmp_path):
     how = {**SWIGLU, "refused": False, "folder": tmp_path}
     with pytest.raises(Judgement, match=r"crash failed: the process ended with status -6"):

@@ -49,6 +49,7 @@ def answer(found: Case) -> torch.Tensor:
     return SPEC.expected(call(found)).value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["torch", MATH])
 @pytest.mark.parametrize("dtype", dtype_names.FLOATING)
 def test_torch_passes(dtype, implementation):

@@ -48,6 +48,7 @@ def judged(tmp_path, monkeypatch):
     return start
 
 
+@pytest.mark.slow
 def test_a_right_module_passes(judged):
     with judged("pass") as child:
         assert [verdict.status for verdict in child.plain([CASE, OTHER])] == ["passed", "passed"]
@@ -113,6 +114,7 @@ def test_what_a_script_cannot_repeat_is_left_out(case, verdict):
     assert not plain_calls.fits(case, Verdict("id", case.op, **verdict))
 
 
+@pytest.mark.slow
 def test_a_script_writes_into_what_it_is_given(judged):
     inplace = Case(op="relu", args=CASE.args, kwargs={"inplace": True})
     assert plain_calls.fits(inplace, Verdict("id", "relu", "passed"))
@@ -122,6 +124,7 @@ def test_a_script_writes_into_what_it_is_given(judged):
             assert verdict.status == status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", ["0", "1"])
 def test_the_last_item_reports_what_a_script_shows(judged, tmp_path, processes):
     with judged("return input.clone()"):

@@ -39,6 +39,7 @@ ROTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_rotations(name):
     op = "rotary_position_embedding"

@@ -95,6 +95,7 @@ SCENES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCENES)
 def test_the_scenes_of_some_dtype_show_the_defect(name):
     dtypes = specs.registry()[BANK[name].op].dtypes

@@ -380,6 +380,7 @@ def test_without_a_sanitizer_or_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err.startswith("error: compute-sanitizer is not on PATH; it comes with the CUDA toolkit")
 
 
+@pytest.mark.slow
 def test_the_controls_compile(tmp_path, monkeypatch, capsys):
     """For Hopper; that they compute what they should is asked where they run."""
     (tmp_path / "control_library.py").write_text(

@@ -175,6 +175,7 @@ def test_in_place_the_same_bits_are_asked_of_the_deterministic_alone():
     assert runner.judge(caught.case, unclaimed, checks=["inplace"]).status == "passed"
 
 
+@pytest.mark.slow
 def test_command_and_what_ends_its_process(tmp_path, capsys):
     """It is caught by that, and the others of its op are judged all the same."""
     file, names = tmp_path / "found.json", ("isnan_exception", "isnan_segfault", "relu_nan")
@@ -190,6 +191,7 @@ def test_command_and_what_ends_its_process(tmp_path, capsys):
     assert found["versions"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_controls_alone_get_as_many_cases_as_are_asked_for(tmp_path, capsys):
     """Though the profile has fewer."""
     file, asked = tmp_path / "found.json", PROFILES["ci"].max_examples * len(registry()["dequantize_fp8"].dtypes) + 20

@@ -125,6 +125,7 @@ def test_versus_has_no_dispute_over_what_torchs_cpu_means(like_cpu, tmp_path):
     assert json.loads(file.read_bytes())["semantics"] == "cpu"
 
 
+@pytest.mark.slow
 def test_the_suite_its_children_and_its_metrics(like_cpu, tmp_path):
     (tmp_path / "saved").mkdir()
     save(tmp_path / "saved", GELU_OF_INF)

@@ -340,6 +340,7 @@ def test_operands_of_the_same_tensors_count_as_written_where_they_changed():
         assert {one for *_, one in seen} == {kind}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["exp", "mm"])
 def test_state_is_caught_and_right_implementations_are_silent(op):
     defects = [defect for defect in STATE.values() if defect.op == op]
@@ -421,6 +422,7 @@ def test_sequences_that_are_there_twice_are_pruned(tmp_path, capsys):
     assert len(list(tmp_path.glob("*.json"))) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["cross_entropy", "linear_cross_entropy"])
 def test_no_call_has_an_index_that_stops_a_gpu(op):
     """torch's CPU raises an IndexError for an index that is no class and not ignored; a GPU does nothing any more."""

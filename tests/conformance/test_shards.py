@@ -33,6 +33,7 @@ def counted(path: Path) -> dict[tuple[str, str], list[int]]:
     return {(one["op"], one["dtype"]): [one[name] for name in COUNTS] for one in records}
 
 
+@pytest.mark.slow
 def test_two_shards_are_the_whole_run(tmp_path):
     whole, parts = run(tmp_path, "whole"), [run(tmp_path, f"part{n}", "--shard", f"{n}/2") for n in (1, 2)]
     assert json.loads(parts[0].read_text())["shard"] == "1/2"

@@ -77,6 +77,7 @@ def test_tests_of_an_op_as_a_whole_are_a_verdict():
     assert sufficiency.complaints([], RELU, others=1) == []
 
 
+@pytest.mark.slow
 def test_legal_calls_that_torch_refuses_fail_the_run(suite, pytester, monkeypatch):  # noqa: F811
     """As in a process where the implementation has broken torch: every verdict is that of a refusal."""
 

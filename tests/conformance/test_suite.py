@@ -106,6 +106,7 @@ def test_cuda_without_a_gpu_is_a_usage_error(suite, monkeypatch):
     result.stderr.fnmatch_lines(["*torch finds no CUDA GPU on this machine; valid here are auto and cpu*"])
 
 
+@pytest.mark.slow
 def test_profiles(suite, monkeypatch):
     assert "profile smoke" in suite(*QUICK).stdout.str()
     monkeypatch.setenv("CI", "true")
@@ -154,6 +155,7 @@ def test_passing_run(suite, pytester):
     assert not (pytester.path / "failures").exists()
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run(suite, pytester):
     for name in ("one", "two"):
         suite("--op", "add", "--dtype", "float16", "--max-examples", "20", "--hypothesis-seed", "3", "--metrics", name)
@@ -161,6 +163,7 @@ def test_a_seed_repeats_a_run(suite, pytester):
     assert one["records"] == two["records"]
 
 
+@pytest.mark.slow
 def test_failing_run_then_replay(suite, pytester):
     values = ("--check", "values")
     arguments = [*QUICK[:4], "--max-examples", "60", "--device", "cpu", *values, "--hypothesis-seed", "1"]
@@ -193,6 +196,7 @@ def test_failing_run_then_replay(suite, pytester):
     assert suite("--op", "eq", *QUICK[2:]).parseoutcomes().get("passed") == 3, "a case of another op is left out"
 
 
+@pytest.mark.slow
 def test_the_first_failure_is_shown_at_once_and_each_cause_once(suite, pytester):
     ops = [part for op in ("abs", "exp", "relu") for part in ("--op", op)]
     arguments = (*ops, "--max-examples", "20", "--check", "values", "--check", "errors", "--hypothesis-seed", "1")
@@ -255,6 +259,7 @@ def test_implementations_that_give_nothing_to_judge(suite):
         result.stdout.fnmatch_lines([failed, message, "op *cases *", f"{op} *"])
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_fails_at_its_limit(suite, tmp_path, monkeypatch):
     hanging.only_then(monkeypatch, tmp_path)
     arguments = ("--op", "add", "--dtype", "int8", "--case-timeout", "0.2", "--max-examples", "5")
@@ -314,6 +319,7 @@ def test_faults_of_the_harness_are_not_failures_of_the_implementation(suite, pyt
     assert not (pytester.path / "failures").exists()
 
 
+@pytest.mark.slow
 def test_workers_lose_nothing(tmp_path):
     """Workers of pytest-xdist count the same as one process."""
     options = ("--op", "relu", "--op", "eq", "--dtype", "float16", "--dtype", "int8", "--max-examples", "15")
@@ -336,6 +342,7 @@ def test_workers_lose_nothing(tmp_path):
     assert found[0][1] == found[1][1]
 
 
+@pytest.mark.slow
 def test_commands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     case = corpus.with_digests(Case(op="relu", args=(TensorSpec((3,), "float32"),)), "why it is kept")

@@ -54,6 +54,7 @@ def hostile_run(folder: bytes, *arguments: str | bytes) -> subprocess.CompletedP
     return subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True)
 
 
+@pytest.mark.slow
 def test_texts_and_names_that_are_no_utf8(tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9\xff"
     done = hostile_run(folder, "--metrics", b"m\xff.json", "--write-known-failures", b"k\xff.json")
@@ -68,6 +69,7 @@ def test_texts_and_names_that_are_no_utf8(tmp_path):
         assert {record["op"] for record in json.load(file)["records"]} == {"abs", "neg"}
 
 
+@pytest.mark.slow
 def test_workers_in_a_folder_whose_name_is_no_utf8_are_refused(tmp_path):
     done = hostile_run(os.fsencode(tmp_path) + b"/\xff", "-n", "1")
     assert done.returncode == USAGE

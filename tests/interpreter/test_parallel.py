@@ -68,6 +68,7 @@ print([maker.exitcode for maker in makers])
 """
 
 
+@pytest.mark.slow
 def test_many_processes_make_kernels_at_once(tmp_path):
     (tmp_path / "application.py").write_text(APPLICATION)
     (tmp_path / "maker.py").write_text(MAKER)

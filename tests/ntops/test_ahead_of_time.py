@@ -21,6 +21,7 @@ from ntops.kernels import constants
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
+@pytest.mark.slow
 def test_every_premake_builds_up_to_the_c_compiler():
     program = pathlib.Path(__file__).with_name("ahead_of_time.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(program.parents[2]), *filter(None, sys.path)])}

@@ -169,6 +169,7 @@ def test_torch_s_variants(variant):
     assert torch.equal(*results)
 
 
+@pytest.mark.slow
 def test_configurations_agree(monkeypatch):
     from ntops.host import attention_configs
 

@@ -175,6 +175,7 @@ def test_one_tensor_for_all_three():
     torch.testing.assert_close(found, again)
 
 
+@pytest.mark.slow
 def test_derivatives_of_the_first_and_the_second_order_in_float64():
     query, key, value = (one.detach()[:1].requires_grad_() for one in _operands(3, 4, 2, 3, dtype=torch.float64))
     mask = tensor(3, 4, dtype=torch.float64, seed=5)

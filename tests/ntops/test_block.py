@@ -119,6 +119,7 @@ class Derivation:
         return self.added(x2, self.linear(self.mlp(self.norm(x2, "mlp_norm")), "down"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_device")
 def test_every_token_is_within_what_is_derived(page):
     torch.manual_seed(0)

@@ -26,6 +26,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "kernels"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_only_the_first_process_reads_the_compiler(folder, interpreted):
     code = (

@@ -199,6 +199,7 @@ def test_what_is_kept_for_the_gradient_is_two_numbers_a_row():
     assert sum(one.numel() for one in kept if one.data_ptr() not in given) == 2 * 64 + 1
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     x, weight = _random(3, 4).double().requires_grad_(), _random(5, 4, seed=1).double().requires_grad_()
     bias, target = _random(5, seed=2).double().requires_grad_(), torch.tensor([0, -100, 3], device=DEVICE)

@@ -43,6 +43,7 @@ def test_import_is_quick_beside_torch_and_touches_no_gpu(name, share, tmp_path):
     assert min(shares) < share
 
 
+@pytest.mark.slow
 def test_what_is_imported_first_does_not_matter():
     code = """
 import importlib, os, torch, triton, ntops

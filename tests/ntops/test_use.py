@@ -434,6 +434,7 @@ def test_tensors_elsewhere_are_torchs():
     assert use.log().left == {("add", f"no argument is on {DEVICE}, where kernels run"): 1}
 
 
+@pytest.mark.slow
 def test_compiled_code_has_the_operators():
     graphs = []
 

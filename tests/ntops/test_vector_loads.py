@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FEW = 8
 """Loads and stores of single elements: a row's sum, a class index, a divisor."""
 SUMS = {"add_up", "parameters"}
 """Kernels that read one number for each row."""
 
 
+@pytest.mark.slow
 def test_tiles_are_loaded_by_vectors():
     script = Path(__file__).with_name("vector_loads.py")
     environment = os.environ | {"TRITON_INTERPRET": "0"}

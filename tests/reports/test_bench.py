@@ -64,6 +64,7 @@ def test_every_operator_has_rows_of_its_own_names_and_a_small_one():
         assert all(row.bytes > 0 and row.flops >= 0 for row in spec.benchmarks), names
 
 
+@pytest.mark.slow
 def test_all_operators_have_rows_where_none_is_named(tmp_path):
     run = bench(tmp_path, str(SUITES / "test_first_call.py"), "--collect-only")
     assert run.returncode == 0, run.stdout + run.stderr
@@ -106,6 +107,7 @@ def workload(tmp_path):
     return tmp_path / "workload"
 
 
+@pytest.mark.slow
 def test_saved_calls_of_a_model_are_rows(workload, tmp_path):
     rows = _workloads.rows([workload], (), (), 1000)
     assert Counter(spec.name for spec, _ in rows.values()) == {"add": 1, "bitwise_and": 2, "mm": 1, "softmax": 1}
@@ -186,6 +188,7 @@ def first_calls(tmp_path_factory):
     return folder, bench(folder, *ops, *few, suite="test_first_call.py")
 
 
+@pytest.mark.slow
 def test_the_first_call_is_that_of_a_process_of_its_own(first_calls):
     folder, done = first_calls
     (device,) = read.read_file(folder / "b.json")

@@ -140,6 +140,7 @@ def mutants(draw, document):
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bench", "metrics"])
 def test_any_change_of_a_file_gives_a_verdict_or_one_line(kind, tmp_path):
     base, new = made.write(tmp_path, "base.json", valid(kind)), tmp_path / "new.json"

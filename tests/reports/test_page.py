@@ -261,6 +261,7 @@ def test_what_a_record_lacks_is_missing_on_the_page_and_nothing_more():
     assert "add" in page.markdown("t", found)
 
 
+@pytest.mark.slow
 def test_the_results_of_record_are_the_report_that_is_committed(tmp_path):
     folder = Path(page.__file__).parent / "results" / "nvidia-h200"
     assert main(["build", str(folder), "--out", str(tmp_path)]) == 0
@@ -283,6 +284,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
+@pytest.mark.slow
 def test_a_million_failing_cases(tmp_path):
     path = tmp_path / "many.json"
     subprocess.run([sys.executable, "-c", MANY, str(path)], check=True)

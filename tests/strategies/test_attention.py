@@ -32,6 +32,7 @@ def keys_read(call: Attention) -> int:
     return last + rows
 
 
+@pytest.mark.slow
 def test_parts_fit_together(examples):
     for call in examples(ANY, 400):
         query, key, value = call.query.shape, call.key.shape, call.value.shape
@@ -74,6 +75,7 @@ def test_work_is_bounded(examples):
         assert rows * (call.query.shape[-1] + call.value.shape[-1]) <= max(1 << 12, 2 * rows)
 
 
+@pytest.mark.slow
 def test_what_is_stale_is_poisoned(examples, monkeypatch):
     """NaN from the first new row of each sequence on, and nothing before it."""
     monkeypatch.setattr(attention, "_AT_TIMES", st.just(False))  # no NaN is planted elsewhere

@@ -105,6 +105,7 @@ def test_the_pattern_of_two_shapes(first, second, pattern):
     assert shapes.pattern_of(first, second) == shapes.pattern_of(second, first) == pattern
 
 
+@pytest.mark.slow
 def test_products_keep_within_their_limits(examples):
     found = examples(shapes.products(budget=5000, work=100_000), 400)
     for m, k, n in found:
