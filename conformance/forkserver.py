@@ -25,6 +25,7 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -146,6 +147,7 @@ class _Forked:
 
     def __init__(self, status: socket.socket) -> None:
         self._status = status
+        self.reaped = False
 
     @functools.cached_property
     def pid(self) -> int:
@@ -162,6 +164,7 @@ class _Forked:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         with self._status:
             said = self._said()
+            self.reaped = True
         # A keeper that was killed says nothing, and its child was killed with it.
         return _STATUS.unpack(said)[0] if said else -signal.SIGKILL
 
@@ -186,6 +189,7 @@ class _Server:
                 start_new_session=True,
             )
         self._program, self._read = program, _what_is_read(environment)
+        self._forked: weakref.WeakSet[_Forked] = weakref.WeakSet()
 
     def serves(self, environment: Mapping[str, str], program: str) -> bool:
         """Tell whether a process of the program that is started anew would find the same when it imports."""
@@ -200,7 +204,12 @@ class _Server:
         with keeper, contextlib.suppress(ConnectionError):
             socket.send_fds(self._socket, [b"\0"], [printed.fileno(), keeper.fileno(), *descriptors])
             status.sendall(_LENGTH.pack(len(place)) + place)
-        return _Forked(status)
+        self._forked.add(forked := _Forked(status))
+        return forked
+
+    def is_used(self) -> bool:
+        """Tell whether a process that it has forked may still run."""
+        return any(not forked.reaped for forked in self._forked)
 
     def close(self) -> None:
         """End the server, and with it what it has forked."""
@@ -209,17 +218,24 @@ class _Server:
 
 
 _running: list[_Server] = []
+"""The one that was asked last at the end."""
 _MOST = 6
-"""The most servers at once: more than one of a program where the environment changed. Each takes the memory of its
-imports."""
+"""The most servers at once, unless more are in use: where the environment changed, there are several of a program. Each
+takes the memory of its imports."""
 
 
 def _server(environment: Mapping[str, str], program: str) -> _Server:
     found = next((server for server in _running if server.serves(environment, program)), None)
-    if found is None:
-        if len(_running) == _MOST:
-            _running.pop(0).close()
-        _running.append(found := _Server(environment, program))
+    if found is not None:
+        _running.remove(found)
+    else:
+        # What a server has forked ends with it.
+        unused = next((server for server in _running if not server.is_used()), None)
+        if len(_running) >= _MOST and unused is not None:
+            _running.remove(unused)
+            unused.close()
+        found = _Server(environment, program)
+    _running.append(found)
     return found
 
 

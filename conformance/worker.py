@@ -368,11 +368,13 @@ class Child:
 
     def _died(self, process: forkserver.Process) -> _Death:
         """End both processes after one has ended, and make the exception that says so."""
-        process.ended(GRACE)
+        ended = process.ended(GRACE)
         statuses = self._kill()
         status = statuses[process is self._judged]
         judge = process is not self._judged
-        return _Death(CRASH, f"{_ending(status)}{self._tail()}", status == -signal.SIGKILL, judge)
+        # One that still runs is killed here, which says nothing of it.
+        how = _ending(status) if ended else f"the process closed its connection, and still ran {GRACE:g} s later"
+        return _Death(CRASH, f"{how}{self._tail()}", ended and status == -signal.SIGKILL, judge)
 
     def _kill(self) -> tuple[int, int]:
         """End both processes, and all that they started; return how the judge and the judged ended."""

@@ -242,6 +242,18 @@ def test_the_time_of_a_case_is_that_of_its_calls(monkeypatch):
         assert verdict.status == "passed", verdict.failure
 
 
+def test_a_process_that_is_slow_to_end_is_not_said_to_be_killed(monkeypatch):
+    """The harness kills it itself then: it is no sign of memory that ran out."""
+    with judging("crashing") as child:
+        child.ready()
+        monkeypatch.setattr(worker, "GRACE", 59.0)
+        process, ended = type(child._judged), type(child._judged).ended
+        monkeypatch.setattr(process, "ended", lambda self, seconds: seconds != 59.0 and ended(self, seconds))
+        failure = child.judge(Case(op="relu", args=(LARGE,))).failure
+        assert failure.check == "crash"
+        assert "closed its connection, and still ran 59 s later" in failure.message
+
+
 HANGS = """
 import dataclasses, hanging, time, torch
 from conformance.ops import exp

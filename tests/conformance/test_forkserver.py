@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import tempfile
 
 import pytest
 
@@ -54,6 +56,30 @@ def test_a_server_that_ended_is_replaced_and_its_children_end_with_it():
         assert child.judge(case).failure.check == "crash"
         assert child.judge(case).status == "passed"
         assert forkserver._server(_environment(), forkserver.JUDGED) is not server
+
+
+def test_a_server_whose_processes_run_is_not_closed_for_another(monkeypatch):
+    """A judged process was killed so, and said to be out of memory, where its judge needed a seventh server."""
+    monkeypatch.setattr(forkserver, "_running", [])
+    monkeypatch.setattr(forkserver, "_MOST", 1)
+    with tempfile.TemporaryFile() as printed:
+
+        def started(number):
+            ours, theirs = socket.socketpair()
+            with theirs:
+                environment = {**_environment(), "NUMBER": number}
+                return ours, forkserver.start(forkserver.JUDGED, environment, printed, [theirs.fileno()])
+
+        link, process = started("1")
+        with link:
+            for number in ("2", "3"):
+                other, another = started(number)
+                other.close()
+                assert another.wait(60.0) == 0
+                assert len(forkserver._running) == 2
+                assert not process.ended(1.0)
+        assert process.wait(60.0) == 0
+    forkserver._close()
 
 
 def test_a_server_that_cannot_import_is_told(monkeypatch, capfd):
