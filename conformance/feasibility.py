@@ -17,7 +17,7 @@ import torch
 
 from conformance import cases, features, runner
 from conformance import spec as specs
-from conformance.cases import Argument, Case, Same, View
+from conformance.cases import Argument, Case, Same
 from strategies import dtypes, layouts, values
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Special, TensorSpec
@@ -139,7 +139,7 @@ class Evidence:
         """Return a call with a feature that torch takes, made from one without it; None where there is none."""
         for case in {id(case): case for having in self._having.values() for case in having}.values():
             for candidate in _imposed(case, name):
-                if _sound(candidate) and name in self._features(candidate) and self.accepts(candidate):
+                if not cases.misplaced(candidate) and name in self._features(candidate) and self.accepts(candidate):
                     return candidate
         return None
 
@@ -178,7 +178,7 @@ class Evidence:
     def _made(self, key: tuple, made: Iterable[Case]) -> Iterator[tuple[frozenset[str], Case]]:
         """Return calls that are made from others, with their features; each is made once, when it is first wanted."""
         if key not in self._known:
-            self._known[key] = ((self._features(case), case) for case in made if _sound(case))
+            self._known[key] = ((self._features(case), case) for case in made if not cases.misplaced(case))
         self._known[key], again = itertools.tee(self._known[key])
         return again
 
@@ -339,18 +339,6 @@ def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
     for shape in dict.fromkeys((target.shape, *(spec.shape for spec in others))):
         for layout in layouts.examples(shape, kind):
             yield _replaced(grown, {key: _spec(target, shape=shape, layout=layout)})
-
-
-def _sound(case: Case) -> bool:
-    """Tell whether arguments that refer to an earlier operand have one, and views lie within it."""
-    seen = 0
-    for argument in (*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))):
-        if isinstance(argument, Same | View) and argument.operand >= seen:
-            return False
-        if isinstance(argument, View) and not cases.within(argument, cases.operands(case)[argument.operand].shape):
-            return False
-        seen += isinstance(argument, TensorSpec)
-    return True
 
 
 def _without(case: Case, name: str) -> Case:
