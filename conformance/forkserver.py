@@ -179,17 +179,21 @@ class _Server:
     """A handle of the process that forks."""
 
     def __init__(self, environment: Mapping[str, str], program: str) -> None:
+        self._program, self._read = program, _what_is_read(environment)
+        self._forked: weakref.WeakSet[_Forked] = weakref.WeakSet()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                _command(f"processes.serve({theirs.fileno()}, {program!r})"),
+                self.command(theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 start_new_session=True,
             )
-        self._program, self._read = program, _what_is_read(environment)
-        self._forked: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+    def command(self, descriptor: int) -> list[str]:
+        """Return the command of the process, which is asked over the socket ``descriptor``."""
+        return _command(f"processes.serve({descriptor}, {self._program!r})")
 
     def serves(self, environment: Mapping[str, str], program: str) -> bool:
         """Tell whether a process of the program that is started anew would find the same when it imports."""

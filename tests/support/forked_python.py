@@ -14,7 +14,6 @@ import json
 import os
 import random
 import runpy
-import socket
 import subprocess
 import sys
 import tempfile
@@ -62,19 +61,17 @@ def run(
 
 class _Server(forkserver._Server):
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair()
+        super().__init__(environment, "python")
+
+    def command(self, descriptor: int) -> list[str]:
         load = (
             "import importlib.util as util, sys",
             f"spec = util.spec_from_file_location('forked_python', {__file__!r})",
             "module = sys.modules['forked_python'] = util.module_from_spec(spec)",
             "spec.loader.exec_module(module)",
-            f"module.serve({theirs.fileno()})",
+            f"module.serve({descriptor})",
         )
-        with theirs:
-            command = [sys.executable, "-c", "; ".join(load)]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
-            )
+        return [sys.executable, "-c", "; ".join(load)]
 
 
 _servers: dict[frozenset[tuple[str, str]], _Server] = {}
