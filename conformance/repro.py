@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from conformance import (
-    bounds,
     call_contexts,
     environment,
+    float_formats,
     forms,
     guards,
     mask_statistics,
@@ -346,8 +346,8 @@ def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdic
         return data | {"exact": _pack(guards.bits(chosen).numpy())}
     bound = expected.bound.expand(expected.value.shape).reshape(-1).numpy()[places]
     rest = np.zeros(len(places)) if expected.low is None else expected.low.reshape(-1).numpy()[places]
-    form = bounds.FORMATS[result.dtype]
-    ulps = bounds.ulp(chosen.numpy(), result.dtype)
+    form = float_formats.FORMATS[result.dtype]
+    ulps = float_formats.ulp(chosen.numpy(), result.dtype)
     ends = [interval(*element, form) for element in zip(chosen.tolist(), rest, bound, ulps, strict=True)]
     low, high = np.array(ends, np.float64).reshape(-1, 2).T
     if expected.rounded:
@@ -366,7 +366,7 @@ def _random(result: torch.Tensor, expected: Expected) -> dict[str, Any]:
     return {"instead": _pack(instead.numpy()), "seen": _pack(seen.numpy()), "chance": chance, "repeats": repeats}
 
 
-def interval(value: float, rest: float, bound: float, ulp: float, form: bounds.Format) -> tuple[float, float]:
+def interval(value: float, rest: float, bound: float, ulp: float, form: float_formats.Format) -> tuple[float, float]:
     """Return the smallest and the largest float64 that pass where the oracle is ``value + rest``: the rule of
     ``compare.compare``, solved for the output. NaN where NaN alone passes."""
     if math.isnan(value) or (math.isinf(value) and not form.infinite):

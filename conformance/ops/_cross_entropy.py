@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, cases
+from conformance import bounds, cases, float_formats
 from conformance import oracle as oracles
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
@@ -99,7 +99,7 @@ class Loss:
     def number(self, value: float) -> Running:
         """Return a number of the formula, rounded to the compute dtype."""
         array = np.array(value)
-        return Running(array, bounds.rounding(array, bounds.compute_dtype(self.dtype)), self.dtype)
+        return Running(array, float_formats.rounding(array, float_formats.compute_dtype(self.dtype)), self.dtype)
 
     def picked(self, one: Number) -> Number:
         """Return the element of each row at its class index."""
@@ -116,7 +116,7 @@ class Loss:
         weights = np.abs(_weights(self)[0])
         weighted = np.abs(y * weights)
         known = np.isfinite(y) & oracles.in_range(weighted, self.dtype) & np.isfinite(weighted)
-        form = bounds.FORMATS[bounds.compute_dtype(self.dtype)]
+        form = float_formats.FORMATS[float_formats.compute_dtype(self.dtype)]
         # A weighted probability may be subnormal, and lose bits, or vanish, in float64 here too.
         faint = np.where(weighted < 2.0**form.least, form.subnormal / np.maximum(weights, 1e-30), 0.0)
         running = Running(y, np.where(known, np.where((y != 0) & (weights > 0), faint, 0.0), np.inf), self.dtype)
@@ -233,7 +233,9 @@ def _in_any_order(*factors: Running) -> Running:
     pairs = (np.abs(one.value * other.value) for one, other in itertools.combinations(factors, 2))
     most = functools.reduce(np.maximum, pairs)
     found = ((first * second).stored() * third).stored()
-    return Running(found.value, np.where(most <= bounds.FORMATS[found.dtype].max, found.error, np.inf), found.dtype)
+    return Running(
+        found.value, np.where(most <= float_formats.FORMATS[found.dtype].max, found.error, np.inf), found.dtype
+    )
 
 
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:

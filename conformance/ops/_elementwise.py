@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, rounding, semantics
+from conformance import float_formats, oracle, rounding, semantics
 from conformance.cases import Argument, Case, NonFinite, Same
 from conformance.cases import operands as case_operands
 from conformance.cases import seed as case_seed
@@ -290,8 +290,8 @@ def exactly(
     # An integer stored as a float is rounded; half types come by way of float32.
     wide = result.long()
     value, low = oracle.two_sum((wide >> 32).double().numpy() * 2.0**32, (wide & 0xFFFFFFFF).double().numpy())
-    bound = 0.0 if bounds.compute_dtype(dtype) == dtype else bounds.rounding(value, torch.float32)
-    rounded = _rounded(value, low, (bounds.compute_dtype(dtype), dtype), dtype)
+    bound = 0.0 if float_formats.compute_dtype(dtype) == dtype else float_formats.rounding(value, torch.float32)
+    rounded = _rounded(value, low, (float_formats.compute_dtype(dtype), dtype), dtype)
     return Expected(_tensor(value), _tensor(bound), judged, _tensor(low), rounded=rounded)
 
 
@@ -310,15 +310,15 @@ def within(
 
     ``once``: one operation of IEEE 754 gives it, so that it is rounded to the nearest, ties to even."""
     output = output_dtype(call, result)
-    rounded = _rounded(value, low, (bounds.compute_dtype(result), result), output) if once else ()
+    rounded = _rounded(value, low, (float_formats.compute_dtype(result), result), output) if once else ()
     if output != result and result != torch.float64:
         # It overflows where it is computed, and where that is in doubt it is not judged.
-        beyond = np.abs(value) - bounds.overflow(result)
+        beyond = np.abs(value) - float_formats.overflow(result)
         judged = (np.isinf(value) | ~(np.abs(beyond) <= bound)) & (True if judged is None else judged)
         value = np.where(beyond >= 0, np.copysign(np.inf, value), value)
     return Expected(
         _tensor(value),
-        _tensor(bound + bounds.stored(value, result, output)),
+        _tensor(bound + float_formats.stored(value, result, output)),
         None if judged is None else torch.from_numpy(np.array(judged)),
         None if low is None else _tensor(low),
         signed_zero,

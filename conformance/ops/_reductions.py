@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle, semantics
+from conformance import float_formats, oracle, product_bounds, semantics
 from conformance.cases import Argument, Case, DType, Ints, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _large, _scenes, _sizes
@@ -276,10 +276,12 @@ def total(call: Call, mean: bool) -> Expected:
     if not dtype.is_floating_point:
         result, judged = torch.sum(input, dim, keepdim, dtype=dtype), None
         if input.dtype.is_floating_point and dtype != torch.bool:
-            judged = bounds.fits(rows(input, dim), dtype).all(-1).reshape(shape)
+            judged = float_formats.fits(rows(input, dim), dtype).all(-1).reshape(shape)
         return elementwise.exactly(call, result, judged)
     # On the CPU torch casts what is averaged to float32, whatever half type is asked for.
-    cast = torch.float32 if mean and semantics.of_cpu() and bounds.compute_dtype(dtype) == torch.float32 else dtype
+    cast = (
+        torch.float32 if mean and semantics.of_cpu() and float_formats.compute_dtype(dtype) == torch.float32 else dtype
+    )
     x = oracle.operand(_nonempty(rows(input, dim)), cast)
     count, low = x.shape[-1], None
     with np.errstate(all="ignore"):
@@ -292,10 +294,10 @@ def total(call: Call, mean: bool) -> Expected:
             low = np.where(finite, rest.reshape(value.shape), 0.0)
         # Beside an infinity, too, finite terms may overflow. Doubled, so that an overflow of their magnitudes shows.
         judged = oracle.in_range(2 * magnitude, dtype) & np.isfinite(2 * magnitude)
-        bound = np.where(finite, bounds.total(value, magnitude, count, dtype), 0.0)
+        bound = np.where(finite, product_bounds.total(value, magnitude, count, dtype), 0.0)
         if mean:
             value, low = _quotient(value, low, input.numel() // max(math.prod(shape), 1))
-            bound = bound / max(count, 1) + bounds.rounding(value, bounds.compute_dtype(dtype))
+            bound = bound / max(count, 1) + float_formats.rounding(value, float_formats.compute_dtype(dtype))
     value, bound, judged = (np.asarray(array).reshape(shape) for array in (value, bound, judged))
     low = None if low is None else low.reshape(shape)
     return elementwise.within(call, value, bound, dtype, low=low, judged=judged)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, cpu_cuda_differences, cuda_refusals, oracle
+from conformance import cpu_cuda_differences, cuda_refusals, oracle, product_bounds
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_products as gradients
@@ -113,7 +113,9 @@ def expected(call: Call) -> Expected:
             value = product + added
         magnitude, spread = np.abs(alpha) * found.magnitude, np.abs(alpha) * found.spread
         equal = products.equal(mat1, mat2, found.value, least=16)
-        bound = bounds.addmm(value, added, product, float(alpha), magnitude, spread, mat1.shape[1], dtype, equal)
+        bound = product_bounds.addmm(
+            value, added, product, float(alpha), magnitude, spread, mat1.shape[1], dtype, equal
+        )
         judged = found.judged & np.isfinite(2 * magnitude) & oracle.in_range(magnitude, dtype)
         judged &= oracle.in_range(added, dtype) & (np.isfinite(added) | ~np.isfinite(start))
         if alpha == 0:

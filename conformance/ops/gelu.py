@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, semantics
+from conformance import bounds, float_formats, semantics
 from conformance.cases import Case
 from conformance.ops import _activation, _unary
 from conformance.ops import _elementwise as elementwise
@@ -68,7 +68,7 @@ def expected(call: Call) -> Expected:
     if approximate == "tanh" or not semantics.of_cpu():
         return found
     # torch's CPU multiplies with 1 + erf before it halves, which overflows, and its erf of infinity is NaN.
-    overflows = np.isfinite(x) & (x > torch.finfo(bounds.compute_dtype(dtype)).max / 2)
+    overflows = np.isfinite(x) & (x > torch.finfo(float_formats.compute_dtype(dtype)).max / 2)
     doubled = np.where(overflows, np.inf, np.where(x == np.inf, np.nan, value))
     return dataclasses.replace(found, also=(torch.from_numpy(doubled),))
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, cuda_refusals, oracle
+from conformance import cuda_refusals, oracle, product_bounds
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_products as gradients
@@ -162,7 +162,7 @@ def expected(call: Call) -> Expected:
     left, right = oracle.operand(input, dtype), oracle.operand(other, dtype)
     shape = result_shape(left.shape, right.shape)
     found = products.product(np.atleast_2d(left), right[:, None] if right.ndim == 1 else right, dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype, found.equal)
+    bound = product_bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype, found.equal)
     low = None if found.low is None else found.low.reshape(shape)
     value, bound, judged = (array.reshape(shape) for array in (found.value, bound, found.judged))
     return elementwise.within(call, value, bound, dtype, low=low, judged=judged)

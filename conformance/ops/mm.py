@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, cuda_refusals, oracle
+from conformance import cuda_refusals, oracle, product_bounds
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_products as gradients
@@ -47,7 +47,7 @@ def expected(call: Call) -> Expected:
         # Nothing is multiplied.
         return elementwise.exactly(call, torch.mm(input, mat2))
     found = products.product(oracle.operand(input, dtype), oracle.operand(mat2, dtype), dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype, found.equal)
+    bound = product_bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype, found.equal)
     return elementwise.within(call, found.value, bound, dtype, low=found.low, judged=found.judged)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds
+from conformance import bounds, float_formats
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_rows as gradients
@@ -43,7 +43,7 @@ def expected(call: Call) -> Expected:
     if not input.numel():
         return elementwise.exactly(call, input)
     dtype, x = input.dtype, norms.rows(input, shape)
-    compute = bounds.compute_dtype(dtype)
+    compute = float_formats.compute_dtype(dtype)
     # torch's rule since 2.4: the epsilon of the dtype in which is computed.
     eps = torch.finfo(compute).eps if eps is None else float(eps)
     w = norms.parameter(weight, 1.0, x.shape[1])
@@ -53,7 +53,7 @@ def expected(call: Call) -> Expected:
         scale = squares / terms + eps
         judged = norms.in_range(np.abs(x).sum(axis=1, keepdims=True), squares, scale, dtype)
         # A weight of another dtype may be beyond what the compute dtype holds.
-        judged = judged & (np.isfinite(w) <= (np.abs(w) <= bounds.FORMATS[compute].max))
+        judged = judged & (np.isfinite(w) <= (np.abs(w) <= float_formats.FORMATS[compute].max))
         scaled = x / np.sqrt(scale)
         # Infinity times what may have underflowed to zero.
         judged = judged & ~(np.isinf(w) & (scaled != 0) & (np.abs(scaled) < torch.finfo(compute).tiny))

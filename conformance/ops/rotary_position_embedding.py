@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, float_formats, oracle
 from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_positions as gradients
@@ -54,7 +54,7 @@ def composed(
         raise RuntimeError(f"tables must be (T', {half}) with T' >= {length}")
     if inplace and any(size > 1 and stride == 0 for size, stride in zip(input.shape, input.stride(), strict=True)):
         raise RuntimeError("more than one element of input refers to a single memory location")
-    compute = bounds.compute_dtype(input.dtype)
+    compute = float_formats.compute_dtype(input.dtype)
     x0, x1 = (part.to(compute) for part in pairs(input, interleaved))
     sin, cos = (table[:length, None].to(compute) for table in operands[1:])
     output = input if inplace else torch.empty_like(input)

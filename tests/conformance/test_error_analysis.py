@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from conformance.bounds import FORMATS
 from conformance.compare import compare
 from conformance.error_analysis import NoRule, analyse
 from conformance.error_analysis.__main__ import BEGIN, END, MEDIAN_MOST, WORST_MOST, Row, page, row
 from conformance.error_analysis.rules import RULES
+from conformance.float_formats import FORMATS
 from conformance.spec import Expected, registry
 
 ROWS = 6
