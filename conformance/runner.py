@@ -13,7 +13,7 @@ import torch
 
 from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime, semantics
 from conformance import spec as specs
-from conformance.calls import Local, Remote
+from conformance.calls import Local
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
@@ -29,6 +29,7 @@ from conformance.checks import (
     refuses_as,
 )
 from conformance.implementations import TORCH, Implementation, load
+from conformance.remote_calls import Remote
 from conformance.spec import Call, OpSpec
 from strategies.tensors import digest
 
