@@ -29,8 +29,8 @@ from conformance import (
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import RARE, Outcome, builtin_class
+from conformance.checks.gradient_kinds import told, wish
 from conformance.checks.gradients import expected as expected_gradients
-from conformance.checks.gradients import told, wish
 from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
 from conformance.runner import Verdict, prepare
@@ -204,7 +204,7 @@ _SETTINGS = {
     "deterministic": "torch.use_deterministic_algorithms({value}, warn_only=True)",
     "default_dtype": "torch.set_default_dtype(torch.{value})",
 }
-"""The lines that set ``gradients.SETTINGS``."""
+"""The lines that set ``gradient_kinds.SETTINGS``."""
 
 
 def literal(argument: Any) -> str:

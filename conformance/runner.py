@@ -177,7 +177,7 @@ class Prepared(msgspec.Struct, frozen=True):
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
         place since, or of operands that were freed for "new" ones.
-        ``gradients``: the wanted ones, as of ``checks.gradients.Wish``; the last of ``inputs`` is that of the
+        ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """
         inputs = self.inputs if inputs is None else inputs
