@@ -231,3 +231,13 @@ def backward(ops: str | Sequence[str], kind: str, *, unseen: bool = False, name:
         return wrong
 
     return enter
+
+
+def input_gradient(step: Step, slope: torch.Tensor) -> Gradients:
+    """The gradient of the only operand, given the derivative."""
+    return [step.dout.double() * slope]
+
+
+def first_operand(step: Step) -> torch.Tensor:
+    """The first operand in float64, as it is in the dtype of the result."""
+    return step.operands[0].detach().to(step.result.dtype).double()
