@@ -14,7 +14,7 @@ import torch
 from conformance import bounds, cases, float_formats
 from conformance import oracle as oracles
 from conformance.cases import Case
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import log_softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected
@@ -194,7 +194,7 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
     shape = loss.shape if loss.reduction == "none" else ()
     if not loss.input.numel():
         empty = torch.nan if loss.reduction == "mean" else 0.0
-        return elementwise.exactly(call, torch.full(shape, empty, dtype=loss.dtype))
+        return expectations.exactly(call, torch.full(shape, empty, dtype=loss.dtype))
     with np.errstate(all="ignore"):
         value, bound = log_shares()
         y, running_y = (None, None) if loss.is_index else loss.probabilities()
@@ -221,7 +221,7 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
     known = np.isfinite(found.error)
     error = np.where(known, found.error, 0.0) * (2 if loss.dtype == torch.float64 else 1)
     judged = (known | np.isnan(plain) | np.isinf(plain) & ~_of_any(loss, np.isfinite(value) & np.isinf(bound))) & within
-    return elementwise.within(
+    return expectations.within(
         call, plain.reshape(shape), error.reshape(shape), loss.dtype, judged=judged.reshape(shape)
     )
 

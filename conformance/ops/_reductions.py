@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from conformance import float_formats, oracle, product_bounds, semantics
 from conformance.cases import Argument, Case, DType, Ints, seed
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes, _sizes
 from conformance.ops import _norms as norms
 from conformance.running import Running, exact
@@ -277,7 +278,7 @@ def total(call: Call, mean: bool) -> Expected:
         result, judged = torch.sum(input, dim, keepdim, dtype=dtype), None
         if input.dtype.is_floating_point and dtype != torch.bool:
             judged = float_formats.fits(rows(input, dim), dtype).all(-1).reshape(shape)
-        return elementwise.exactly(call, result, judged)
+        return expectations.exactly(call, result, judged)
     # On the CPU torch casts what is averaged to float32, whatever half type is asked for.
     cast = (
         torch.float32 if mean and semantics.of_cpu() and float_formats.compute_dtype(dtype) == torch.float32 else dtype
@@ -300,7 +301,7 @@ def total(call: Call, mean: bool) -> Expected:
             bound = bound / max(count, 1) + float_formats.rounding(value, float_formats.compute_dtype(dtype))
     value, bound, judged = (np.asarray(array).reshape(shape) for array in (value, bound, judged))
     low = None if low is None else low.reshape(shape)
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _nonempty(x: torch.Tensor) -> torch.Tensor:

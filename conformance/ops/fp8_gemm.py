@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from conformance import float_formats, product_bounds
 from conformance.cases import Argument, Case, DType, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _fp8 as fp8
 from conformance.ops import _products as products
 from conformance.ops import _sizes
@@ -125,7 +126,7 @@ def expected(call: Call) -> Expected:
         judged = (
             found.judged & sure & (normal | np.isnan(scales)).all(axis=-1) & left.judged[:, None] & right.judged[None]
         )
-    return elementwise.within(call, found.value, bound, out_dtype, judged=judged)
+    return expectations.within(call, found.value, bound, out_dtype, judged=judged)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from conformance import bounds, float_formats, oracle, product_bounds
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _products as products
 from conformance.ops import _sizes, gelu
@@ -181,7 +182,7 @@ def expected(call: Call) -> Expected:
     dtype, terms = x.dtype, x.shape[-1]
     shape = (*x.shape[:-1], gate_weight.shape[0])
     if not math.prod(shape):
-        return elementwise.exactly(call, torch.empty(shape, dtype=dtype))
+        return expectations.exactly(call, torch.empty(shape, dtype=dtype))
     rows = oracle.operand(x, dtype).reshape(math.prod(shape[:-1]), terms)
     gate, up = (products.product(rows, oracle.operand(w.mT, dtype), dtype) for w in (gate_weight, up_weight))
     formula, precise = FORMULAS[activation]
@@ -204,7 +205,7 @@ def expected(call: Call) -> Expected:
         least = np.maximum(np.abs(activated) - off, 0) * np.maximum(np.abs(up.value) - errors[1], 0)
         judged &= ~(np.isinf(value) & np.isfinite(activated) & np.isfinite(up.value) & np.isfinite(least))
     value, bound, judged = (array.reshape(shape) for array in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from conformance import bounds, float_formats, oracle
 from conformance.cases import Argument, Case, operands
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _norms as norms
 from conformance.ops import _sizes
@@ -222,7 +223,7 @@ def batch(case: Case) -> Batch | None:
 def expected(call: Call) -> Expected:
     x, weight, cos, sin, eps, interleaved, head_dim = _arguments(*call.args, **call.kwargs)
     if not x.numel():
-        return elementwise.exactly(call, x)
+        return expectations.exactly(call, x)
     dtype, compute = x.dtype, float_formats.compute_dtype(x.dtype)
     rows = norms.rows(x, x.shape[2:])
     w = norms.parameter(weight, 1.0, rows.shape[1])
@@ -257,7 +258,7 @@ def expected(call: Call) -> Expected:
             low = low.reshape(x.shape)
         bound = bounds.fused_rmsnorm_rope(own, other, (w, w[partner]), (c, s), compute)
     value, bound, judged = (np.broadcast_to(a, rows.shape).reshape(x.shape) for a in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(

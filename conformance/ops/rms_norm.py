@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance import bounds, float_formats
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_rows as gradients
 from conformance.ops import _large, _models, _scenes
 from conformance.ops import _norms as norms
@@ -41,7 +42,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     input, shape, weight, eps = _arguments(*call.args, **call.kwargs)
     if not input.numel():
-        return elementwise.exactly(call, input)
+        return expectations.exactly(call, input)
     dtype, x = input.dtype, norms.rows(input, shape)
     compute = float_formats.compute_dtype(dtype)
     # torch's rule since 2.4: the epsilon of the dtype in which is computed.
@@ -63,7 +64,7 @@ def expected(call: Call) -> Expected:
         bound = bounds.rms_norm(value, w, dtype)
     low = None if low is None else low.reshape(input.shape)
     value, bound, judged = (array.reshape(input.shape) for array in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(input, normalized_shape, weight=None, eps=None):

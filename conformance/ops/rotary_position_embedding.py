@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from conformance import bounds, float_formats, oracle
 from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _models, _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
@@ -173,7 +174,7 @@ def expected(call: Call) -> Expected:
             one[3][...] &= oracle.in_range(sin, dtype) & oracle.in_range(cos, dtype)
     value, low, bound, judged = (_joined(list(parts), interleaved) for parts in zip(*found, strict=True))
     low = low if dtype == torch.float64 else None
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(
