@@ -320,8 +320,8 @@ def test_out_that_overlaps_or_is_resized_is_never_repeated(kernel):
 def test_calls_of_many_shapes_are_all_repeated_at_once(kernel, monkeypatch):
     calls, described = [], []
     plus = _function(kernel, calls)
-    describe = recorder._describe
-    monkeypatch.setattr(recorder, "_describe", lambda *args: described.append(1) or describe(*args))
+    describe = recorder.describe_call
+    monkeypatch.setattr(recorder, "describe_call", lambda *args: described.append(1) or describe(*args))
 
     for _ in range(4):
         for size in range(1, 40):
