@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import corpus, float_formats, repro
+from conformance import corpus, float_formats, repro, repro_data
 from conformance.cases import Case, NonFinite, Same
 from conformance.compare import compare
 from conformance.implementations import load
@@ -61,7 +61,7 @@ def test_interval_is_the_rule_of_the_comparison(dtype):
         for bound in (0.0, float(abs(value)) * 2.0**-7 if math.isfinite(value) else 0.5, 3 * form.subnormal):
             expected = Expected(torch.tensor([value]), torch.tensor([bound], dtype=torch.float64))
             ulp = float(float_formats.ulp(np.array([value]), dtype)[0])
-            low, high = repro.interval(float(value), 0.0, bound, ulp, form)
+            low, high = repro_data.interval(float(value), 0.0, bound, ulp, form)
             center = torch.tensor([value], dtype=torch.float64).to(dtype)
             candidates = {float(center), math.inf, -math.inf, math.nan, form.max, -form.max, 0.0}
             for end in {low, high}:
