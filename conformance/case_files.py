@@ -24,18 +24,16 @@ from conformance.cases import (
     CaseError,
     DType,
     NonFinite,
-    Same,
     TooLarge,
     UnknownOp,
     Unreadable,
     Variant,
-    View,
     arguments,
     bind,
     content,
+    misplaced,
     operands,
     parsed,
-    within,
 )
 from conformance.names import unknown_name
 from strategies import layouts, stored, tensors
@@ -102,22 +100,14 @@ def validate(case: Case, *, max_elements: int = MAX_ELEMENTS) -> None:
             case TensorSpec():
                 total += _elements(argument, seen, max_elements)
                 seen += 1
-            case Same(operand) if not 0 <= operand < seen:
-                raise CaseError(f"an argument is the same tensor as operand {operand}, but {seen} come before it")
-            case Same(operand, turned=True) if len(operands(case)[operand].shape) < 2:
-                raise CaseError(f"an argument is operand {operand} with its last two dims swapped, which has fewer")
-            case Same(operand, shift) if not -operands(case)[operand].layout.offset <= shift <= 0:
-                raise CaseError(f"an argument is operand {operand} shifted by {shift}, out of its storage")
-            case View(operand) if not 0 <= operand < seen:
-                raise CaseError(f"an argument is a view of operand {operand}, but {seen} come before it")
-            case View(operand) if not within(argument, operands(case)[operand].shape):
-                raise CaseError(f"an argument is a view that operand {operand} does not hold: {argument}")
             case Variant(name) if name not in VARIANTS:
                 raise CaseError(unknown_name("causal variant", name, VARIANTS))
             case NonFinite(text) if text not in ("nan", "inf", "-inf"):
                 raise CaseError(f"a non-finite float is nan, inf or -inf, not {text!r}")
             case DType(name) if name not in DTYPES:
                 raise CaseError(unknown_name("dtype", name, sorted(DTYPES)))
+    if said := misplaced(case):
+        raise CaseError(said)
     _limit(total, "its operands", max_elements)
     if case.digests and len(case.digests) != seen:
         raise CaseError(f"it has {len(case.digests)} digests for {seen} operands")

@@ -344,6 +344,27 @@ def _shifted(tensor: torch.Tensor, shift: int) -> torch.Tensor:
     return tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() + shift)
 
 
+def misplaced(case: Case) -> str:
+    """Say of an argument that refers to an operand why it cannot, or nothing where all can: that operand comes later,
+    or does not hold it."""
+    specs: list[TensorSpec] = []
+    for argument in arguments(case):
+        match argument:
+            case TensorSpec():
+                specs.append(argument)
+            case Same(operand) if not 0 <= operand < len(specs):
+                return f"an argument is the same tensor as operand {operand}, but {len(specs)} come before it"
+            case Same(operand, turned=True) if len(specs[operand].shape) < 2:
+                return f"an argument is operand {operand} with its last two dims swapped, which has fewer"
+            case Same(operand, shift) if not -specs[operand].layout.offset <= shift <= 0:
+                return f"an argument is operand {operand} shifted by {shift}, out of its storage"
+            case View(operand) if not 0 <= operand < len(specs):
+                return f"an argument is a view of operand {operand}, but {len(specs)} come before it"
+            case View(operand) if not within(argument, specs[operand].shape):
+                return f"an argument is a view that operand {operand} does not hold: {argument}"
+    return ""
+
+
 def within(view: View, shape: tuple[int, ...]) -> bool:
     return (
         0 <= view.dim < len(shape) and min(view.start, view.length) >= 0 and view.start + view.length <= shape[view.dim]

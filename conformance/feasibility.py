@@ -17,7 +17,7 @@ import torch
 from conformance import cases, features, runner
 from conformance import spec as specs
 from conformance.cases import Case, Same
-from conformance.feature_changes import SHAPE, crossed, fitted, imposed, is_sound, resized, split, with_plain_values
+from conformance.feature_changes import SHAPE, crossed, fitted, imposed, resized, split, with_plain_values
 from strategies import dtypes, layouts, values
 
 EXAMPLES = 6
@@ -130,7 +130,7 @@ class Evidence:
         """Return a call with a feature that torch takes, made from one without it; None where there is none."""
         for case in {id(case): case for having in self._having.values() for case in having}.values():
             for candidate in imposed(case, name):
-                if is_sound(candidate) and name in self._features(candidate) and self.accepts(candidate):
+                if not cases.misplaced(candidate) and name in self._features(candidate) and self.accepts(candidate):
                     return candidate
         return None
 
@@ -169,7 +169,7 @@ class Evidence:
     def _made(self, key: tuple, made: Iterable[Case]) -> Iterator[tuple[frozenset[str], Case]]:
         """Return calls that are made from others, with their features; each is made once, when it is first wanted."""
         if key not in self._known:
-            self._known[key] = ((self._features(case), case) for case in made if is_sound(case))
+            self._known[key] = ((self._features(case), case) for case in made if not cases.misplaced(case))
         self._known[key], again = itertools.tee(self._known[key])
         return again
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from conformance import cases, features
-from conformance.cases import Argument, Case, Same, View
+from conformance.cases import Argument, Case, Same
 from strategies import layouts, values
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Special, TensorSpec
@@ -143,18 +143,6 @@ def _imposed_on_grown(case: Case, key: Key, kind: str) -> Iterator[Case]:
     for shape in dict.fromkeys((target.shape, *(spec.shape for spec in others))):
         for layout in layouts.examples(shape, kind):
             yield _replaced(grown, {key: _spec(target, shape=shape, layout=layout)})
-
-
-def is_sound(case: Case) -> bool:
-    """Tell whether arguments that refer to an earlier operand have one, and views lie within it."""
-    seen = 0
-    for argument in (*case.args, *(case.kwargs[name] for name in sorted(case.kwargs))):
-        if isinstance(argument, Same | View) and argument.operand >= seen:
-            return False
-        if isinstance(argument, View) and not cases.within(argument, cases.operands(case)[argument.operand].shape):
-            return False
-        seen += isinstance(argument, TensorSpec)
-    return True
 
 
 def _without(case: Case, name: str) -> Case:

@@ -245,3 +245,15 @@ def test_calls_beyond_the_memory_say_nothing():
     far = [TensorSpec((1, 1 << 20), "float64"), TensorSpec((1 << 20, 1), "float64")]
     assert feasibility.Evidence("add", []).accepts(Case(op="add", args=tuple(far))) is None
     assert feasibility.Evidence("mm", []).accepts(Case(op="mm", args=tuple(reversed(far)))) is None
+
+
+def test_calls_made_of_one_whose_out_begins_in_front_of_an_operand_are_asked_for():
+    """A layout without room in front is no call; torch raised out of the end of a run."""
+    x = TensorSpec((3, 5), "float32", layout=Layout(offset=7))
+    y = TensorSpec((3, 5), "float32")
+    examples = [Case(op="add", args=(x, y), kwargs={"out": Same(0, shift=-7)}), Case(op="add", args=(y, y))]
+    evidence = feasibility.Evidence("add", examples)
+    names = sorted({name for case in examples for name in features.names(evidence.spec.features(case))})
+    shifted = [name for name in names if name.startswith("out=") and name != "out=no"]
+    for pair in itertools.product(shifted, ["1st layout=contiguous", "1st layout=permuted", "1st rank=0"]):
+        assert evidence.feasible(*pair) in (True, False)
