@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from conformance.shadowing import Report
+    from conformance.shadow_report import Report
 
 
 def judge(function: Callable[..., Any], **how: Any) -> None:
@@ -79,7 +79,7 @@ def shadow(
     :param keep: So many judged calls of each operator in each module are saved, right or not, in the folder
         ``workload`` of ``report``: the suite replays them for any implementation (``--workload``).
     :param semantics: Whose semantics count where torch's CPU and CUDA differ: "cuda", or for calls on the CPU "cpu".
-    :return: A context that gives a ``conformance.shadowing.Report``.
+    :return: A context that gives a ``conformance.shadow_report.Report``.
     :raises ValueError: ``ops`` or ``semantics`` has a name that is not among them, ``every`` is below 1, or ``keep``
         has no ``report``.
     :raises conformance.implementations.ImplementationError: There is no such module, or it has no operator's function.

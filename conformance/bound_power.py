@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from conformance import bounds, cases
+from conformance import cases, float_formats
 from conformance import spec as specs
 from conformance.cases import Argument, Case
 from conformance.compare import compare
@@ -143,7 +143,7 @@ def _steps(output: torch.Tensor, expected: Expected, place: int) -> tuple[float,
     """Return the smallest change of one element that fails both up and down: in ulps, and relative."""
     index = tuple(int(i) for i in np.unravel_index(place, output.shape))
     value = float(expected.value[index])
-    ulp = float(bounds.ulp(np.array(value), output.dtype))
+    ulp = float(float_formats.ulp(np.array(value), output.dtype))
     single = _element(expected, index)
     for ulps in _GRID:
         changed = [torch.tensor(value + sign * ulps * ulp, dtype=torch.float64).to(output.dtype) for sign in (1, -1)]

@@ -1,4 +1,5 @@
 """Bounds of the distance from the oracle: every constant of the bounds table, once, and the formulas that use it.
+Those of sums and products are in ``product_bounds``.
 
 A bound is what is added to half an ulp of the output dtype (``compare.compare`` adds that half itself). It is
 derived from the roundings that a straightforward implementation makes, evaluated from the data, and holds torch
@@ -14,90 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-
-@dataclasses.dataclass(frozen=True)
-class Format:
-    """A binary floating-point format."""
-
-    precision: int
-    """Bits of the significand, the implicit one counted."""
-    least: int
-    """Exponent of the smallest normal number."""
-    max: float
-    """The largest finite number."""
-    infinite: bool = True
-    """Whether the format has infinities; where it has none an overflow becomes NaN."""
-
-    @property
-    def unit(self) -> float:
-        """The unit roundoff u: half the distance from 1 to the next number."""
-        return 2.0**-self.precision
-
-    @property
-    def subnormal(self) -> float:
-        """The smallest positive number, which is also the distance between any two subnormals."""
-        return math.ldexp(1.0, self.least - self.precision + 1)
-
-
-FORMATS = {
-    torch.float64: Format(53, -1022, torch.finfo(torch.float64).max),
-    torch.float32: Format(24, -126, torch.finfo(torch.float32).max),
-    torch.float16: Format(11, -14, torch.finfo(torch.float16).max),
-    torch.bfloat16: Format(8, -126, torch.finfo(torch.bfloat16).max),
-    torch.float8_e4m3fn: Format(4, -6, 448.0, infinite=False),
-    torch.float8_e5m2: Format(3, -14, 57344.0),
-}
-
-_NARROW = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-_BY_WAY_OF_FLOAT32 = tuple((torch.float64, dtype) for dtype in _NARROW)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype that arithmetic with results in ``dtype`` is done in: float32 for the half types and float8."""
-    return torch.float32 if dtype in _NARROW else dtype
-
-
-def ulp(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Return the distance between neighbours of ``dtype`` at each float64 ``value``: never under the step of the
-    subnormals, never over the step at the largest finite number; NaN and infinities give some finite step."""
-    form = FORMATS[dtype]
-    binade = (np.ascontiguousarray(value, np.float64).view(np.int64) & 0x7FF0000000000000).view(np.float64)
-    largest = math.ldexp(1.0, math.frexp(form.max)[1] - 1)
-    return np.maximum(np.minimum(binade, largest) * 2.0 ** (1 - form.precision), form.subnormal).reshape(value.shape)
-
-
-def rounding(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Return the most that one rounding of ``value`` to ``dtype`` changes it, u |value|, or half a step of the
-    subnormals (a whole one for float64, which has no number so small as half of it)."""
-    form = FORMATS[dtype]
-    return np.maximum(form.unit * np.abs(value), max(form.subnormal / 2, FORMATS[torch.float64].subnormal))
-
-
-def stored(value: np.ndarray, computed: torch.dtype, output: torch.dtype) -> np.ndarray | float:
-    """Return what the bound gains where a result of dtype ``computed`` is cast to ``output`` (an ``out=`` of another
-    dtype): half an ulp of ``computed``, and of float32 too, by way of which torch casts float64 to the half types."""
-    if computed == output:
-        return 0.0
-    bound = ulp(value, computed) / 2
-    return bound + rounding(value, torch.float32) if (computed, output) in _BY_WAY_OF_FLOAT32 else bound
-
-
-def fits(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return where floats are numbers of an integral dtype, once their fractions are cut off: what others become in a
-    cast is undefined, and CPUs and CUDA differ in it."""
-    limits = torch.iinfo(dtype)
-    whole = value.double().trunc()
-    # As a float64 the largest number of 64 bits is one too many.
-    return (whole >= float(limits.min)) & (whole < float(limits.max + 1))
-
-
-def overflow(dtype: torch.dtype) -> float:
-    """Return the number from which on rounding to nearest gives infinity; not for float64, where it is no float64."""
-    form = FORMATS[dtype]
-    return form.max + float(ulp(np.array(form.max), dtype)) / 2
-
+from conformance.float_formats import FORMATS, Format, compute_dtype, rounding, ulp
+from conformance.product_bounds import EQUAL_DRIFT, PRODUCT_DRIFT, TF32_BIAS, TF32_WALK, uses_tf32
 
 # --- elementwise -------------------------------------------------------------------------------------------------
 
@@ -248,124 +167,6 @@ def log_softmax(
     return np.where(np.isfinite(value), sums + FORMATS[compute_dtype(dtype)].unit * below, 0.0)
 
 
-# --- products ----------------------------------------------------------------------------------------------------
-
-# 4 u sqrt(K) sum|terms| + (K / 8) u |r|: rounding errors of a sum of K terms walk at random, those of a sum of one
-# sign add up. Torch: 2.1 of the 4 on random data.
-PRODUCT_WALK, PRODUCT_DRIFT = 4.0, 1 / 8
-# (K / 4) u |r| of equal terms: each is rounded alike while the sum has one exponent, by half an ulp at most, and what
-# does not fit the last exponent fits the one before. Torch (cuBLAS on an H200, 2048 x 2048 results): 0.24 K for K =
-# 32768 in float64, 0.18 K in float32.
-EQUAL_DRIFT, EQUAL_TERMS = 1 / 4, 1024
-# K sum terms^2 is at least (sum terms)^2, and at most so many times that where one term in a hundred is 0.
-EQUAL_SQUARES = 1.01
-# A sum without products: u log2(K) sum|terms| + (K / 8) u |r|. The first bounds pairwise summation (N. J. Higham, The
-# accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993); terms of one sign drift, as those of products
-# do. Torch's float32 on the CPU uses of it and half an ulp 0.56 for K = 3, 0.44 for 16, 0.11 for 257, 0.015 for 4096.
-# One term after the other: 0.70, or 1.9 if all are equal.
-# TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2). Torch: 1.3 x 2^-10 R.
-TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9
-
-
-def uses_tf32(dtype: torch.dtype) -> bool:
-    """Tell whether torch computes float32 products with TF32 now: any float32 matmul precision but "highest"."""
-    return dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
-
-
-def tf32_spread(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the ``spread`` of a product of float32 matrices, with what TF32 loses of subnormal factors: its subnormals
-    are 2^-136 apart, so that up to 2^-136 |b| is lost of each term, and of a row of them nothing averages.
-    ntops on an H200 gives 0 for products of 2^-149."""
-    lifted = [np.where(x == 0, 0.0, np.maximum(np.abs(x), 2.0**-126)) for x in (a, b)]
-    lost = lifted[0] @ lifted[1] - np.abs(a) @ np.abs(b)
-    return np.sqrt(a**2 @ b**2) + TF32_BIAS / TF32_WALK * lost
-
-
-def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Return |a|, where a matrix unit may take subnormal factors of half types for as large as the least normal number.
-
-    It aligns terms by the exponents of their factors before it adds them, and a subnormal number has the exponent of
-    the least normal one, so up to 10 of float32's bits are lost. Torch 2.11 on an H200 (cuBLAS): 202 u sqrt(K) sum
-    |terms| with one factor 2^-24 throughout and the other of every exponent, float16, K = 17; the same for Triton's
-    tl.dot.
-    """
-    magnitude = np.abs(a)
-    if dtype not in (torch.float16, torch.bfloat16):
-        return magnitude
-    return np.where(magnitude == 0, 0.0, np.maximum(magnitude, torch.finfo(dtype).smallest_normal))
-
-
-def equal_terms(
-    a: np.ndarray, b: np.ndarray, value: np.ndarray, least: int = EQUAL_TERMS, terms: np.ndarray | None = None
-) -> np.ndarray:
-    """Tell of each sum of products whether its terms are equal but for one in a hundred; by the squares of matrices, so
-    never of fewer than ``least``, whose bound has room for that drift.
-
-    :param terms: The number of terms that are not left out; None: all.
-    """
-    if a.shape[-1] < least:
-        return np.zeros((), bool)
-    counted = np.asarray(a.shape[-1] if terms is None else terms)
-    return (counted >= least) & (counted * (a**2 @ b**2) <= EQUAL_SQUARES * value**2)
-
-
-# A bound that is infinite judges nothing.
-@np.errstate(over="ignore")
-def product(
-    value: np.ndarray,
-    magnitude: np.ndarray,
-    spread: np.ndarray,
-    terms: int,
-    dtype: torch.dtype,
-    equal: np.ndarray | bool = False,
-) -> np.ndarray:
-    """Bound a sum of ``terms`` products: ``magnitude`` is sum |terms|, ``spread`` the result of ``tf32_spread`` (read
-    with TF32 only), ``equal`` that of ``equal_terms``.
-
-    Each term that underflows in the compute dtype is off by half a step of its subnormals."""
-    form = FORMATS[compute_dtype(dtype)]
-    drift = np.where(equal, EQUAL_DRIFT, PRODUCT_DRIFT)
-    bound = form.unit * (PRODUCT_WALK * math.sqrt(terms) * magnitude + drift * terms * np.abs(value))
-    if uses_tf32(dtype):
-        bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
-    return bound + terms * form.subnormal / 2
-
-
-def total(value: np.ndarray, magnitude: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
-    """Bound a sum of ``terms`` terms: ``magnitude`` is sum |terms|. A sum does not underflow."""
-    unit = FORMATS[compute_dtype(dtype)].unit
-    return unit * (math.log2(max(terms, 1)) * magnitude + PRODUCT_DRIFT * terms * np.abs(value))
-
-
-def addmm(
-    value: np.ndarray,
-    added: np.ndarray,
-    scaled: np.ndarray,
-    alpha: float,
-    magnitude: np.ndarray,
-    spread: np.ndarray,
-    terms: int,
-    dtype: torch.dtype,
-    equal: np.ndarray | bool = False,
-) -> np.ndarray:
-    """Bound ``value = added + scaled``: ``added`` is beta * input, ``scaled`` alpha times the product, and
-    ``magnitude`` and ``spread`` are of the terms with alpha in them; ``equal`` as for ``product``.
-
-    It is the bound of a product of which ``added`` is a term, since a sum may start from it, as torch's does on AMD's
-    CPUs; plus u (|added| + |value|): beta * input is rounded, and so is the sum in the compute dtype (where the result
-    is of it, the half ulp counts that already). Equal terms that are added to ``added`` one by one are rounded alike,
-    by u |added| each. That alpha times the sum of terms is rounded too is within the 4 u sqrt(K) S, of which torch
-    needs about half. What underflows before it is scaled grows with alpha."""
-    compute = compute_dtype(dtype)
-    underflow = max(abs(alpha) - 1, 0) * terms * FORMATS[compute].subnormal / 2
-    return (
-        product(scaled, magnitude + np.abs(added), spread, terms, dtype, equal)
-        + (rounding(added, compute) + rounding(value, compute))
-        + np.where(equal, terms * FORMATS[compute].unit * np.abs(added), 0.0)
-        + underflow
-    )
-
-
 # The minima of silu, gelu and its approximation by tanh; on either side they are monotonic.
 LEAST_ACTIVATED = {"silu": -1.2784645427610738, "gelu": -0.7517915246935645, "gelu_tanh": -0.7524614220710162}
 
@@ -405,22 +206,6 @@ def fused_gated_mlp(
     add 3h |value|: no fused kernel does that."""
     error = (np.abs(activated) + activated_error) * factor_error + activated_error * np.abs(factor)
     return error + rounding(value, compute_dtype(dtype))
-
-
-# fp8_gemm: 2^-10 sum|terms|: an H100's tensor cores keep 14 bits of a sum of fp8 products, which is within that for 128
-# of them at a time, added up in float32, and not for all of a long K. Torch's float32 on the CPU: 2^-22 of sum|terms|.
-# Where 14 bits cut off more of 128 terms (small terms beside large ones), that is the bound.
-FP8_PRODUCT = 2.0**-10
-
-
-def fp8_product(magnitude: np.ndarray, cut_off: np.ndarray, ties: np.ndarray, terms: int) -> np.ndarray:
-    """Bound a product of 8-bit numbers: ``magnitude`` is sum |terms|, ``cut_off`` the most that sums of 128 terms lose
-    in 14 bits, ``ties`` the change by elements that lie between two 8-bit numbers. Each 128 terms are scaled, which may
-    underflow. After the cut two scales are multiplied, each sum is multiplied with the product, and the sums are added
-    up, all in float32."""
-    form, blocks = FORMATS[torch.float32], -(-terms // 128)
-    underflow = (terms / 128 + 1) * form.subnormal
-    return np.maximum(FP8_PRODUCT * magnitude, cut_off + (2 + blocks) * form.unit * magnitude) + ties + underflow
 
 
 # --- norms -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import float_formats
 from conformance.spec import Expected
 
 
@@ -57,7 +57,7 @@ def compare(output: torch.Tensor, expected: Expected) -> Comparison:
         if output.dtype != value.dtype:
             return Comparison(False, math.inf, reason=f"dtype {output.dtype} instead of {value.dtype}")
         share, error, allowed = _exact(output, value, expected.signed_zero)
-    elif output.dtype not in bounds.FORMATS:
+    elif output.dtype not in float_formats.FORMATS:
         return Comparison(False, math.inf, reason=f"dtype {output.dtype} instead of a floating-point one")
     else:
         with np.errstate(all="ignore"):
@@ -102,14 +102,14 @@ def _exact(output: torch.Tensor, value: torch.Tensor, signed_zero: bool) -> tupl
 
 
 def _within(output: torch.Tensor, expected: Expected) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    form = bounds.FORMATS[output.dtype]
+    form = float_formats.FORMATS[output.dtype]
     ours, value = _flat(output.double()), _flat(expected.value)
     bound = _flat(
         (expected.bound if expected.bound is not None else torch.zeros(())).broadcast_to(expected.value.shape)
     )
     low = None if expected.low is None else _flat(expected.low)
 
-    ulp = bounds.ulp(value, output.dtype)
+    ulp = float_formats.ulp(value, output.dtype)
     error = ours - value if low is None else (ours - value) - low
     error = np.abs(error)
     # Twice both sides: half a step of float64's subnormals is no float64.
@@ -146,7 +146,7 @@ def _flat(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _special(
-    ours: np.ndarray, value: np.ndarray, bound: np.ndarray, low: np.ndarray | float, form: bounds.Format
+    ours: np.ndarray, value: np.ndarray, bound: np.ndarray, low: np.ndarray | float, form: float_formats.Format
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return share and error where the output or the oracle is NaN or infinite."""
     # The distance of the oracle from the point where rounding to nearest gives that infinity (NaN in a format without
@@ -178,7 +178,7 @@ def _worst(
     ulps = 0.0
     if expected.bound is not None:
         with np.errstate(all="ignore"):
-            found = error / bounds.ulp(_flat(expected.value), output.dtype)
+            found = error / float_formats.ulp(_flat(expected.value), output.dtype)
         # A NaN or infinity in its right place is no error.
         ulps = float(
             np.max(np.where((share < 0) | (error == 0), 0.0, np.nan_to_num(found, nan=math.inf, posinf=math.inf)))

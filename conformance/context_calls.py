@@ -1,7 +1,7 @@
 """Make a call in another context: of fake tensors, which have no memory, compiled, or from several threads.
 
-Loaded by its path into the judged process, so it needs torch and nothing else. torch's compiler, which takes seconds to
-import, is imported where it is needed.
+Loaded by its path into the judged process, so it needs torch and nothing else. One file: all contexts copy operands and
+put them in the place of others alike. torch's compiler, which takes seconds to import, is imported where it is needed.
 """
 
 import contextlib

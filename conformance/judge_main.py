@@ -36,10 +36,11 @@ from conformance import (
     spec_files,
 )
 from conformance import spec as specs
-from conformance.calls import GONE, Judged, Lost, NotProvided
+from conformance.calls import Lost, NotProvided
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding, least_tried
 from conformance.implementations import Implementation, ImplementationError, load_judged
+from conformance.remote_calls import GONE, Judged
 from conformance.runner import CRASH, Verdict
 from conformance.stopwatch import Stopwatch
 

@@ -12,8 +12,9 @@ from typing import IO, TypeVar
 import torch
 
 from conformance import forkserver, plain_calls
-from conformance.calls import Judged, Lost
+from conformance.calls import Lost
 from conformance.implementations import Implementation, ImplementationError, load_judged
+from conformance.remote_calls import Judged
 from conformance.runner import CRASH, TIMEOUT
 from conformance.worker import GRACE, IMPORT
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, cases, corpus, forms, runner
+from conformance import cases, corpus, float_formats, forms, runner
 from conformance.cases import Case, CaseError
 from conformance.implementations import NotProvided, load
 from conformance.runner import Prepared
@@ -85,9 +85,9 @@ def _answer(prepared: Prepared) -> tuple[torch.Tensor, float, float]:
         raise CaseError("its result has elements that are not judged: intermediate results leave the range")
     if expected.bound is None:
         return expected.value, 0.0, 0.0
-    form, oracle = bounds.FORMATS[reference.dtype], expected.value.numpy()
+    form, oracle = float_formats.FORMATS[reference.dtype], expected.value.numpy()
     finite = np.isfinite(oracle)
-    reach = np.where(finite, expected.bound.numpy() + bounds.ulp(oracle, reference.dtype) / 2, 0.0)
+    reach = np.where(finite, expected.bound.numpy() + float_formats.ulp(oracle, reference.dtype) / 2, 0.0)
     if np.any(finite & (np.abs(oracle) + reach > form.max)):
         raise CaseError("its result has elements that may overflow or not")
     rounded = expected.value.to(reference.dtype)

@@ -14,7 +14,7 @@ import mpmath
 import numpy as np
 import torch
 
-from conformance.bounds import FORMATS, compute_dtype
+from conformance.float_formats import FORMATS, compute_dtype
 
 Double = tuple[np.ndarray, np.ndarray]
 """High and low part of a double-double array."""

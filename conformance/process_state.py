@@ -1,7 +1,8 @@
 """The state of the process that a call must leave unchanged: generators, modes and flags of torch, their like in Python
 and NumPy, and the functions that benchmarks measure and seed with.
 
-Loaded by its path into the judged process, so it needs torch and nothing else.
+Loaded by its path into the judged process, so it needs torch and nothing else. One file: all of it is one table,
+``STATE``, and what reads and sets its rows.
 """
 
 import contextlib

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import keyword
 import math
 import pprint
-import zlib
-from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
-from conformance import (
-    bounds,
-    call_contexts,
-    environment,
-    forms,
-    guards,
-    mask_statistics,
-    messages,
-    repro_runtime,
-    semantics,
-)
+from conformance import call_contexts, environment, forms, guards, mask_statistics, messages, repro_runtime, semantics
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
-from conformance.checks import RARE, Outcome, builtin_class
+from conformance.checks import RARE, builtin_class
+from conformance.checks.gradient_kinds import told, wish
 from conformance.checks.gradients import expected as expected_gradients
-from conformance.checks.gradients import told, wish
-from conformance.compare import kept
 from conformance.implementations import TORCH_SPACES, Implementation
+from conformance.repro_data import packed_operand, packed_result, packed_storage
 from conformance.runner import Verdict, prepare
 from conformance.sequence_staging import PLAIN
 from conformance.spec import Expected
@@ -40,8 +26,6 @@ from strategies.specs import TensorSpec
 
 MAX_BYTES = 2**26
 """The most bytes of all inputs together that a script can hold; a shrunk case has a few."""
-MAX_PLACES = 4096
-"""The most elements of a result that a script judges: all, or the worst and others spread evenly."""
 ACROSS_CALLS = ("keywords", "batch_invariant", "config_invariant", "settings", "inplace", "aliasing", "special_values")
 """Checks that may fail although each call is right by itself, made without the harness."""
 
@@ -74,7 +58,8 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
     if prepared.refusal is None:
         expected = forms.expected(prepared.spec, case, prepared.call)
         results = [
-            _result(result, one, prepared.reference, verdict) | ({} if prepared.spec.strides else {"strides": None})
+            packed_result(result, one, prepared.reference, verdict)
+            | ({} if prepared.spec.strides else {"strides": None})
             for result, one in zip(
                 prepared.reference.tensors(), expected if isinstance(expected, tuple) else (expected,), strict=True
             )
@@ -85,9 +70,11 @@ def script(case: Case, verdict: Verdict, implementation: Implementation, device:
         "reference": qualified(prepared.spec.reference, case.op),
         "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
-        "operands": [_operand(tensor) for tensor in prepared.inputs],
+        "operands": [packed_operand(tensor) for tensor in prepared.inputs],
         "writes": [] if copies and prepared.refusal else sorted(prepared.spec.writes(case)),
-        "written": {number: _storage(reference[number]) for number in prepared.spec.writes(case)} if copies else {},
+        "written": {number: packed_storage(reference[number]) for number in prepared.spec.writes(case)}
+        if copies
+        else {},
         "moved": None if prepared.refusal else list(prepared.reference.moved),
         "refusal": builtin_class(prepared.refusal).__name__ if prepared.refusal else None,
         "may_refuse": may_refuse,
@@ -165,12 +152,12 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     for number, answer in zip(way.wanted, answers, strict=True):
         one = torch.zeros(inputs[number].shape, dtype=inputs[number].dtype)
         found = answer or Expected(one.double(), judged=torch.zeros((), dtype=torch.bool), bound=one.double())
-        results.append(_result(one, found, prepared.reference, verdict) | {"strides": None, "shares": True})
+        results.append(packed_result(one, found, prepared.reference, verdict) | {"strides": None, "shares": True})
     data = {
         "reference": qualified(prepared.spec.reference, case.op),
         "seed": seed(case),
         "precision": torch.get_float32_matmul_precision(),
-        "operands": [_operand(tensor) for tensor in inputs],
+        "operands": [packed_operand(tensor) for tensor in inputs],
         "writes": [],
         "written": {},
         "moved": None,
@@ -204,7 +191,7 @@ _SETTINGS = {
     "deterministic": "torch.use_deterministic_algorithms({value}, warn_only=True)",
     "default_dtype": "torch.set_default_dtype(torch.{value})",
 }
-"""The lines that set ``gradients.SETTINGS``."""
+"""The lines that set ``gradient_kinds.SETTINGS``."""
 
 
 def literal(argument: Any) -> str:
@@ -303,110 +290,6 @@ def _dim(form: str, value: Any) -> str:
     return f"importlib.import_module('enum').IntEnum('Axis', {{'CHOSEN': {value}}})({value})"
 
 
-def _operand(tensor: torch.Tensor) -> dict[str, Any]:
-    return {
-        "dtype": _Code(str(tensor.dtype)),
-        "shape": list(tensor.shape),
-        "strides": list(tensor.stride()),
-        "offset": tensor.storage_offset(),
-        "storage": _storage(tensor),
-    }
-
-
-def _storage(tensor: torch.Tensor) -> str:
-    storage = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    return _pack(storage.cpu().numpy())
-
-
-def _result(result: torch.Tensor, expected: Expected, reference: Outcome, verdict: Verdict) -> dict[str, Any]:
-    """Return the expectations of one result; for an approximate one the interval in which each element has to lie."""
-    value, places = expected.value.reshape(-1), _places(result, verdict)
-    judged = np.ones(len(places), bool)
-    if expected.judged is not None:
-        judged = expected.judged.expand(expected.value.shape).reshape(-1).numpy()[places]
-    chosen = value[torch.from_numpy(places)]
-    sign = np.zeros(len(places), np.int8)
-    if expected.signed_zero:
-        sign = np.where((chosen == 0).numpy(), np.where(chosen.signbit().numpy(), -1, 1), 0).astype(np.int8)
-    pointers = [operand.untyped_storage().data_ptr() for operand in reference.operands]
-    data: dict[str, Any] = {
-        "shape": list(result.shape),
-        "dtype": _Code(str(result.dtype)),
-        "strides": list(result.stride()),
-        "same_as": next((i for i, operand in enumerate(reference.operands) if operand is result), None),
-        "traits": call_contexts.traits(result),
-        "shares": result.untyped_storage().data_ptr() in pointers,
-        "places": _pack(places),
-        "judged": _pack(judged),
-        "zero_sign": _pack(sign),
-        "random": None if expected.instead is None else _random(result, expected),
-        "also": [_pack(one.reshape(-1).numpy()[places]) for one in expected.also],
-    }
-    if expected.bound is None:
-        return data | {"exact": _pack(guards.bits(chosen).numpy())}
-    bound = expected.bound.expand(expected.value.shape).reshape(-1).numpy()[places]
-    rest = np.zeros(len(places)) if expected.low is None else expected.low.reshape(-1).numpy()[places]
-    form = bounds.FORMATS[result.dtype]
-    ulps = bounds.ulp(chosen.numpy(), result.dtype)
-    ends = [interval(*element, form) for element in zip(chosen.tolist(), rest, bound, ulps, strict=True)]
-    low, high = np.array(ends, np.float64).reshape(-1, 2).T
-    if expected.rounded:
-        numbers = torch.stack([number.reshape(-1) for number in expected.rounded])[:, torch.from_numpy(places)].numpy()
-        low, high = numbers.min(0), numbers.max(0)
-    if not form.infinite:
-        # Overflow gives NaN there, which an interval cannot say; where both may be right the harness alone judges.
-        data["judged"] = _pack(judged & ~np.isinf(low) & ~np.isinf(high))
-    return data | {"low": _pack(low), "high": _pack(high)}
-
-
-def _random(result: torch.Tensor, expected: Expected) -> dict[str, Any]:
-    instead, seen = expected.instead, kept(result, expected)[1]
-    assert instead is not None
-    chance, repeats = expected.chance, mask_statistics.enough(expected.chance, instead.numel())
-    return {"instead": _pack(instead.numpy()), "seen": _pack(seen.numpy()), "chance": chance, "repeats": repeats}
-
-
-def interval(value: float, rest: float, bound: float, ulp: float, form: bounds.Format) -> tuple[float, float]:
-    """Return the smallest and the largest float64 that pass where the oracle is ``value + rest``: the rule of
-    ``compare.compare``, solved for the output. NaN where NaN alone passes."""
-    if math.isnan(value) or (math.isinf(value) and not form.infinite):
-        return math.nan, math.nan
-    if math.isinf(value):
-        return value, value
-    center, reach = Fraction(value) + Fraction(float(rest)), Fraction(float(ulp)) / 2 + Fraction(float(bound))
-    last = Fraction(2) ** (math.frexp(form.max)[1] - form.precision)
-    overflow = Fraction(form.max) + last / 2
-    low = -math.inf if center - Fraction(float(bound)) <= -overflow else _inward(center - reach, math.inf)
-    high = math.inf if center + Fraction(float(bound)) >= overflow else _inward(center + reach, -math.inf)
-    return low, high
-
-
-def _inward(end: Fraction, towards: float) -> float:
-    """Return the float64 nearest to ``end`` on the side of ``towards``."""
-    try:
-        found = float(end)
-    except OverflowError:
-        beyond = math.copysign(math.inf, 1 if end > 0 else -1)
-        return beyond if beyond == towards else math.nextafter(beyond, 0)
-    outside = Fraction(found) < end if towards > 0 else Fraction(found) > end
-    return math.nextafter(found, towards) if outside else found
-
-
-def _places(result: torch.Tensor, verdict: Verdict) -> np.ndarray:
-    """Return the linear indices of the elements that the script judges."""
-    if result.numel() <= MAX_PLACES:
-        return np.arange(result.numel(), dtype=np.int64)
-    places = set(range(0, result.numel(), -(-result.numel() // (MAX_PLACES - 1))))
-    worst = verdict.failure.index if verdict.failure else None
-    if worst is not None and len(worst) == result.ndim:
-        places.add(int(np.ravel_multi_index(worst, tuple(result.shape))))
-    return np.array(sorted(places), np.int64)
-
-
-def _pack(array: np.ndarray) -> str:
-    return base64.b85encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
-
-
 def qualified(reference: Any, op: str) -> str:
     """Return where a script finds torch's function, as ``module:name``: the reference itself, or the function that a
     reference with a signature of its own stands for; empty where torch has no such function."""
@@ -415,10 +298,3 @@ def qualified(reference: Any, op: str) -> str:
         return ""
     space = next((space for space in spaces if getattr(space, op) is reference), spaces[0])
     return f"{space.__name__}:{op}"
-
-
-class _Code(str):
-    """Text that is written into the script as it is: the name of a dtype."""
-
-    __slots__ = ()
-    __repr__ = str.__str__

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import float_formats
 
 IEEE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """The dtypes of results that are judged for correct rounding."""
@@ -20,7 +20,7 @@ def nearest(value: np.ndarray, dtype: torch.dtype, low: np.ndarray | None = None
     ``low``: what the exact number has beyond its rounding to float64, which decides what looks like a tie."""
     if dtype == torch.float64:
         return value
-    form, step = bounds.FORMATS[dtype], bounds.ulp(value, dtype)
+    form, step = float_formats.FORMATS[dtype], float_formats.ulp(value, dtype)
     # Steps are powers of two: nothing else is rounded.
     with np.errstate(all="ignore"):
         steps = value / step

@@ -13,7 +13,7 @@ import torch
 
 from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime, semantics
 from conformance import spec as specs
-from conformance.calls import Local, Remote
+from conformance.calls import Local
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
@@ -29,6 +29,7 @@ from conformance.checks import (
     refuses_as,
 )
 from conformance.implementations import TORCH, Implementation, load
+from conformance.remote_calls import Remote
 from conformance.spec import Call, OpSpec
 from strategies.tensors import digest
 
@@ -176,7 +177,7 @@ class Prepared(msgspec.Struct, frozen=True):
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
         place since, or of operands that were freed for "new" ones.
-        ``gradients``: the wanted ones, as of ``checks.gradients.Wish``; the last of ``inputs`` is that of the
+        ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """
         inputs = self.inputs if inputs is None else inputs

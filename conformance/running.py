@@ -1,7 +1,7 @@
 """Running error analysis: arrays in float64, and a bound on how far a computation in a dtype may be from them.
 
 Each operation adds its own rounding to the errors of its operands (N. J. Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd ed., section 3.3). Sums and products of matrices have the bound of ``bounds.product``.
+Algorithms, 2nd ed., section 3.3). Sums and products of matrices have the bound of ``product_bounds.product``.
 
 Of the bound, half an ulp of the result included, torch 2.13 on the CPU uses at most, for float32 (17,000 drawn cases of
 23 operators, two seeds): exp 0.36, sin 0.37, cos 0.47, rsqrt 0.67, sigmoid 0.36, tanh 0.49, silu 0.44, gelu 0.57,
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import float_formats, product_bounds
 from conformance.spec import Expected
 
 
@@ -38,14 +38,14 @@ class Running:
 
     def __post_init__(self) -> None:
         value, error = np.broadcast_arrays(self.value, self.error)
-        known = np.abs(value) + error <= bounds.FORMATS[self.compute].max
+        known = np.abs(value) + error <= float_formats.FORMATS[self.compute].max
         object.__setattr__(self, "value", np.where(np.isfinite(value), value, 0.0))
         object.__setattr__(self, "error", np.where(known, error, np.inf))
 
     @property
     def compute(self) -> torch.dtype:
         """The compute dtype."""
-        return bounds.compute_dtype(self.dtype)
+        return float_formats.compute_dtype(self.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Running:
 
     def _rounded(self, value: np.ndarray, error: np.ndarray) -> Running:
         error = _known(error)
-        return Running(value, error + bounds.rounding(np.abs(value) + error, self.compute), self.dtype)
+        return Running(value, error + float_formats.rounding(np.abs(value) + error, self.compute), self.dtype)
 
     def _of(self, other: Running | float) -> Running:
         return other if isinstance(other, Running) else Running(np.asarray(float(other)), np.zeros(()), self.dtype)
@@ -100,12 +100,14 @@ class Running:
         """Return the product of matrices. ``sums``: the number of such products that are added up afterwards, perhaps
         as one."""
         value = self.value @ other.value
-        magnitude = bounds.aligned(self.value, self.dtype) @ bounds.aligned(other.value, self.dtype)
-        tf32 = bounds.uses_tf32(self.dtype)
-        spread = bounds.tf32_spread(self.value, other.value) if tf32 else np.zeros(())
-        equal = bounds.equal_terms(self.value, other.value, value)
-        bound = bounds.product(value, magnitude, spread, self.shape[-1] * sums, self.dtype, equal)
-        error = _off(self, other, np.matmul) + np.where(magnitude <= bounds.FORMATS[self.compute].max, bound, np.inf)
+        magnitude = product_bounds.aligned(self.value, self.dtype) @ product_bounds.aligned(other.value, self.dtype)
+        tf32 = product_bounds.uses_tf32(self.dtype)
+        spread = product_bounds.tf32_spread(self.value, other.value) if tf32 else np.zeros(())
+        equal = product_bounds.equal_terms(self.value, other.value, value)
+        bound = product_bounds.product(value, magnitude, spread, self.shape[-1] * sums, self.dtype, equal)
+        error = _off(self, other, np.matmul) + np.where(
+            magnitude <= float_formats.FORMATS[self.compute].max, bound, np.inf
+        )
         return Running(value, _known(error), self.dtype)
 
     def sum(self, axes: int | tuple[int, ...], keepdims: bool = False) -> Running:
@@ -117,10 +119,10 @@ class Running:
         )
         if terms > 1:
             # In this dtype itself no product is rounded, and none takes TF32.
-            unit = bounds.FORMATS[self.compute].unit
-            walk = bounds.PRODUCT_WALK * math.sqrt(terms) * magnitude
-            error = error + unit * (walk + bounds.PRODUCT_DRIFT * terms * np.abs(value))
-        return Running(value, np.where(magnitude <= bounds.FORMATS[self.compute].max, error, np.inf), self.dtype)
+            unit = float_formats.FORMATS[self.compute].unit
+            walk = product_bounds.PRODUCT_WALK * math.sqrt(terms) * magnitude
+            error = error + unit * (walk + product_bounds.PRODUCT_DRIFT * terms * np.abs(value))
+        return Running(value, np.where(magnitude <= float_formats.FORMATS[self.compute].max, error, np.inf), self.dtype)
 
     def mean(self, axes: int | tuple[int, ...], keepdims: bool = False) -> Running:
         """Return the mean over axes."""
@@ -146,8 +148,8 @@ class Running:
         if self.dtype == self.compute:
             return self
         reach = np.abs(self.value) + self.error
-        error = np.where(reach <= bounds.FORMATS[self.dtype].max, self.error, np.inf)
-        return Running(self.value, error + bounds.rounding(reach, self.dtype), self.dtype)
+        error = np.where(reach <= float_formats.FORMATS[self.dtype].max, self.error, np.inf)
+        return Running(self.value, error + float_formats.rounding(reach, self.dtype), self.dtype)
 
     def summed_to(self, shape: tuple[int, ...]) -> Running:
         """Return the sum over the dims along which a tensor of ``shape`` was broadcast, each term stored."""
@@ -166,9 +168,12 @@ class Running:
         if self.dtype == torch.float64:
             # The values themselves were computed in float64.
             error = 2 * error
-        error = error + bounds.stored(result.value, self.compute, output)
+        error = error + float_formats.stored(result.value, self.compute, output)
         # The number that is rounded last may lie beyond a power of two, where numbers are further apart.
-        error = error + (bounds.ulp(np.abs(result.value) + error, output) - bounds.ulp(result.value, output)) / 2
+        error = (
+            error
+            + (float_formats.ulp(np.abs(result.value) + error, output) - float_formats.ulp(result.value, output)) / 2
+        )
         value, bound, judged = (torch.from_numpy(np.array(array)) for array in (result.value, error, known))
         return Expected(value, bound, judged)
 
@@ -183,7 +188,7 @@ def exact(tensor: torch.Tensor, dtype: torch.dtype) -> Running:
 
 def number(value: bool | int | float, dtype: torch.dtype) -> Running:
     """Return a Python number beside such an operand, which may be rounded to the dtype or to the compute dtype."""
-    wide = torch.tensor(value, dtype=torch.float64).to(bounds.compute_dtype(dtype))
+    wide = torch.tensor(value, dtype=torch.float64).to(float_formats.compute_dtype(dtype))
     return exact(wide, dtype)
 
 

@@ -1,5 +1,5 @@
 """The judged process: it makes calls from data, and holds torch and the implementation, but no reference, no oracle and
-no verdict. ``conformance.forkserver`` loads this file by its path.
+no verdict. One file: ``conformance.forkserver`` loads it by its path, and it imports nothing of the harness.
 
 The judge sends operands as bytes and arguments as JSON, and gets the outcome of the call back in the same form. It
 makes its own calls, of torch's functions, with ``perform`` too.

@@ -8,10 +8,11 @@ import msgspec
 import torch
 
 from conformance import calls, cases, forms, sequence_staging
-from conformance.calls import Judged, Outcome
+from conformance.calls import Outcome
 from conformance.checks.call_record import different
 from conformance.guards import memory_of
 from conformance.implementations import Implementation
+from conformance.remote_calls import Judged
 from conformance.runner import Prepared
 from conformance.sequences import Step
 

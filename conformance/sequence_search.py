@@ -28,8 +28,9 @@ from conformance.cases import Case
 from conformance.failure_causes import Failed
 from conformance.profiles import PROFILES
 from conformance.runner import TIMEOUT, Verdict
+from conformance.search_state import FATAL, Report
 from conformance.sequences import CallSequence, Settings, Step
-from conformance.session import FATAL, Report, Run
+from conformance.session import Run
 
 SHARE = 20
 """One sequence is drawn for so many cases of one dtype."""

@@ -33,18 +33,15 @@ from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
 from conformance.known_failures import Entry
-from conformance.metrics import Tally
 from conformance.plain_calls import FEW, PLAIN, SHARE, Pool
 from conformance.profiles import EXPLORED, EXPLORED_OF_DEAR, FEW_ELEMENTS, PROFILES, ROUND, rounds
 from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
+from conformance.search_state import FATAL, Report, Search
 from conformance.sequences import CallSequence
 from conformance.worker import Child
 
-FATAL = {CRASH: 12, TIMEOUT: 3}
-"""Failures that cost a process, with the number of such cases after which a search is given up: a fresh process takes
-seconds, and a case that hangs all of ``--case-timeout``."""
 SHRINKING = {CRASH: 8, TIMEOUT: 1}
-"""The most such cases that one round may meet: a crash is shrunk within that, a hang is not shrunk."""
+"""The most cases of ``FATAL`` that one round may meet: a crash is shrunk within that, a hang is not shrunk."""
 
 
 class CaseFailed(AssertionError):
@@ -59,62 +56,6 @@ class _Stop(BaseException):
 @cache
 def _failed(check: str) -> type[CaseFailed]:
     return type(f"CaseFailed_{check}", (CaseFailed,), {})
-
-
-@dataclasses.dataclass
-class Report:
-    """The report of one item: its counts, a message for each failure, and the files written."""
-
-    tally: Tally = dataclasses.field(default_factory=Tally)
-    failed: list[Failed] = dataclasses.field(default_factory=list)
-    skipped: str = ""
-
-    @property
-    def failures(self) -> list[str]:
-        """The messages of the failures."""
-        return [failure.message for failure in self.failed]
-
-
-@dataclasses.dataclass
-class _Search:
-    """The state of one search."""
-
-    legal: bool = True
-    """Whether it draws calls that torch takes."""
-    report: Report = dataclasses.field(default_factory=Report)
-    seen: set[str] = dataclasses.field(default_factory=set)
-    """Ids of cases that need no judging again."""
-    passed: list[Case] = dataclasses.field(default_factory=list)
-    """Legal calls that have passed."""
-    failing: dict[str, tuple[Case, Verdict]] = dataclasses.field(default_factory=dict)
-    """The smallest failing case so far, by check."""
-    fatal: dict[str, Verdict] = dataclasses.field(default_factory=dict)
-    """The cases that ended the process that judged them, by id: once is enough."""
-
-    def note(self, check: str, case: Case, verdict: Verdict) -> None:
-        """Note a failure. The last one of a check is the shrunk one, since Hypothesis ends with a replay of each, but
-        not where the shrinking was cut short."""
-        if check not in FATAL or check not in self.failing or cases.size(case) <= cases.size(self.failing[check][0]):
-            self.failing[check] = (case, verdict)
-
-    def told(self) -> list[tuple[Case, Verdict]]:
-        """Return the failures, without those of a call that follows from a case and is told as a case of its own."""
-        told = {cases.case_id(case) for case, verdict in self.failing.values() if not _derived_id(verdict)}
-        return [(case, verdict) for case, verdict in self.failing.values() if _derived_id(verdict) not in told]
-
-    def given_up(self) -> str:
-        """Return why no more cases are drawn, or an empty string."""
-        ends = [verdict.failure.check for verdict in self.fatal.values() if verdict.failure]
-        for check, most in FATAL.items():
-            if ends.count(check) >= most:
-                return f"{most} cases failed with {check}; the search was given up after {len(self.seen)} others"
-        return ""
-
-
-def _derived_id(verdict: Verdict) -> str:
-    """Return the id of the call that failed, if it follows from the case; else an empty string."""
-    derived = verdict.failure.case if verdict.failure is not None else None
-    return cases.case_id(derived) if derived is not None else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +157,7 @@ class Run:
         interrupted search. A case that crashes or hangs is one failure; those after it are judged in a fresh
         process.
         """
-        search = _Search(legal=not refused)
+        search = Search(legal=not refused)
         report = search.report
         least_tried.anew()
         if self.implementation.function(op) is None:
@@ -270,7 +211,7 @@ class Run:
             smallest.setdefault((case.op, cases.dtype_of(case)), (case, verdict))
         return [self.save(*pair) for pair in smallest.values()]
 
-    def _explore(self, search: _Search, op: str, dtype: str) -> None:
+    def _explore(self, search: Search, op: str, dtype: str) -> None:
         """Judge calls that come to places of the implementation's code to which no drawn call came."""
         if self.settings.max_examples < PROFILES["ci"].max_examples:
             return
@@ -285,7 +226,7 @@ class Run:
             while self._round(strategies.sampled_from(part), name, drawing.settings(len(part)), search, thorough=True):
                 pass
 
-    def _tell(self, search: _Search, op: str, dtype: str) -> None:
+    def _tell(self, search: Search, op: str, dtype: str) -> None:
         """Count, save and report the findings of a search."""
         report = search.report
         for case, verdict in search.told():
@@ -377,7 +318,7 @@ class Run:
         draws: SearchStrategy[Case],
         seed: str,
         settings: hypothesis.settings,
-        search: _Search,
+        search: Search,
         thorough: bool = False,
     ) -> bool:
         """Draw some cases, and shrink one that fails a check that nothing has failed so far. Return whether that ended

@@ -15,7 +15,8 @@ import msgspec
 import pytest
 
 from conformance import known_failures, sequence_search, terminal
-from conformance.session import Report, Run
+from conformance.search_state import Report
+from conformance.session import Run
 
 Record = Callable[[str, object], None]
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, drawing, guards
+from conformance import bounds, drawing, float_formats, guards
 from conformance import spec as specs
 from conformance.implementations import NotProvided
 from conformance.ops import _elementwise as elementwise
@@ -92,7 +92,7 @@ def tables(run: Run) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         half = drawn.input.shape[-1] // 2
         frequency = 10000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
         angle = torch.arange(first, first + rows, dtype=torch.float64)[:, None] * frequency
-        dtype = bounds.compute_dtype(getattr(torch, drawn.input.dtype))
+        dtype = float_formats.compute_dtype(getattr(torch, drawn.input.dtype))
         return (sign * angle.sin()).to(run.device, dtype), angle.cos().to(run.device, dtype)
 
     return tables
@@ -155,7 +155,7 @@ def test_scores_depend_on_the_distance(search, make, tables) -> None:
                 found = parts(rotate(tensor, sin, cos, interleaved=drawn.interleaved), drawn)
                 x, s, c = parts(tensor, drawn), wide(sin)[:, None], wide(cos)[:, None]
                 # The tables are rounded too, by half an ulp of numbers up to 1; those of float64 from angles that are.
-                unit = bounds.FORMATS[sin.dtype].unit * (1 + 2.0**-6)
+                unit = float_formats.FORMATS[sin.dtype].unit * (1 + 2.0**-6)
                 unit *= 2 + length + first if sin.dtype == torch.float64 else 1
                 table = unit * (abs(x[0]) + abs(x[1]))
                 errors = [error(y, *t, tensor.dtype) + table for y, t in zip(found, _terms(x, s, c), strict=True)]
@@ -233,4 +233,4 @@ def _terms(x: tuple[np.ndarray, np.ndarray], s: np.ndarray, c: np.ndarray) -> li
 def error(value: np.ndarray, first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Bound the error of a rotated element: half an ulp, as large as it can be, and the bound of the op."""
     bound = bounds.rope(first, second, dtype)
-    return bounds.rounding(np.abs(value) + bound, dtype) + bound
+    return float_formats.rounding(np.abs(value) + bound, dtype) + bound

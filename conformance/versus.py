@@ -18,7 +18,7 @@ import hypothesis
 import msgspec
 import torch
 
-from conformance import bounds, cases, corpus, drawing, failure_causes, messages, runner
+from conformance import cases, corpus, drawing, failure_causes, float_formats, messages, runner
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.checks import FAILED, PASSED, Finding, Trial, malformed
@@ -319,9 +319,9 @@ def _near(one: torch.Tensor, other: torch.Tensor, expected: Expected) -> bool:
     if one.shape != expected.value.shape:
         return torch.equal(one, other)
     plain = dataclasses.replace(expected, value=other, low=None, rounded=(), instead=None, also=())
-    if expected.bound is None or one.dtype not in bounds.FORMATS:
+    if expected.bound is None or one.dtype not in float_formats.FORMATS:
         return compare(one, dataclasses.replace(plain, bound=None)).passed
-    step = torch.from_numpy(bounds.ulp(expected.value.numpy(), one.dtype))
+    step = torch.from_numpy(float_formats.ulp(expected.value.numpy(), one.dtype))
     # Where the oracle is not finite it has no bound.
     known = torch.isfinite(expected.value) & torch.isfinite(expected.bound)
     bound = torch.where(known, 2 * expected.bound + step, 0.0)

@@ -12,7 +12,8 @@ import torch
 from conformance import cases, context_calls, dispatcher_calls, forms
 from conformance.checks.call_record import PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, fits_graph, from_threads, in_context, unclaimed
-from conformance.checks.gradients import differentiable, floating_operands
+from conformance.checks.gradient_kinds import floating_operands
+from conformance.checks.gradients import differentiable
 from conformance.checks.invariance import entangled
 from conformance.checks.modes import with_operands
 from conformance.checks.result import judged

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from conformance import bounds, cuda_refusals, oracle
+from conformance import cuda_refusals, float_formats, oracle
 from conformance.cases import Case
 from conformance.deviations.table import Deviation, number, specs, tensor
 from strategies import dtypes as dtype_names
@@ -61,7 +61,7 @@ def _alpha_leaves_range(case: Case) -> bool:
     for x in tensors:
         if not x.dtype.is_floating_point:
             continue
-        size, form = x.double().abs(), torch.finfo(bounds.compute_dtype(x.dtype))
+        size, form = x.double().abs(), torch.finfo(float_formats.compute_dtype(x.dtype))
         scaled = size * alpha
         if bool(((scaled > form.max) | ((scaled < form.smallest_normal) & (size > 0))).any()):
             return True

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import torch
 
-from conformance import authoring, bound_power, bounds, cases, deviations, drawing, environment, runner
+from conformance import authoring, bound_power, cases, deviations, drawing, environment, float_formats, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.compare import compare
@@ -131,7 +131,7 @@ def _judged(expected: Expected) -> torch.Tensor:
 def _allowed(expected: Expected, dtype: torch.dtype) -> np.ndarray:
     assert expected.bound is not None
     value = expected.value.numpy()
-    return bounds.ulp(value, dtype) / 2 + expected.bound.broadcast_to(expected.value.shape).numpy()
+    return float_formats.ulp(value, dtype) / 2 + expected.bound.broadcast_to(expected.value.shape).numpy()
 
 
 BEGIN, END = "<!-- python -m conformance.error_analysis -->", "<!-- end -->"

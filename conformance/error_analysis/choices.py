@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import FORMATS, fits
 from conformance.error_analysis.functions import may_be_zero, operands, real
 from conformance.error_analysis.pairs import (
     NoRule,
@@ -20,6 +19,7 @@ from conformance.error_analysis.pairs import (
     plain,
     settled,
 )
+from conformance.float_formats import FORMATS, fits
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]

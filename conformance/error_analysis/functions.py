@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from conformance.bounds import FORMATS, compute_dtype
 from conformance.error_analysis.pairs import (
     Pair,
     exact,
@@ -27,6 +26,7 @@ from conformance.error_analysis.pairs import (
     ulp,
     unit,
 )
+from conformance.float_formats import FORMATS, compute_dtype
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from conformance import rounding
-from conformance.bounds import FORMATS, compute_dtype
+from conformance.float_formats import FORMATS, compute_dtype
 
 _EXPONENT = 0x7FF0000000000000
 
@@ -93,7 +93,7 @@ class Pair(torch.Tensor):
 
 
 def ulp(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``bounds.ulp`` of a tensor."""
+    """Return ``float_formats.ulp`` of a tensor."""
     form = FORMATS[dtype]
     binade = (value.contiguous().view(torch.int64) & _EXPONENT).view(torch.float64)
     largest = math.ldexp(1.0, math.frexp(form.max)[1] - 1)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import FORMATS, compute_dtype
 from conformance.error_analysis.functions import real
 from conformance.error_analysis.pairs import NoRule, Pair, made, settled, taken_apart
 from conformance.error_analysis.sums import dims_of, terms_of
+from conformance.float_formats import FORMATS, compute_dtype
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import FORMATS, compute_dtype
 from conformance.error_analysis.functions import real
 from conformance.error_analysis.moves import move
 from conformance.error_analysis.pairs import NoRule, Pair, made, pair_of, plain, settled, unit
+from conformance.float_formats import FORMATS, compute_dtype
 
 Into = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Adds the second tensor into places of the first, or takes extremes or averages there."""

@@ -8,15 +8,6 @@ from typing import Any
 
 import torch
 
-from conformance.bounds import (
-    EQUAL_DRIFT,
-    EQUAL_SQUARES,
-    EQUAL_TERMS,
-    FORMATS,
-    PRODUCT_DRIFT,
-    PRODUCT_WALK,
-    compute_dtype,
-)
 from conformance.error_analysis.functions import least, may_be_zero, real
 from conformance.error_analysis.pairs import (
     Pair,
@@ -27,6 +18,8 @@ from conformance.error_analysis.pairs import (
     settled,
     unit,
 )
+from conformance.float_formats import FORMATS, compute_dtype
+from conformance.product_bounds import EQUAL_DRIFT, EQUAL_SQUARES, EQUAL_TERMS, PRODUCT_DRIFT, PRODUCT_WALK
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

@@ -14,8 +14,9 @@ import torch
 
 from conformance import runtime
 from conformance import spec as specs
-from conformance.calls import Judged, Local, Remote
+from conformance.calls import Local
 from conformance.calls import NotProvided as NotProvided
+from conformance.remote_calls import Judged, Remote
 
 DEFAULT = "ntops.torch"
 TORCH = "torch"

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import torch
 
-from conformance import bounds, oracle
+from conformance import bounds, oracle, product_bounds
 from conformance.ops._attention import HALF, Arguments, Part, parts, standard_scale
 from conformance.spec import Call, Expected
 
@@ -48,14 +48,14 @@ def _attend(part: Part, scale: float, grouped: bool) -> tuple[np.ndarray, ...]:
     q, k, finite_v = (np.where(np.isfinite(x), x, 0.0) for x in (q, k, v))
     transposed = np.swapaxes(k, -1, -2)
     score = (q @ transposed) * scale
-    size = bounds.aligned(q, dtype) @ bounds.aligned(transposed, dtype)
+    size = product_bounds.aligned(q, dtype) @ product_bounds.aligned(transposed, dtype)
     weight, low = _weights(np.where(allowed, score + added, -np.inf)), np.zeros(())
     value = weight @ finite_v
     if dtype == torch.float64:
         value, low = _exactly(q, k, finite_v, scale, np.where(allowed, added, -np.inf))
-    magnitude, plain = bounds.aligned(finite_v, dtype), np.where(allowed, np.abs(added), 0.0)
+    magnitude, plain = product_bounds.aligned(finite_v, dtype), np.where(allowed, np.abs(added), 0.0)
     weighted = weight @ magnitude
-    spread = bounds.tf32_spread(q, transposed) if bounds.uses_tf32(dtype) else np.zeros(())
+    spread = product_bounds.tf32_spread(q, transposed) if product_bounds.uses_tf32(dtype) else np.zeros(())
     sums = bounds.Attended(
         value,
         weighted,
@@ -63,8 +63,8 @@ def _attend(part: Part, scale: float, grouped: bool) -> tuple[np.ndarray, ...]:
         allowed.astype(float) @ np.abs(finite_v),
         _largest(allowed, size * abs(scale)),
         (weight * plain) @ magnitude + weighted * (weight * plain).sum(-1, keepdims=True),
-        _largest(allowed, bounds.TF32_BIAS * np.abs(score) + bounds.TF32_WALK * spread * abs(scale)),
-        bounds.equal_terms(weight, finite_v, value, bounds.ATTENTION_EQUAL, allowed.sum(-1, keepdims=True)),
+        _largest(allowed, product_bounds.TF32_BIAS * np.abs(score) + product_bounds.TF32_WALK * spread * abs(scale)),
+        product_bounds.equal_terms(weight, finite_v, value, bounds.ATTENTION_EQUAL, allowed.sum(-1, keepdims=True)),
     )
     bound = bounds.attention(sums, k.shape[-2], q.shape[-1], dtype)
     # Twice, since scores may be kept in units of log 2.

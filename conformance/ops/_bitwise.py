@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from conformance import cuda_refusals, features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes
 from conformance.spec import OUTS, OpSpec
 from strategies import dtypes as dtype_names
@@ -65,6 +66,6 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         batch=elementwise.batch,
         parts=elementwise.parts,
         features=features.elementwise,
-        expected=lambda call: elementwise.exactly(call, function(*call.args)),
+        expected=lambda call: expectations.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 2, dtype="int32"),
     )

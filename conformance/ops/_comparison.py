@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from conformance import features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
@@ -170,7 +171,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
     """The OpSpec of a comparison: everything follows from torch's function."""
 
     def expected(call: Call) -> Expected:
-        return elementwise.exactly(call, function(*call.args))
+        return expectations.exactly(call, function(*call.args))
 
     return OpSpec(
         name=name,

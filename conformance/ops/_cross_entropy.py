@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, cases
+from conformance import bounds, cases, float_formats
 from conformance import oracle as oracles
 from conformance.cases import Case
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import log_softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected
@@ -99,7 +99,7 @@ class Loss:
     def number(self, value: float) -> Running:
         """Return a number of the formula, rounded to the compute dtype."""
         array = np.array(value)
-        return Running(array, bounds.rounding(array, bounds.compute_dtype(self.dtype)), self.dtype)
+        return Running(array, float_formats.rounding(array, float_formats.compute_dtype(self.dtype)), self.dtype)
 
     def picked(self, one: Number) -> Number:
         """Return the element of each row at its class index."""
@@ -116,7 +116,7 @@ class Loss:
         weights = np.abs(_weights(self)[0])
         weighted = np.abs(y * weights)
         known = np.isfinite(y) & oracles.in_range(weighted, self.dtype) & np.isfinite(weighted)
-        form = bounds.FORMATS[bounds.compute_dtype(self.dtype)]
+        form = float_formats.FORMATS[float_formats.compute_dtype(self.dtype)]
         # A weighted probability may be subnormal, and lose bits, or vanish, in float64 here too.
         faint = np.where(weighted < 2.0**form.least, form.subnormal / np.maximum(weights, 1e-30), 0.0)
         running = Running(y, np.where(known, np.where((y != 0) & (weights > 0), faint, 0.0), np.inf), self.dtype)
@@ -194,7 +194,7 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
     shape = loss.shape if loss.reduction == "none" else ()
     if not loss.input.numel():
         empty = torch.nan if loss.reduction == "mean" else 0.0
-        return elementwise.exactly(call, torch.full(shape, empty, dtype=loss.dtype))
+        return expectations.exactly(call, torch.full(shape, empty, dtype=loss.dtype))
     with np.errstate(all="ignore"):
         value, bound = log_shares()
         y, running_y = (None, None) if loss.is_index else loss.probabilities()
@@ -221,7 +221,7 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
     known = np.isfinite(found.error)
     error = np.where(known, found.error, 0.0) * (2 if loss.dtype == torch.float64 else 1)
     judged = (known | np.isnan(plain) | np.isinf(plain) & ~_of_any(loss, np.isfinite(value) & np.isinf(bound))) & within
-    return elementwise.within(
+    return expectations.within(
         call, plain.reshape(shape), error.reshape(shape), loss.dtype, judged=judged.reshape(shape)
     )
 
@@ -233,7 +233,9 @@ def _in_any_order(*factors: Running) -> Running:
     pairs = (np.abs(one.value * other.value) for one, other in itertools.combinations(factors, 2))
     most = functools.reduce(np.maximum, pairs)
     found = ((first * second).stored() * third).stored()
-    return Running(found.value, np.where(most <= bounds.FORMATS[found.dtype].max, found.error, np.inf), found.dtype)
+    return Running(
+        found.value, np.where(most <= float_formats.FORMATS[found.dtype].max, found.error, np.inf), found.dtype
+    )
 
 
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
@@ -19,7 +19,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
     """The OpSpec of the largest or smallest element."""
 
     def expected(call: Call) -> Expected:
-        return elementwise.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
+        return expectations.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
 
     legal = reductions.cases(name, str, lambda dtype: (), empty=False, without_dim=("keepdim", "out"))
     return OpSpec(
@@ -43,7 +43,7 @@ def place_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
     """The OpSpec of the index of the largest or smallest element, the first of equal ones."""
 
     def expected(call: Call) -> Expected:
-        return elementwise.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
+        return expectations.exactly(call, function(*call.args, **{k: v for k, v in call.kwargs.items() if k != "out"}))
 
     def result(dtype: str) -> str:
         return "" if dtype == "bool" else "int64"

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, features
+from conformance import features, float_formats
 from conformance.cases import Argument, Case
 from conformance.features import Features
 from conformance.ops import _sizes
@@ -209,12 +209,12 @@ def found_scale(tensor: torch.Tensor, dtype: torch.dtype, granularity: str) -> n
         finite = np.pad(finite, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % BLOCK)])
     parts = finite.reshape(*shape, -1) if finite.size else np.zeros((*shape, 1))
     amax = parts.max(axis=-1)
-    return np.where(amax == 0, 1.0, np.maximum(amax / bounds.FORMATS[dtype].max, LEAST))
+    return np.where(amax == 0, 1.0, np.maximum(amax / float_formats.FORMATS[dtype].max, LEAST))
 
 
 def rounded(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """float64 values to the nearest number of the format, ties to even, saturated; NaN stays NaN."""
-    largest = bounds.FORMATS[dtype].max
+    largest = float_formats.FORMATS[dtype].max
     bits = encode(np.ascontiguousarray(np.clip(values, -largest, largest)), dtype_names.FORMATS[_name(dtype)])
     return torch.from_numpy(bits.view(np.uint8)).view(dtype).double().numpy().reshape(values.shape)
 
@@ -262,7 +262,7 @@ def tensor_core_sums(
     a_apart, b_apart = apart or (np.zeros(a.shape), np.zeros(b.shape))
     sum, sum_apart, lost = np.zeros((3, a.shape[0], b.shape[0]))
     exponents = [
-        np.where(x == 0, _NONE, np.maximum(_exponent(np.abs(x) + off), bounds.FORMATS[dtype].least))
+        np.where(x == 0, _NONE, np.maximum(_exponent(np.abs(x) + off), float_formats.FORMATS[dtype].least))
         for x, off, dtype in zip((a, b), (a_apart, b_apart), formats, strict=True)
     ]
     for first in range(0, a.shape[1], 32):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import bounds, float_formats
 from conformance.running import Running, exact, number
 from conformance.spec import Call
 
@@ -81,9 +81,9 @@ def power(g: Running, input: Any, exponent: Any) -> dict[str, Running]:
     lower = (by - 1.0).stored()
     if isinstance(exponent, torch.Tensor) and exponent.is_floating_point():
         # torch subtracts in the dtype of the exponent.
-        lower = Running(lower.value, lower.error + bounds.rounding(lower.value, exponent.dtype), g.dtype)
+        lower = Running(lower.value, lower.error + float_formats.rounding(lower.value, exponent.dtype), g.dtype)
     slope = (by * _raised(base, lower).stored()).stored()
-    logarithm = base.applied(np.log, lambda value: bounds.ulp(value, g.compute)).stored()
+    logarithm = base.applied(np.log, lambda value: float_formats.ulp(value, g.compute)).stored()
     grown = (_raised(base, by).stored() * logarithm).stored()
     # Of a base that is not positive there is no logarithm, but powers of 0 are flat.
     defined = np.broadcast_to((x > 0) | ((x == 0) & (y >= 0)), g.shape)
@@ -102,7 +102,7 @@ def _raised(base: Running, by: Running) -> Running:
     # As the reciprocal of a power that overflows it is 0.
     error = (
         error
-        + np.where(size * bounds.FORMATS[base.compute].max < 1, size, 0.0)
+        + np.where(size * float_formats.FORMATS[base.compute].max < 1, size, 0.0)
         + size * np.where(relative > 0, np.expm1(relative), 0.0)
     )
     return Running(value, np.where(np.isnan(error), np.inf, error), base.dtype)
@@ -199,7 +199,7 @@ _EXPONENTIAL = 4.0
 
 def gelu_slope(x: Running, approximate: str) -> Running:
     """The derivative of gelu."""
-    unit = bounds.FORMATS[x.compute].unit
+    unit = float_formats.FORMATS[x.compute].unit
     if approximate == "tanh":
         factor, cubic = math.sqrt(2 / math.pi), 0.044715
         square = x * x
@@ -210,7 +210,7 @@ def gelu_slope(x: Running, approximate: str) -> Running:
         lambda v: 0.5 * torch.special.erfc(torch.from_numpy(np.asarray(-half * v))).numpy(),
         lambda value: _DISTRIBUTION * unit,
     )
-    density = (-0.5 * (x * x)).applied(np.exp, lambda value: _EXPONENTIAL * bounds.ulp(value, x.compute))
+    density = (-0.5 * (x * x)).applied(np.exp, lambda value: _EXPONENTIAL * float_formats.ulp(value, x.compute))
     return share + x * (density * (1 / math.sqrt(2 * math.pi)))
 
 

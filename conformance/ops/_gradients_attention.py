@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch
 
-from conformance import bounds, oracle
+from conformance import bounds, float_formats, oracle, product_bounds
 from conformance.ops import _attention as attention
 from conformance.ops._attention_oracle import _mask
 from conformance.ops._gradients import Gradients
@@ -44,7 +44,9 @@ def _gradients(part: attention.Part, g: Running, scale: float, whole: torch.Tens
     # Or the sum of g times the result, which is stored.
     result = (weights @ v).stored()
     # Whose sum is not divided by the total of the weights before its end.
-    beyond = ~(2 * allowed.astype(float) @ np.abs(v.value) <= bounds.FORMATS[g.compute].max).all(-1, keepdims=True)
+    beyond = ~(2 * allowed.astype(float) @ np.abs(v.value) <= float_formats.FORMATS[g.compute].max).all(
+        -1, keepdims=True
+    )
     along_result = (g * result).sum(-1, keepdims=True).error + np.where(beyond, np.inf, 0.0)
     along = Running(along.value, along.error + along_result, dtype).stored()
     slopes = (weights * (sides - along).stored()).stored()
@@ -60,9 +62,9 @@ def _scaled(left: Running, right: Running, scale: float) -> Running:
     """The product times the scale; either factor may be scaled first, and stored."""
     found = (left @ right).stored()
     size = max(1.0, abs(scale)) * (np.abs(left.value) @ np.abs(right.value))
-    factor = Running(np.asarray(scale), np.asarray(abs(scale) * bounds.FORMATS[left.compute].unit), left.dtype)
+    factor = Running(np.asarray(scale), np.asarray(abs(scale) * float_formats.FORMATS[left.compute].unit), left.dtype)
     result = found * factor
-    lost = ~(size <= bounds.FORMATS[left.compute].max)
+    lost = ~(size <= float_formats.FORMATS[left.compute].max)
     return Running(result.value, np.where(lost, np.inf, result.error), left.dtype)
 
 
@@ -78,20 +80,24 @@ def _weights(q: Running, k: Running, scale: float, added: np.ndarray, allowed: n
     """The weights, of scores that are off by ``bounds.score_error``; a row without keys has none."""
     dtype = q.dtype
     score = np.where(allowed, q.value @ k.mT.value * scale + added, -np.inf)
-    size = bounds.aligned(q.value, dtype) @ bounds.aligned(k.mT.value, dtype) * abs(scale)
+    size = product_bounds.aligned(q.value, dtype) @ product_bounds.aligned(k.mT.value, dtype) * abs(scale)
     plain = np.where(allowed, np.abs(added), 0.0)
     off = bounds.score_error(size, plain, q.shape[-1], dtype)
-    if bounds.uses_tf32(dtype):
-        off = off + bounds.TF32_BIAS * size + bounds.TF32_WALK * bounds.tf32_spread(q.value, k.mT.value) * abs(scale)
+    if product_bounds.uses_tf32(dtype):
+        off = (
+            off
+            + product_bounds.TF32_BIAS * size
+            + product_bounds.TF32_WALK * product_bounds.tf32_spread(q.value, k.mT.value) * abs(scale)
+        )
     # What is not finite in a query or key, or beyond the range, is anybody's in its whole row: what a mask hides may
     # still be added to it.
     lost = ~(q.error.sum(-1, keepdims=True) + np.swapaxes(k.error.sum(-1, keepdims=True), -1, -2) == 0)
-    lost |= ~(2 * size * max(1.0, 1 / max(abs(scale), 1e-300)) <= bounds.FORMATS[q.compute].max)
+    lost |= ~(2 * size * max(1.0, 1 / max(abs(scale), 1e-300)) <= float_formats.FORMATS[q.compute].max)
     row = lost.any(-1, keepdims=True)
     total, least, most = (_log_sum(score + sign * off) for sign in (0, -1, 1))
     value = np.where(allowed, np.exp(score - total), 0.0)
     high, low = np.minimum(np.exp(score + off - least), 1.0), np.exp(score - off - most)
-    form = bounds.FORMATS[q.compute]
+    form = float_formats.FORMATS[q.compute]
     below = np.where(value > 0, np.abs(score - score.max(-1, keepdims=True, initial=-np.inf)), 0.0)
     own = bounds.softmax(value, below, dtype) + math.ldexp(2.0, form.least)
     error = np.where(allowed, np.maximum(high - value, value - low) + own, 0.0)

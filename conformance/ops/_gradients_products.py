@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import bounds, float_formats
 from conformance.ops import _gradients as elementwise
 from conformance.ops._gradients import Gradients
 from conformance.running import Running, exact, number
@@ -82,7 +82,7 @@ def _mlp(
 def _in_any_order(product: Running, factors: Sequence[Running]) -> Running:
     """The product, of any value where two of its factors leave the range: what is multiplied with what first is
     anybody's choice."""
-    limit = bounds.FORMATS[product.compute].max
+    limit = float_formats.FORMATS[product.compute].max
     pairs = [one.value * other.value for one, other in itertools.combinations(factors, 2)]
     finite = np.logical_and.reduce([np.isfinite(one.value) for one in factors])
     lost = finite & (np.abs(pairs).max(0) > limit)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import bounds, float_formats
 from conformance.ops._gradients import Gradients
 from conformance.running import Running, exact
 from conformance.spec import Call
@@ -28,7 +28,7 @@ def softmax(call: Call, dout: torch.Tensor) -> Gradients:
         # What is not finite, or was cast, spoils its row.
         error = bounds.softmax(value, below, dtype) + np.where(x.error.sum(-1, keepdims=True), np.inf, 0)
         # Of a subnormal number rounding changes more than the share that the bound has for it.
-        error = error + bounds.FORMATS[bounds.compute_dtype(dtype)].subnormal / 2
+        error = error + float_formats.FORMATS[float_formats.compute_dtype(dtype)].subnormal / 2
         result = Running(value, error, dtype).stored()
         # torch's CUDA stores the products before it adds them up.
         weighted = (g * result).stored()
@@ -46,7 +46,7 @@ def rms_norm(call: Call, dout: torch.Tensor) -> Gradients:
     names = ("input", "normalized_shape", "weight", "eps")
     given: dict[str, Any] = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
     if given.get("eps") is None:
-        given["eps"] = torch.finfo(bounds.compute_dtype(dout.dtype)).eps
+        given["eps"] = torch.finfo(float_formats.compute_dtype(dout.dtype)).eps
     return _placed(call, names, _norm(dout, centered=False, **given))
 
 
@@ -97,7 +97,7 @@ def norm(x: Running, g: Running, w: Running | None, eps: float, centered: bool) 
         inner = inner - weighted.mean(1, keepdims=True)
     found = root * inner
     # What is multiplied with what first is anybody's choice, and none may leave the range on the way.
-    form, size = bounds.FORMATS[x.compute], np.abs(weighted.value)
+    form, size = float_formats.FORMATS[x.compute], np.abs(weighted.value)
     along = (size * np.abs(normal.value)).sum(1, keepdims=True)
     terms = x.shape[1] * size + size.sum(1, keepdims=True) + np.abs(normal.value) * along
     lost = ~(4 * np.maximum(root.value, 1) * terms <= form.max)

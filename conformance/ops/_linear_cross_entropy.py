@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, cases, oracle
+from conformance import cases, float_formats, oracle, product_bounds
 from conformance.ops import _cross_entropy as losses
 from conformance.ops import _products as products
 from conformance.ops import log_softmax
@@ -67,13 +67,17 @@ class _Call:
         left, right = self.factors()
         found = products.product(left, right, self.dtype)
         value, terms = found.value, left.shape[-1]
-        bound = bounds.product(value, found.magnitude, found.spread, terms, self.dtype, found.equal)
+        bound = product_bounds.product(value, found.magnitude, found.spread, terms, self.dtype, found.equal)
         bound = np.where(found.judged, bound, np.inf)
         if self.bias is not None:
             added = oracle.operand(self.bias, self.dtype).reshape(-1)
             value = value + added
-            compute = bounds.compute_dtype(self.dtype)
-            bound = bound + bounds.rounding(np.abs(added), compute) + bounds.rounding(np.abs(value) + bound, compute)
+            compute = float_formats.compute_dtype(self.dtype)
+            bound = (
+                bound
+                + float_formats.rounding(np.abs(added), compute)
+                + float_formats.rounding(np.abs(value) + bound, compute)
+            )
         known = Running(value, np.where(np.isfinite(value), bound, np.inf), self.dtype).stored()
         bound = np.where(np.isfinite(value), known.error, np.where(found.judged, 0.0, np.inf))
         return self._rows(value), self._rows(bound)
@@ -86,7 +90,7 @@ class _Call:
         logits, off = self.logits()
         value, bound = log_softmax.plainly(logits, self.loss.dtype)
         # The bound grows with the logits, by no more than a few times what they are off.
-        more = 8 * bounds.FORMATS[bounds.compute_dtype(self.loss.dtype)].unit * _largest(off)
+        more = 8 * float_formats.FORMATS[float_formats.compute_dtype(self.loss.dtype)].unit * _largest(off)
         # In float64, too, it is computed in float64.
         bound = (bound + more) * (2 if self.loss.dtype == torch.float64 else 1) + moved(value, off)
         doubtful = np.isinf(_largest(off))

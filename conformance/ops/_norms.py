@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, features, oracle
+from conformance import features, float_formats, oracle
 from conformance.cases import Argument, Case, Ints, operands, seed
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
@@ -176,7 +176,7 @@ def in_range(total: np.ndarray, squares: np.ndarray, scale: np.ndarray, dtype: t
 
 def lacks_bits(scale: Any, dtype: torch.dtype) -> Any:
     """Whether a mean of squares plus eps is that small in the compute dtype."""
-    form = bounds.FORMATS[bounds.compute_dtype(dtype)]
+    form = float_formats.FORMATS[float_formats.compute_dtype(dtype)]
     return scale < math.ldexp(1.0, form.least + form.precision)
 
 

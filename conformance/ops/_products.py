@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import oracle, product_bounds
 from conformance.cases import Argument, Case, Same, operands
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _sizes
@@ -35,11 +35,11 @@ class Product:
     low: np.ndarray | None
     """What ``value`` lacks, where the operands are float64."""
     magnitude: np.ndarray
-    """sum |terms|, of the finite terms; subnormal factors of half types as ``bounds.aligned`` counts them."""
+    """sum |terms|, of the finite terms; subnormal factors of half types as ``product_bounds.aligned`` counts them."""
     spread: np.ndarray
     """sqrt(sum terms^2), of the finite terms; read for TF32 only, so 0 for other dtypes."""
     equal: np.ndarray
-    """Tells where the terms are equal: ``bounds.equal_terms``."""
+    """Tells where the terms are equal: ``product_bounds.equal_terms``."""
     judged: np.ndarray
     """False where the finite terms could leave the compute dtype's range."""
 
@@ -56,10 +56,12 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
             judged = np.isfinite(2 * magnitude)
         else:
             value = finite_a @ finite_b
-            magnitude = bounds.aligned(finite_a, dtype) @ bounds.aligned(finite_b, dtype)
+            magnitude = product_bounds.aligned(finite_a, dtype) @ product_bounds.aligned(finite_b, dtype)
             judged = oracle.in_range(magnitude, dtype)
-        spread = bounds.tf32_spread(finite_a, finite_b) if bounds.uses_tf32(dtype) else np.zeros_like(value)
-        equal = bounds.equal_terms(finite_a, finite_b, value)
+        spread = (
+            product_bounds.tf32_spread(finite_a, finite_b) if product_bounds.uses_tf32(dtype) else np.zeros_like(value)
+        )
+        equal = product_bounds.equal_terms(finite_a, finite_b, value)
         if finite_a is not a or finite_b is not b:
             special = _specials(a, b)
             value = np.where(np.isfinite(special), value, special)
@@ -67,9 +69,9 @@ def product(a: np.ndarray, b: np.ndarray, dtype: torch.dtype) -> Product:
 
 
 def equal(a: torch.Tensor, b: torch.Tensor, value: np.ndarray, least: int) -> np.ndarray:
-    """Return ``bounds.equal_terms`` of the finite elements of two matrices, whose product is ``value``."""
+    """Return ``product_bounds.equal_terms`` of the finite elements of two matrices, whose product is ``value``."""
     first, second = (_finite(oracle.operand(one, one.dtype)) for one in (a, b))
-    return bounds.equal_terms(first, second, value, least)
+    return product_bounds.equal_terms(first, second, value, least)
 
 
 def _each(a: np.ndarray, b: np.ndarray) -> oracle.Double:

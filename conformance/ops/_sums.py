@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _models, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -127,7 +128,7 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     alpha = call.kwargs.get("alpha", 1)
     dtype = torch.result_type(input, other)
     if not dtype.is_floating_point:
-        return elementwise.exactly(call, function(input, other, alpha=alpha))
+        return expectations.exactly(call, function(input, other, alpha=alpha))
     # torch subtracts by adding with -alpha: of the int 0 that is no -0.
     a, b, factor = (oracle.operand(x, dtype) for x in (input, other, sign * alpha))
     low = None
@@ -150,13 +151,13 @@ def expected(function: Callable[..., torch.Tensor], sign: int, call: Call) -> Ex
     underflow = lost & (np.abs(factor) != 1) & finite & (factor != 0) & (b != 0)
     judged = ~overflow & ~underflow
     once = alpha in (1, -1)
-    found = elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True, once=once)
+    found = expectations.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True, once=once)
 
     def by_rounded(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         term = torch.tensor(sign * alpha, dtype=torch.float64).to(dtype).float() * b
         return a + term, a + term.to(dtype).float()
 
-    return elementwise.also_of_scalars(call, found, by_rounded)
+    return expectations.also_of_scalars(call, found, by_rounded)
 
 
 def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tuple[str, ...]) -> OpSpec:

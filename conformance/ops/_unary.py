@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance import cpu_cuda_differences, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _models, _scenes
 from conformance.running import Running
@@ -123,7 +124,7 @@ def spec(
     def expected(call: Call) -> Expected:
         dtype = float_of(call.args[0].dtype)
         _, value, low = value_of(call.args[0], dtype, formula, precise)
-        return elementwise.within(call, value, bound(value, dtype), dtype, low=low, signed_zero=True)
+        return expectations.within(call, value, bound(value, dtype), dtype, low=low, signed_zero=True)
 
     return OpSpec(
         name=name,
@@ -155,7 +156,7 @@ def exact_spec(
 
     def expected(call: Call) -> Expected:
         answer = cpu_cuda_differences.answer(name, function, call)
-        return elementwise.exactly(call, answer(*call.args), signed_zero=True)
+        return expectations.exactly(call, answer(*call.args), signed_zero=True)
 
     return OpSpec(
         name=name,
@@ -199,6 +200,6 @@ def question_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         batch=elementwise.batch,
         parts=elementwise.parts,
         mixes=False,
-        expected=lambda call: elementwise.exactly(call, function(*call.args)),
+        expected=lambda call: expectations.exactly(call, function(*call.args)),
         benchmarks=elementwise.benchmarks(name, 1, result="bool"),
     )

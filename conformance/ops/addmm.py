@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, cpu_cuda_differences, cuda_refusals, oracle
+from conformance import cpu_cuda_differences, cuda_refusals, oracle, product_bounds
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _models
 from conformance.ops import _products as products
@@ -91,7 +92,7 @@ def expected(call: Call) -> Expected:
     if not dtype.is_floating_point:
         # Nothing is multiplied.
         scale = {name: call.kwargs[name] for name in ("beta", "alpha") if name in call.kwargs}
-        return elementwise.exactly(
+        return expectations.exactly(
             call, cpu_cuda_differences.answer("addmm", torch.addmm, call)(input, mat1, mat2, **scale)
         )
     beta, alpha = (oracle.operand(call.kwargs.get(name, 1), dtype) for name in ("beta", "alpha"))
@@ -113,17 +114,19 @@ def expected(call: Call) -> Expected:
             value = product + added
         magnitude, spread = np.abs(alpha) * found.magnitude, np.abs(alpha) * found.spread
         equal = products.equal(mat1, mat2, found.value, least=16)
-        bound = bounds.addmm(value, added, product, float(alpha), magnitude, spread, mat1.shape[1], dtype, equal)
+        bound = product_bounds.addmm(
+            value, added, product, float(alpha), magnitude, spread, mat1.shape[1], dtype, equal
+        )
         judged = found.judged & np.isfinite(2 * magnitude) & oracle.in_range(magnitude, dtype)
         judged &= oracle.in_range(added, dtype) & (np.isfinite(added) | ~np.isfinite(start))
         if alpha == 0:
             # torch's libraries disagree on whether 0 times a product that is not finite is 0 or NaN.
             judged &= np.isfinite(found.value)
-    found = elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    found = expectations.within(call, value, bound, dtype, low=low, judged=judged)
     if mat1.shape[1]:
         return found
     # Of nothing to multiply torch's CPU rounds beta to a half type.
-    return elementwise.also(call, found, lambda: [torch.addmm(input, mat1, mat2, beta=call.kwargs.get("beta", 1))])
+    return expectations.also(call, found, lambda: [torch.addmm(input, mat1, mat2, beta=call.kwargs.get("beta", 1))])
 
 
 def linear(tokens: int, inner: int, outer: int, dtype: str = "bfloat16") -> Benchmark:

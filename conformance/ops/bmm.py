@@ -9,9 +9,10 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, cuda_refusals, oracle
+from conformance import cuda_refusals, oracle, product_bounds
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
@@ -65,12 +66,12 @@ def expected(call: Call) -> Expected:
     dtype = input.dtype
     if input.dtype != mat2.dtype or not dtype.is_floating_point:
         # Nothing is multiplied, and the result has the second dtype.
-        return elementwise.exactly(call, torch.bmm(input, mat2))
+        return expectations.exactly(call, torch.bmm(input, mat2))
     found = products.product(oracle.operand(input, dtype), oracle.operand(mat2, dtype), dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[2], dtype, found.equal)
+    bound = product_bounds.product(found.value, found.magnitude, found.spread, input.shape[2], dtype, found.equal)
     # Of several elements at one address, which CUDA refuses, the last one that is written stays, whichever that is.
     judged = found.judged & (not cuda_refusals.expanded_out(call))
-    return elementwise.within(call, found.value, bound, dtype, low=found.low, judged=judged)
+    return expectations.within(call, found.value, bound, dtype, low=found.low, judged=judged)
 
 
 def benchmark(batch: int, m: int, k: int, n: int, dtype: str = "bfloat16") -> Benchmark:

@@ -15,6 +15,7 @@ from conformance import features
 from conformance.cases import Argument, Case, Same
 from conformance.features import Features
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _scenes, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -164,7 +165,7 @@ def expected(call: Call) -> Expected:
         found = torch.maximum(found, _bound(low, dtype))
     if high is not None:
         found = torch.minimum(found, _bound(high, dtype))
-    return elementwise.exactly(call, found)
+    return expectations.exactly(call, found)
 
 
 def _given(call: Call, place: int, name: str) -> torch.Tensor | bool | int | float | None:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds
+from conformance import float_formats
 from conformance.cases import Argument, Case, DType, operands, seed
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _fp8 as fp8
 from conformance.ops import _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
@@ -68,8 +69,8 @@ def expected(call: Call) -> Expected:
     quantized, scale, dtype = _arguments(*call.args, **call.kwargs)
     with np.errstate(all="ignore"):
         value = quantized.double().numpy() * fp8.spread_exactly(scale, quantized.shape)
-        bound = 0.0 if dtype == torch.float32 else bounds.rounding(value, torch.float32)
-    return elementwise.within(call, value, bound, dtype)
+        bound = 0.0 if dtype == torch.float32 else float_formats.rounding(value, torch.float32)
+    return expectations.within(call, value, bound, dtype)
 
 
 def _arguments(

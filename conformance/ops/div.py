@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _models, _scenes, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -175,8 +176,8 @@ def expected(call: Call) -> Expected:
             quotient = value
             value, low = whole(a, b, quotient, low, mode)
             bound = bounds.floor(value, dtype) if mode == "floor" else bounds.trunc(value, quotient, dtype)
-    found = elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=mode is None)
-    return elementwise.also_of_scalars(call, found, lambda a, b: [torch.div(a, b, rounding_mode=mode)])
+    found = expectations.within(call, value, bound, dtype, low=low, signed_zero=True, once=mode is None)
+    return expectations.also_of_scalars(call, found, lambda a, b: [torch.div(a, b, rounding_mode=mode)])
 
 
 def whole(
@@ -207,7 +208,7 @@ def _integers(call: Call, mode: str, common: torch.dtype) -> Expected:
     a, b = torch.broadcast_tensors(*(torch.as_tensor(x).to(common) for x in call.args))
     judged = (b != 0) & ~((b == -1) & (a == torch.iinfo(common).min) & common.is_signed)
     quotient = torch.div(a, torch.where(judged, b, 1).to(common), rounding_mode=mode)
-    return elementwise.exactly(call, quotient, judged)
+    return expectations.exactly(call, quotient, judged)
 
 
 SPEC = OpSpec(

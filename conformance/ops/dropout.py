@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Argument, Case, NonFinite
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _large, _sizes
 from conformance.spec import Call, Expected, OpSpec
@@ -81,10 +82,10 @@ def expected(call: Call) -> Expected:
         return Expected(dropped)
     # 1 - p is exact but for probabilities that nobody draws.
     value, low = oracle.divide(oracle.operand(input, input.dtype), oracle.operand(1 - p, torch.float64))
-    found = elementwise.within(call, value, bounds.dropout(value, input.dtype), input.dtype, low=low)
+    found = expectations.within(call, value, bounds.dropout(value, input.dtype), input.dtype, low=low)
     found = dataclasses.replace(found, instead=dropped.double(), chance=1 - p)
     # torch's CPU rounds the scale to the dtype.
-    return elementwise.also(call, found, lambda: [input * torch.tensor(1 / (1 - p), dtype=input.dtype)])
+    return expectations.also(call, found, lambda: [input * torch.tensor(1 / (1 - p), dtype=input.dtype)])
 
 
 def _arguments(

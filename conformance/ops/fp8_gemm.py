@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds
+from conformance import float_formats, product_bounds
 from conformance.cases import Argument, Case, DType, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _fp8 as fp8
 from conformance.ops import _products as products
 from conformance.ops import _sizes
@@ -116,14 +117,16 @@ def expected(call: Call) -> Expected:
         # float32's rules: a product of two 8-bit numbers is exact there.
         found = products.product(left.scaled, right.scaled.T, torch.float32)
         scales = np.abs(left.scale[:, None] * right.scale[None])
-        bound = bounds.fp8_product(found.magnitude, _cut_off(left, right, scales), _ties(left, right), a.shape[1])
-        normal = (scales == 0) | (scales >= fp8.LEAST) & (scales <= bounds.FORMATS[torch.float32].max)
+        bound = product_bounds.fp8_product(
+            found.magnitude, _cut_off(left, right, scales), _ties(left, right), a.shape[1]
+        )
+        normal = (scales == 0) | (scales >= fp8.LEAST) & (scales <= float_formats.FORMATS[torch.float32].max)
         # NaN shows whatever the scale is. Where the bound reaches infinities of both signs, anything is right.
-        sure = np.isnan(found.value) | (bound - np.abs(found.value) < bounds.overflow(out_dtype))
+        sure = np.isnan(found.value) | (bound - np.abs(found.value) < float_formats.overflow(out_dtype))
         judged = (
             found.judged & sure & (normal | np.isnan(scales)).all(axis=-1) & left.judged[:, None] & right.judged[None]
         )
-    return elementwise.within(call, found.value, bound, out_dtype, judged=judged)
+    return expectations.within(call, found.value, bound, out_dtype, judged=judged)
 
 
 @dataclasses.dataclass(frozen=True)

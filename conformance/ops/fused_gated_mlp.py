@@ -17,9 +17,10 @@ import torch
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from conformance import bounds, oracle
+from conformance import bounds, float_formats, oracle, product_bounds
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _products as products
 from conformance.ops import _sizes, gelu
@@ -78,7 +79,7 @@ def composed(
         raise NotImplementedError("x, gate_weight and up_weight must be floating-point")
     if x.ndim == 0 or gate_weight.shape != up_weight.shape or gate_weight.shape[1] != x.shape[-1]:
         raise RuntimeError(f"weights must be (intermediate, {x.shape[-1:]}) of one shape")
-    compute = bounds.compute_dtype(x.dtype)
+    compute = float_formats.compute_dtype(x.dtype)
     wide, gate, up = (tensor.to(compute) for tensor in operands)
     return (ACTIVATIONS[activation](functional.linear(wide, gate)) * functional.linear(wide, up)).to(x.dtype)
 
@@ -181,12 +182,14 @@ def expected(call: Call) -> Expected:
     dtype, terms = x.dtype, x.shape[-1]
     shape = (*x.shape[:-1], gate_weight.shape[0])
     if not math.prod(shape):
-        return elementwise.exactly(call, torch.empty(shape, dtype=dtype))
+        return expectations.exactly(call, torch.empty(shape, dtype=dtype))
     rows = oracle.operand(x, dtype).reshape(math.prod(shape[:-1]), terms)
     gate, up = (products.product(rows, oracle.operand(w.mT, dtype), dtype) for w in (gate_weight, up_weight))
     formula, precise = FORMULAS[activation]
     with np.errstate(all="ignore"):
-        errors = [bounds.product(one.value, one.magnitude, one.spread, terms, dtype, one.equal) for one in (gate, up)]
+        errors = [
+            product_bounds.product(one.value, one.magnitude, one.spread, terms, dtype, one.equal) for one in (gate, up)
+        ]
         activated = formula(gate.value)
         off = bounds.activated(formula, activation, gate.value, activated, errors[0], dtype)
         value, low = activated * up.value, None
@@ -202,7 +205,7 @@ def expected(call: Call) -> Expected:
         least = np.maximum(np.abs(activated) - off, 0) * np.maximum(np.abs(up.value) - errors[1], 0)
         judged &= ~(np.isinf(value) & np.isfinite(activated) & np.isfinite(up.value) & np.isfinite(least))
     value, bound, judged = (array.reshape(shape) for array in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(

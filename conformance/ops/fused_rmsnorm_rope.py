@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, float_formats, oracle
 from conformance.cases import Argument, Case, operands
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _norms as norms
 from conformance.ops import _sizes
@@ -70,7 +71,7 @@ def composed(
         raise RuntimeError(f"head_dim {size} does not fit rows of {x.shape[2]} and tables of {cos.shape[1]} columns")
     if not isinstance(eps, int | float | np.generic):
         raise TypeError(f"eps must be a number, not {eps!r}")
-    compute = bounds.compute_dtype(x.dtype)
+    compute = float_formats.compute_dtype(x.dtype)
     wide = x.to(compute)
     normalized = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(compute)
     return rotated(normalized, cos.to(compute), sin.to(compute), interleaved, size).to(x.dtype).contiguous()
@@ -222,8 +223,8 @@ def batch(case: Case) -> Batch | None:
 def expected(call: Call) -> Expected:
     x, weight, cos, sin, eps, interleaved, head_dim = _arguments(*call.args, **call.kwargs)
     if not x.numel():
-        return elementwise.exactly(call, x)
-    dtype, compute = x.dtype, bounds.compute_dtype(x.dtype)
+        return expectations.exactly(call, x)
+    dtype, compute = x.dtype, float_formats.compute_dtype(x.dtype)
     rows = norms.rows(x, x.shape[2:])
     w = norms.parameter(weight, 1.0, rows.shape[1])
     # By element: its partner in the pair, and the sign that the sine has for it.
@@ -246,7 +247,7 @@ def expected(call: Call) -> Expected:
         judged = whole & kept & kept[:, partner]
         judged &= _in_range(own, normalized, c, dtype) & _in_range(other, normalized[:, partner], s, dtype)
         # What underflows, and only that, is a zero whose product with an infinity is NaN.
-        form = bounds.FORMATS[compute]
+        form = float_formats.FORMATS[compute]
         faint = (np.abs(normalized) <= form.subnormal * (1 + np.abs(w))) & (rows != 0) & (w != 0)
         lost = np.isinf(w) & (scaled != 0) & (np.abs(scaled) < torch.finfo(compute).tiny)
         judged &= ~(np.isinf(c) & faint | lost) & ~(np.isinf(s) & faint[:, partner] | lost[:, partner])
@@ -257,7 +258,7 @@ def expected(call: Call) -> Expected:
             low = low.reshape(x.shape)
         bound = bounds.fused_rmsnorm_rope(own, other, (w, w[partner]), (c, s), compute)
     value, bound, judged = (np.broadcast_to(a, rows.shape).reshape(x.shape) for a in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(
@@ -286,7 +287,7 @@ def _in_range(value: np.ndarray, first: np.ndarray, second: np.ndarray, dtype: t
     """Where a product of these is no overflow, of the compute dtype nor of float64, also when it is off by all that the
     norm and the rotation may be; nor is the second factor, which may be of another dtype."""
     finite = np.isfinite(first) & np.isfinite(second)
-    reach = value * (1 + (bounds.NORM + bounds.ROPE) * bounds.FORMATS[bounds.compute_dtype(dtype)].unit)
+    reach = value * (1 + (bounds.NORM + bounds.ROPE) * float_formats.FORMATS[float_formats.compute_dtype(dtype)].unit)
     return oracle.in_range(reach, dtype) & oracle.in_range(second, dtype) & ~(np.isinf(reach) & finite)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, semantics
+from conformance import bounds, float_formats, semantics
 from conformance.cases import Case
 from conformance.ops import _activation, _unary
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.spec import Call, Expected
 from strategies import tensors
@@ -64,11 +64,11 @@ def refused(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
 def expected(call: Call) -> Expected:
     approximate, dtype = call.kwargs.get("approximate", "none"), call.args[0].dtype
     x, value, low = _unary.value_of(call.args[0], dtype, *FORMULAS[approximate])
-    found = elementwise.within(call, value, bounds.gelu(x, approximate, dtype), dtype, low=low, signed_zero=True)
+    found = expectations.within(call, value, bounds.gelu(x, approximate, dtype), dtype, low=low, signed_zero=True)
     if approximate == "tanh" or not semantics.of_cpu():
         return found
     # torch's CPU multiplies with 1 + erf before it halves, which overflows, and its erf of infinity is NaN.
-    overflows = np.isfinite(x) & (x > torch.finfo(bounds.compute_dtype(dtype)).max / 2)
+    overflows = np.isfinite(x) & (x > torch.finfo(float_formats.compute_dtype(dtype)).max / 2)
     doubled = np.where(overflows, np.inf, np.where(x == np.inf, np.nan, value))
     return dataclasses.replace(found, also=(torch.from_numpy(doubled),))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance import bounds, cuda_refusals, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_rows as gradients
 from conformance.ops import _large, _models, _scenes
 from conformance.ops import _norms as norms
@@ -51,7 +52,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     input, shape, weight, bias, eps = _arguments(*call.args, **call.kwargs)
     if not input.numel():
-        return elementwise.exactly(call, input)
+        return expectations.exactly(call, input)
     dtype, x = input.dtype, norms.rows(input, shape)
     w, b = norms.parameter(weight, 1.0, x.shape[1]), norms.parameter(bias, 0.0, x.shape[1])
     terms, low = max(x.shape[1], 1), None
@@ -78,7 +79,7 @@ def expected(call: Call) -> Expected:
         judged = judged & ~(np.isinf(w) & (np.abs(centered) <= bounds.difference(size, dtype)))
     low = None if low is None else low.reshape(input.shape)
     value, bound, judged = (array.reshape(input.shape) for array in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(input, normalized_shape, weight=None, bias=None, eps=1e-5):

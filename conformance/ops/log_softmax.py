@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from conformance import bounds, oracle
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes, _sizes, softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
@@ -62,14 +62,14 @@ def plainly(rows: np.ndarray, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
 def expected(call: Call) -> Expected:
     input, dim, dtype = softmax.arguments(*call.args, **call.kwargs)
     if not input.numel():
-        return elementwise.exactly(call, input.to(dtype))
+        return expectations.exactly(call, input.to(dtype))
     x = oracle.operand(input, dtype)
     with np.errstate(all="ignore"):
         found = values(np.moveaxis(x.reshape(x.shape or (1,)), dim, -1), dtype)
     value, low, bound = (None if one is None else np.moveaxis(one, -1, dim).reshape(x.shape) for one in found)
     assert value is not None
     assert bound is not None
-    return elementwise.within(call, value, bound, dtype, low=low)
+    return expectations.within(call, value, bound, dtype, low=low)
 
 
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from conformance import bounds, oracle
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
@@ -55,11 +55,11 @@ def expected(call: Call) -> Expected:
     shape = reductions.result_shape(tuple(input.shape), dim, keepdim)
     rows = oracle.operand(reductions.rows(input, dim), dtype)
     if not rows.shape[-1]:
-        return elementwise.exactly(call, torch.full(shape, -torch.inf, dtype=dtype))
+        return expectations.exactly(call, torch.full(shape, -torch.inf, dtype=dtype))
     with np.errstate(all="ignore"):
         value, low, bound = _values(rows, dtype)
     low = None if low is None else low.reshape(shape)
-    return elementwise.within(call, value.reshape(shape), bound.reshape(shape), dtype, low=low)
+    return expectations.within(call, value.reshape(shape), bound.reshape(shape), dtype, low=low)
 
 
 def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:

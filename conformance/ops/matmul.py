@@ -10,9 +10,10 @@ import torch
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from conformance import bounds, cuda_refusals, oracle
+from conformance import cuda_refusals, oracle, product_bounds
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
@@ -158,14 +159,14 @@ def expected(call: Call) -> Expected:
     dtype = input.dtype
     if not dtype.is_floating_point:
         # Nothing is multiplied.
-        return elementwise.exactly(call, torch.matmul(input, other))
+        return expectations.exactly(call, torch.matmul(input, other))
     left, right = oracle.operand(input, dtype), oracle.operand(other, dtype)
     shape = result_shape(left.shape, right.shape)
     found = products.product(np.atleast_2d(left), right[:, None] if right.ndim == 1 else right, dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype, found.equal)
+    bound = product_bounds.product(found.value, found.magnitude, found.spread, left.shape[-1], dtype, found.equal)
     low = None if found.low is None else found.low.reshape(shape)
     value, bound, judged = (array.reshape(shape) for array in (found.value, bound, found.judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def linear(tokens: tuple[int, ...], inner: int, outer: int, dtype: str = "bfloat16") -> Benchmark:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from conformance.ops import _reductions as reductions
+from conformance.ops import _totals as totals
 
-SPEC = reductions.total_spec("mean", torch.mean, mean=True)
+SPEC = totals.total_spec("mean", torch.mean, mean=True)

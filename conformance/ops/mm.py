@@ -8,9 +8,10 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, cuda_refusals, oracle
+from conformance import cuda_refusals, oracle, product_bounds
 from conformance.cases import Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _models, _sizes
 from conformance.ops import _products as products
@@ -45,10 +46,10 @@ def expected(call: Call) -> Expected:
     dtype = input.dtype
     if not dtype.is_floating_point:
         # Nothing is multiplied.
-        return elementwise.exactly(call, torch.mm(input, mat2))
+        return expectations.exactly(call, torch.mm(input, mat2))
     found = products.product(oracle.operand(input, dtype), oracle.operand(mat2, dtype), dtype)
-    bound = bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype, found.equal)
-    return elementwise.within(call, found.value, bound, dtype, low=found.low, judged=found.judged)
+    bound = product_bounds.product(found.value, found.magnitude, found.spread, input.shape[1], dtype, found.equal)
+    return expectations.within(call, found.value, bound, dtype, low=found.low, judged=found.judged)
 
 
 def benchmark(m: int, k: int, n: int, dtype: str = "bfloat16") -> Benchmark:

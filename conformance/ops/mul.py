@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _models, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -40,7 +41,7 @@ def expected(call: Call) -> Expected:
     input, other = call.args
     dtype = torch.result_type(input, other)
     if not dtype.is_floating_point:
-        return elementwise.exactly(call, torch.mul(input, other))
+        return expectations.exactly(call, torch.mul(input, other))
     a, b = np.broadcast_arrays(*(oracle.operand(x, dtype) for x in call.args))
     low = None
     if dtype == torch.float64:
@@ -51,8 +52,8 @@ def expected(call: Call) -> Expected:
             value = a * b
     wide = not all(oracle.exact_scalar(x, dtype) for x in call.args)
     bound = bounds.mul(value, dtype, wide=wide)
-    found = elementwise.within(call, value, bound, dtype, low=low, signed_zero=True, once=True)
-    return elementwise.also_of_scalars(call, found, lambda a, b: [a * b])
+    found = expectations.within(call, value, bound, dtype, low=low, signed_zero=True, once=True)
+    return expectations.also_of_scalars(call, found, lambda a, b: [a * b])
 
 
 SPEC = OpSpec(

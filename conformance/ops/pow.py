@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conformance import bounds, cuda_refusals, features, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
@@ -169,10 +170,10 @@ def expected(call: Call) -> Expected:
     input, exponent = call.args
     dtype = torch.result_type(input, exponent)
     if not dtype.is_floating_point:
-        return elementwise.exactly(call, torch.pow(input, exponent))
+        return expectations.exactly(call, torch.pow(input, exponent))
     if not isinstance(input, torch.Tensor | bool) and input == 1:
         # Whatever the dtype of out=.
-        return elementwise.exactly(call, torch.ones(exponent.shape, dtype=dtype))
+        return expectations.exactly(call, torch.ones(exponent.shape, dtype=dtype))
     # torch, on CPU and CUDA, rounds Python numbers to a half type, other than where it multiplies or adds.
     x, y = np.broadcast_arrays(*(_rounded(operand, dtype) for operand in call.args))
     low = None
@@ -186,7 +187,7 @@ def expected(call: Call) -> Expected:
     if not isinstance(exponent, torch.Tensor) and abs(exponent) == 0.5:
         # torch then takes square roots, for which -inf and -0 are other points than for powers: both are right.
         judged &= ~((x == -np.inf) | ((x == 0) & np.signbit(x)))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
 
 
 def _rounded(operand: torch.Tensor | bool | int | float, dtype: torch.dtype) -> np.ndarray:

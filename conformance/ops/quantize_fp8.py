@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds
+from conformance import float_formats
 from conformance.cases import Argument, Case, DType, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _fp8 as fp8
@@ -91,7 +91,7 @@ def expected(call: Call) -> tuple[Expected, Expected]:
     if scale is None:
         found = fp8.found_scale(tensor, dtype, granularity)
         # An ulp, half of which is there by itself; what is no quotient has no error.
-        ulp = bounds.ulp(found, torch.float32)
+        ulp = float_formats.ulp(found, torch.float32)
         bound = np.where((found == 1) | (found == fp8.LEAST), -ulp / 2, ulp / 2)
         scales = Expected(torch.from_numpy(np.array(found)), torch.from_numpy(np.array(bound)))
         each = fp8.spread_exactly(torch.from_numpy(np.array(found)), tensor.shape)
@@ -99,7 +99,7 @@ def expected(call: Call) -> tuple[Expected, Expected]:
         scales, each = Expected(scale), fp8.spread_exactly(scale, tensor.shape)
     middle, apart, judged = fp8.neighbours(tensor, each, dtype, scale is not None)
     # Less than half an ulp: one of the two, and nothing else.
-    bound = apart - bounds.ulp(middle, dtype) / 2
+    bound = apart - float_formats.ulp(middle, dtype) / 2
     value, bound, judged = (torch.from_numpy(np.array(array)) for array in (middle, bound, judged))
     return Expected(value, bound, judged), scales
 

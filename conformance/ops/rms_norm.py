@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds
+from conformance import bounds, float_formats
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_rows as gradients
 from conformance.ops import _large, _models, _scenes
 from conformance.ops import _norms as norms
@@ -41,9 +42,9 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def expected(call: Call) -> Expected:
     input, shape, weight, eps = _arguments(*call.args, **call.kwargs)
     if not input.numel():
-        return elementwise.exactly(call, input)
+        return expectations.exactly(call, input)
     dtype, x = input.dtype, norms.rows(input, shape)
-    compute = bounds.compute_dtype(dtype)
+    compute = float_formats.compute_dtype(dtype)
     # torch's rule since 2.4: the epsilon of the dtype in which is computed.
     eps = torch.finfo(compute).eps if eps is None else float(eps)
     w = norms.parameter(weight, 1.0, x.shape[1])
@@ -53,7 +54,7 @@ def expected(call: Call) -> Expected:
         scale = squares / terms + eps
         judged = norms.in_range(np.abs(x).sum(axis=1, keepdims=True), squares, scale, dtype)
         # A weight of another dtype may be beyond what the compute dtype holds.
-        judged = judged & (np.isfinite(w) <= (np.abs(w) <= bounds.FORMATS[compute].max))
+        judged = judged & (np.isfinite(w) <= (np.abs(w) <= float_formats.FORMATS[compute].max))
         scaled = x / np.sqrt(scale)
         # Infinity times what may have underflowed to zero.
         judged = judged & ~(np.isinf(w) & (scaled != 0) & (np.abs(scaled) < torch.finfo(compute).tiny))
@@ -63,7 +64,7 @@ def expected(call: Call) -> Expected:
         bound = bounds.rms_norm(value, w, dtype)
     low = None if low is None else low.reshape(input.shape)
     value, bound, judged = (array.reshape(input.shape) for array in (value, bound, judged))
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(input, normalized_shape, weight=None, eps=None):

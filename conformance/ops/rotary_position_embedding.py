@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, oracle
+from conformance import bounds, float_formats, oracle
 from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _models, _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
@@ -54,7 +55,7 @@ def composed(
         raise RuntimeError(f"tables must be (T', {half}) with T' >= {length}")
     if inplace and any(size > 1 and stride == 0 for size, stride in zip(input.shape, input.stride(), strict=True)):
         raise RuntimeError("more than one element of input refers to a single memory location")
-    compute = bounds.compute_dtype(input.dtype)
+    compute = float_formats.compute_dtype(input.dtype)
     x0, x1 = (part.to(compute) for part in pairs(input, interleaved))
     sin, cos = (table[:length, None].to(compute) for table in operands[1:])
     output = input if inplace else torch.empty_like(input)
@@ -173,7 +174,7 @@ def expected(call: Call) -> Expected:
             one[3][...] &= oracle.in_range(sin, dtype) & oracle.in_range(cos, dtype)
     value, low, bound, judged = (_joined(list(parts), interleaved) for parts in zip(*found, strict=True))
     low = low if dtype == torch.float64 else None
-    return elementwise.within(call, value, bound, dtype, low=low, judged=judged)
+    return expectations.within(call, value, bound, dtype, low=low, judged=judged)
 
 
 def _arguments(

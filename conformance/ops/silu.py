@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance import bounds
 from conformance.cases import Case
 from conformance.ops import _activation, _unary
-from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.spec import Call, Expected
 from strategies import tensors
@@ -32,7 +32,7 @@ def expected(call: Call) -> Expected:
         call.args[0], call.args[0].dtype, lambda x: x / (1 + np.exp(-x)), lambda x: x / (1 + mpmath.exp(-x))
     )
     dtype = call.args[0].dtype
-    return elementwise.within(call, value, bounds.sigmoid(value, dtype, x), dtype, low=low, signed_zero=True)
+    return expectations.within(call, value, bounds.sigmoid(value, dtype, x), dtype, low=low, signed_zero=True)
 
 
 SPEC = _activation.spec(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from conformance import bounds, oracle
 from conformance.cases import Case, DType, seed
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_rows as gradients
 from conformance.ops import _large, _models, _scenes, _sizes
 from conformance.ops import _norms as norms
@@ -138,7 +139,7 @@ def parts(call: Call) -> Parts:
 def expected(call: Call) -> Expected:
     input, dim, dtype = arguments(*call.args, **call.kwargs)
     if not input.numel():
-        return elementwise.exactly(call, input.to(dtype))
+        return expectations.exactly(call, input.to(dtype))
     x = oracle.operand(input, dtype)
     rows = np.moveaxis(x.reshape(x.shape or (1,)), dim, -1)
     low = None
@@ -154,7 +155,7 @@ def expected(call: Call) -> Expected:
             value = terms / terms.sum(axis=-1, keepdims=True)
         bound = bounds.softmax(value, below, dtype)
     value, bound = (np.moveaxis(a, -1, dim).reshape(x.shape) for a in (value, bound))
-    return elementwise.within(call, value, bound, dtype, low=low)
+    return expectations.within(call, value, bound, dtype, low=low)
 
 
 def arguments(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, int, torch.dtype]:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from conformance.ops import _reductions as reductions
+from conformance.ops import _totals as totals
 
-SPEC = reductions.total_spec("sum", torch.sum)
+SPEC = totals.total_spec("sum", torch.sum)

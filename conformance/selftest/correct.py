@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, cpu_cuda_differences, forms
+from conformance import cpu_cuda_differences, float_formats, forms
 from conformance import spec as specs
 from conformance.ops import linear_cross_entropy
 from conformance.ops.rotary_position_embedding import pairs
@@ -58,7 +58,7 @@ def by_torch(op: str, *args: Any, **kwargs: Any) -> Any:
 
 def wide(value: Any, dtype: torch.dtype) -> torch.Tensor:
     """The number or tensor that enters an operation in ``dtype``, as float64."""
-    compute = bounds.compute_dtype(dtype)
+    compute = float_formats.compute_dtype(dtype)
     if isinstance(value, torch.Tensor):
         return value.to(dtype).double()
     return torch.tensor(value, dtype=torch.float64).to(compute).double()
@@ -227,7 +227,7 @@ def _rms_norm(
     x = input.double()
     if not x.numel() or input.dtype not in NARROW:
         return input.dtype, None
-    eps = torch.finfo(bounds.compute_dtype(input.dtype)).eps if eps is None else eps
+    eps = torch.finfo(float_formats.compute_dtype(input.dtype)).eps if eps is None else eps
     found = x / (x.square().mean(_dims(normalized_shape), keepdim=True) + eps).sqrt()
     return input.dtype, found if weight is None else found * weight.double()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from conformance import bounds
+from conformance import float_formats
 from conformance import spec as specs
 from conformance.ops import _attention
 from conformance.ops.rotary_position_embedding import pairs
@@ -85,7 +85,7 @@ class Step:
             return float(value)
         if type(value) is not float:
             return value
-        return torch.tensor(value, dtype=torch.float64).to(bounds.compute_dtype(self.result.dtype)).item()
+        return torch.tensor(value, dtype=torch.float64).to(float_formats.compute_dtype(self.result.dtype)).item()
 
     def argument(self, name: int | str) -> torch.Tensor | None:
         """The operand at a place, if there is one."""
@@ -135,7 +135,7 @@ def _dropped(result: torch.Tensor, input: torch.Tensor, p: float = 0.5, *args: A
 
 def _root_normed(result: torch.Tensor, input: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Any:
     """rms_norm with the default epsilon of the call, not that of float64."""
-    eps = torch.finfo(bounds.compute_dtype(result.dtype)).eps if eps is None else eps
+    eps = torch.finfo(float_formats.compute_dtype(result.dtype)).eps if eps is None else eps
     return torch.nn.functional.rms_norm(input, shape, weight, eps)
 
 
@@ -231,3 +231,13 @@ def backward(ops: str | Sequence[str], kind: str, *, unseen: bool = False, name:
         return wrong
 
     return enter
+
+
+def input_gradient(step: Step, slope: torch.Tensor) -> Gradients:
+    """The gradient of the only operand, given the derivative."""
+    return [step.dout.double() * slope]
+
+
+def first_operand(step: Step) -> torch.Tensor:
+    """The first operand in float64, as it is in the dtype of the result."""
+    return step.operands[0].detach().to(step.result.dtype).double()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from conformance import bounds, oracle
+from conformance import float_formats, oracle
 from conformance.selftest import families as of
 from conformance.selftest.defect_registry import plant
 
@@ -37,7 +37,7 @@ EXACT: dict[str, Callable[[np.ndarray, np.ndarray], oracle.Double]] = {
 
 def rounded(value: np.ndarray, low: np.ndarray, dtype: torch.dtype, way: Way) -> np.ndarray:
     """The exact number ``value + low`` as one of ``dtype``; ``way`` says what becomes of ties."""
-    plain, step = np.isfinite(value) & (np.abs(value) < 1e30), bounds.ulp(value, dtype)
+    plain, step = np.isfinite(value) & (np.abs(value) < 1e30), float_formats.ulp(value, dtype)
     if dtype == torch.float64:
         # ``value`` is the even one of two numbers that are as near.
         tied = plain & (np.abs(low) == step / 2) & (np.abs(value) > 1e-290)
@@ -108,7 +108,7 @@ def _twice(op: str) -> Right:
         if result.dtype != torch.float32:
             return result
         with np.errstate(all="ignore"):
-            step = bounds.ulp(exact, torch.float32) / 4
+            step = float_formats.ulp(exact, torch.float32) / 4
             once = torch.from_numpy(np.array(np.rint(exact / step) * step)).float()
         plain = result.isfinite() & (result.abs() < 1e30) & (result.abs() > 1e-30)
         return result.copy_(torch.where(plain, once, result))

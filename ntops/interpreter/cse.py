@@ -3,6 +3,8 @@
 Values are numbered: two expressions have one key if they are the same operation on values with the same keys, whatever
 their names. The first of two equal expressions is kept in a temporary, in place, if it precedes the second on every
 path. Only loop-invariant expressions are moved, and only from places that each iteration reaches.
+
+One file: expressions, statements and loops are numbered in one walk, with one state.
 """
 
 import ast

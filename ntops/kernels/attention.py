@@ -8,6 +8,8 @@ they reach 420 TFLOP/s, and 409 causal; the NineToothed version reaches 354 and 
 
 A program takes ``BLOCK_M`` rows. The rows of a key/value head are the queries of all the heads that read it, one head
 after the other, so that the few queries of a decoding step share loads.
+
+One file: ``combine`` reads what ``attend`` has written for each part of the keys.
 """
 
 import triton

@@ -10,6 +10,8 @@ order each time.
 number for its mask, rounding would lose the sum.
 
 The last dim of all tensors has the stride 1.
+
+One file: three kernels of one pass, which load tiles and compute weights by the same functions.
 """
 
 import triton

@@ -25,6 +25,8 @@ causal                   598   657   594
 With 64 dims the exponentials (16 a clock) keep their units busy for as long as the products keep theirs. Three groups
 that take blocks of 128 keys in turn, without overlap of their own, need 1058 us for 4 x 32 x 4096, but 1193 for 1 x 8 x
 16384, whose tiles of 192 rows they divide badly among programs.
+
+One file: all of it is one kernel, whose warps share barriers and memory.
 """
 
 from triton.experimental import gluon

@@ -282,7 +282,7 @@ def _told(tensors, args, kwargs, state, scope):
 
 def _same(value, kind, known):
     """Tell whether an argument that is not a tensor equals the recorded one, by the rules of
-    ``recorder._describer``."""
+    ``call_keys._describer``."""
     if type(value) is not kind or value != known:
         return kind is list and type(value) is list and {*map(type, value)} == INT and (*value,) == known
 

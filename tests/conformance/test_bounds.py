@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import bounds
+from conformance import bounds, float_formats, product_bounds
 
 U = 2.0**-24
 
 
 def test_formats_are_torchs():
-    for dtype, form in bounds.FORMATS.items():
+    for dtype, form in float_formats.FORMATS.items():
         info = torch.finfo(dtype)
         assert form.max == info.max
         assert form.unit == info.eps / 2
@@ -25,13 +25,13 @@ def test_formats_are_torchs():
 
 def test_half_types_compute_in_float32():
     for dtype in (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32):
-        assert bounds.compute_dtype(dtype) == torch.float32
-    assert bounds.compute_dtype(torch.float64) == torch.float64
+        assert float_formats.compute_dtype(dtype) == torch.float32
+    assert float_formats.compute_dtype(torch.float64) == torch.float64
 
 
 def test_rounding_never_goes_under_half_a_subnormal():
     values = np.array([0.0, 1e-45, 1.0, -8.0])
-    assert bounds.rounding(values, torch.float32).tolist() == [2.0**-150, 2.0**-150, U, 8 * U]
+    assert float_formats.rounding(values, torch.float32).tolist() == [2.0**-150, 2.0**-150, U, 8 * U]
 
 
 def test_add_counts_the_product_and_a_second_rounding():
@@ -97,9 +97,9 @@ def test_products_follow_the_precision_that_is_set(precision):
         ieee = 4 * U * 4 * 10 + 16 / 8 * U * 3 + 16 * 2.0**-150
         tf32 = 2.0**-10 * 3 + 2.0**-9 * 5
         value, magnitude, spread = np.array([-3.0]), np.array([10.0]), np.array([5.0])
-        found = bounds.product(value, magnitude, spread, 16, torch.float32)
+        found = product_bounds.product(value, magnitude, spread, 16, torch.float32)
         assert found == pytest.approx(ieee if precision == "highest" else ieee + tf32, rel=1e-12)
-        assert bounds.product(value, magnitude, spread, 16, torch.bfloat16) == pytest.approx(ieee, rel=1e-12)
+        assert product_bounds.product(value, magnitude, spread, 16, torch.bfloat16) == pytest.approx(ieee, rel=1e-12)
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -111,14 +111,14 @@ def test_one_accumulator_may_drift_by_equal_terms(terms):
         row, column = np.full((1, terms), factor, np.float64), np.ones((terms, 1))
         value = row @ column
         total = np.cumsum(row[0], dtype=np.float32)[-1]
-        equal = bounds.equal_terms(row, column, value)
-        bound = bounds.product(value, value, np.zeros(()), terms, torch.float32, equal)
+        equal = product_bounds.equal_terms(row, column, value)
+        bound = product_bounds.product(value, value, np.zeros(()), terms, torch.float32, equal)
         assert abs(total - value.item()) <= bound.item()
         drifts.append(abs(total - value.item()) / (terms * U * value.item()))
     assert max(drifts) > 1 / 8
     # Terms of one sign alone are not equal.
     row = np.random.default_rng(0).uniform(0, 1, (1, terms))
-    assert not bounds.equal_terms(row, column, row @ column).any()
+    assert not product_bounds.equal_terms(row, column, row @ column).any()
 
 
 def test_equal_terms_are_rounded_alike_beside_a_large_start():
@@ -129,7 +129,9 @@ def test_equal_terms_are_rounded_alike_beside_a_large_start():
         scaled, added = 37 * float(term), float(start)
         value = np.array(scaled + added)
         bounded = (
-            bounds.addmm(value, np.array(added), np.array(scaled), 1.0, np.array(scaled), 0.0, 37, torch.float32, equal)
+            product_bounds.addmm(
+                value, np.array(added), np.array(scaled), 1.0, np.array(scaled), 0.0, 37, torch.float32, equal
+            )
             for equal in (False, True)
         )
         errors.append([abs(total - value) / bound for bound in bounded])
@@ -140,16 +142,16 @@ def test_equal_terms_are_rounded_alike_beside_a_large_start():
 def test_tf32_loses_what_lies_below_its_subnormals():
     """They are 2^-136 apart; of normal numbers nothing is added."""
     least, one = np.full((1, 64), 2.0**-149), np.ones((64, 1))
-    spread = bounds.tf32_spread(least, one)
-    assert bounds.TF32_WALK * spread >= least @ one
-    assert bounds.TF32_WALK * spread == pytest.approx(64 * 2.0**-136, rel=1e-3)
+    spread = product_bounds.tf32_spread(least, one)
+    assert product_bounds.TF32_WALK * spread >= least @ one
+    assert product_bounds.TF32_WALK * spread == pytest.approx(64 * 2.0**-136, rel=1e-3)
     normal = np.full((1, 64), 2.0**-126)
-    assert bounds.tf32_spread(normal, one) == pytest.approx(8 * 2.0**-126, rel=1e-12)
+    assert product_bounds.tf32_spread(normal, one) == pytest.approx(8 * 2.0**-126, rel=1e-12)
 
 
 def test_a_result_stored_as_another_dtype_is_rounded_twice():
     value = np.array([1.0, 3.0])
-    assert bounds.stored(value, torch.float32, torch.float32) == 0
-    assert bounds.stored(value, torch.float32, torch.float16).tolist() == [2.0**-24, 2.0**-23]
-    assert bounds.stored(value, torch.float16, torch.float32).tolist() == [2.0**-11, 2.0**-10]
-    assert bounds.stored(np.array([1.0]), torch.float64, torch.float16) == 2.0**-53 + 2.0**-24
+    assert float_formats.stored(value, torch.float32, torch.float32) == 0
+    assert float_formats.stored(value, torch.float32, torch.float16).tolist() == [2.0**-24, 2.0**-23]
+    assert float_formats.stored(value, torch.float16, torch.float32).tolist() == [2.0**-11, 2.0**-10]
+    assert float_formats.stored(np.array([1.0]), torch.float64, torch.float16) == 2.0**-53 + 2.0**-24

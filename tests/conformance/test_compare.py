@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import bounds
+from conformance import float_formats
 from conformance.compare import compare
 from conformance.spec import Expected
 
@@ -34,15 +34,15 @@ def neighbours(start: float, count: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("start", [0.0, 1.0, 1.75, "least", "last"])
 def test_ulp_is_the_distance_to_the_next_number(dtype, start):
-    form = bounds.FORMATS[dtype]
+    form = float_formats.FORMATS[dtype]
     start = {"least": 2.0**form.least, "last": form.max}.get(start, start)
     if start == form.max:
         before = form.max - 2.0 ** (math.frexp(form.max)[1] - form.precision)
         assert neighbours(before, 2, dtype)[1].double() == form.max
-        assert bounds.ulp(np.array([form.max]), dtype)[0] == form.max - before
+        assert float_formats.ulp(np.array([form.max]), dtype)[0] == form.max - before
         return
     here, above = neighbours(start, 2, dtype).double().tolist()
-    assert bounds.ulp(np.array([here]), dtype)[0] == above - here
+    assert float_formats.ulp(np.array([here]), dtype)[0] == above - here
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -114,7 +114,7 @@ def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path
 
 
 def test_a_search_in_which_all_crashes_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "FATAL", {"crash": 2, "timeout": 1})
+    monkeypatch.setattr("conformance.search_state.FATAL", {"crash": 2, "timeout": 1})
     with judging("crashing") as child:
         report = run(child, tmp_path, 100).search("exp", "float32")
     assert report.failures[-1].startswith("exp (float32): 2 cases failed with crash; the search was given up after ")

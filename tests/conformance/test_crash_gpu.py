@@ -36,7 +36,7 @@ LIMIT = 120.0
 def test_reported_and_repeated(name, check, says, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     hanging.only_then(monkeypatch, tmp_path)
-    monkeypatch.setattr(session, "FATAL", {"crash": 3, "timeout": 2})
+    monkeypatch.setattr("conformance.search_state.FATAL", {"crash": 3, "timeout": 2})
     monkeypatch.setattr(session, "SHRINKING", {"crash": 2, "timeout": 1})
     implementation, settings = f"crashing_gpu:{name}", hypothesis.settings(PROFILES["ci"], max_examples=20)
     with contextlib.closing(Child(implementation, "cuda", timeout=LIMIT)) as child:

@@ -20,8 +20,9 @@ from conformance.cases import Case
 from conformance.checks import FAILED
 from conformance.implementations import Implementation, load
 from conformance.profiles import PROFILES, ROUND
+from conformance.search_state import Report
 from conformance.selftest.defect_registry import NAME, bank
-from conformance.session import Report, Run
+from conformance.session import Run
 from strategies.specs import CONTIGUOUS, TensorSpec
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from conformance import messages, repro, runner
 from conformance.cases import Case, Same, operands
 from conformance.checks import FAILED, PASSED, UNCLAIMED
-from conformance.checks.gradients import KINDS, wish
+from conformance.checks.gradient_kinds import KINDS, wish
 from conformance.implementations import Implementation, load
 from conformance.ops import _gradients_positions
 from conformance.running import Running, exact

@@ -7,7 +7,7 @@ import pytest
 import torch
 from op_tools import by_torch, call, normal, stepped
 
-from conformance import bounds
+from conformance import float_formats
 from conformance.cases import Case
 from conformance.compare import compare
 from conformance.spec import registry
@@ -71,7 +71,7 @@ def test_a_whole_quotient_that_is_off_by_one_fails(dtype, mode):
     case = Case(op="div", args=(operand, operand), kwargs={"rounding_mode": mode})
     expected = registry()["div"].expected(call(case))
     right = by_torch(case)
-    small = right.abs() < 2 ** (bounds.FORMATS[right.dtype].precision - 3)
+    small = right.abs() < 2 ** (float_formats.FORMATS[right.dtype].precision - 3)
     wrong = torch.where(small, right + 1, right)
     allowed = int((expected.bound.broadcast_to(right.shape)[small] > 0).sum())
     assert allowed <= 0.01 * 4096
@@ -89,7 +89,7 @@ def test_half_products_fail_when_one_element_is_off_by_a_thousandth(dtype, lengt
     for factor in (1 + 1e-3, 1 - 1e-3):
         wrong = right.clone()
         # bfloat16 has no number a thousandth away: at least its next but one.
-        step = np.sign(factor - 1) * 2 * bounds.ulp(expected.value[place].numpy(), right.dtype)
+        step = np.sign(factor - 1) * 2 * float_formats.ulp(expected.value[place].numpy(), right.dtype)
         change = (factor - 1) * expected.value[place]
         wrong[place] = float(expected.value[place]) + float(max(change, step, key=abs))
         found = compare(wrong, expected)

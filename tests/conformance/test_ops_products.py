@@ -10,7 +10,7 @@ import pytest
 import torch
 from op_tools import by_torch, call, drawn, missing
 
-from conformance import bounds, cases
+from conformance import cases, float_formats
 from conformance.cases import Case, Same
 from conformance.compare import compare
 from conformance.ops import _elementwise as elementwise
@@ -64,7 +64,7 @@ def test_one_element_off_by_a_thousandth_fails(op, dtype):
     place = np.unravel_index(int(expected.value.abs().argmax()), right.shape)
     # bfloat16 has no number a thousandth away: at least its next but one.
     value = expected.value[place].item()
-    step = max(1e-3 * abs(value), 2 * float(bounds.ulp(np.array(value), right.dtype)))
+    step = max(1e-3 * abs(value), 2 * float(float_formats.ulp(np.array(value), right.dtype)))
     for change in (step, -step):
         wrong = right.clone()
         wrong[place] = value + change

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import bounds, corpus, repro
+from conformance import corpus, float_formats, repro, repro_data
 from conformance.cases import Case, NonFinite, Same
 from conformance.compare import compare
 from conformance.implementations import load
@@ -49,7 +49,7 @@ def test_what_may_be_taken_beyond_torch_may_be_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_interval_is_the_rule_of_the_comparison(dtype):
     """For many oracles and bounds: the ends of the interval pass, and their neighbours in the output dtype do not."""
-    form, random = bounds.FORMATS[dtype], np.random.default_rng(0)
+    form, random = float_formats.FORMATS[dtype], np.random.default_rng(0)
     oracles = np.concatenate(
         [
             random.normal(size=60),
@@ -60,8 +60,8 @@ def test_interval_is_the_rule_of_the_comparison(dtype):
     for value in oracles:
         for bound in (0.0, float(abs(value)) * 2.0**-7 if math.isfinite(value) else 0.5, 3 * form.subnormal):
             expected = Expected(torch.tensor([value]), torch.tensor([bound], dtype=torch.float64))
-            ulp = float(bounds.ulp(np.array([value]), dtype)[0])
-            low, high = repro.interval(float(value), 0.0, bound, ulp, form)
+            ulp = float(float_formats.ulp(np.array([value]), dtype)[0])
+            low, high = repro_data.interval(float(value), 0.0, bound, ulp, form)
             center = torch.tensor([value], dtype=torch.float64).to(dtype)
             candidates = {float(center), math.inf, -math.inf, math.nan, form.max, -form.max, 0.0}
             for end in {low, high}:

@@ -12,7 +12,7 @@ import threading
 import pytest
 import torch
 
-from conformance import calls, process_state, runtime
+from conformance import calls, process_state, remote_calls, runtime
 from conformance.calls import Foreign, Local, Lost, described
 from conformance.cases import Case
 from conformance.checks import builtin_class
@@ -51,7 +51,7 @@ def sent(function, *inputs):
     with ours, theirs, ours.makefile("rb") as stream:
         runtime.send(theirs, *runtime.describe(made, inputs))
         header, blobs = runtime.receive(stream)
-    return calls._outcome(calls._valid(header, calls.Answer), blobs, CPU)
+    return remote_calls._outcome(calls.valid(header, remote_calls.Answer), blobs, CPU)
 
 
 def test_the_process_holds_nothing_of_the_harness(tmp_path, monkeypatch):
@@ -99,9 +99,9 @@ def test_results_come_as_they_were_made():
 
 
 def test_an_empty_result_is_on_its_device():
-    placed = calls.Placed("float32", [0], [1], 0, 0, "meta")
-    answer = calls.Answer([], {"one": [calls.One(tensor=placed)]}, None, False, "", "", [], [], [], [])
-    assert calls._outcome(answer, [bytearray()], CPU).value.device.type == "meta"
+    placed = remote_calls.Placed("float32", [0], [1], 0, 0, "meta")
+    answer = remote_calls.Answer([], {"one": [remote_calls.One(tensor=placed)]}, None, False, "", "", [], [], [], [])
+    assert remote_calls._outcome(answer, [bytearray()], CPU).value.device.type == "meta"
 
 
 class _Computing(torch.Tensor):
@@ -196,7 +196,7 @@ def test_operands_that_are_changed_between_calls_are_sent_anew():
                 runtime.send(theirs, *server.answer(asked, blobs), known=server.sent)
 
     threading.Thread(target=serve).start()
-    judged, x = calls.Judged(ours.detach()), torch.ones(1000)
+    judged, x = remote_calls.Judged(ours.detach()), torch.ones(1000)
 
     def relu():
         return judged.call(described("relu", [x], {}, [x]), [x], CPU)
@@ -213,11 +213,11 @@ def test_operands_that_are_changed_between_calls_are_sent_anew():
 
 
 def test_an_answer_that_does_not_fit_its_memory_loses_the_process():
-    placed = calls.Placed("float32", [1000], [1], 0, 0)
+    placed = remote_calls.Placed("float32", [1000], [1], 0, 0)
     with pytest.raises(ValueError, match="does not fit"):
         placed.over([torch.zeros(4, dtype=torch.uint8)])
     with pytest.raises(Lost, match="broke the protocol"):
-        calls._valid({"operands": 3}, calls.Answer)
+        calls.valid({"operands": 3}, remote_calls.Answer)
 
 
 @pytest.fixture(autouse=True)

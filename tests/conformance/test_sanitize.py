@@ -1,4 +1,4 @@
-"""What sanitizers print is read, and every operator's saved cases run under each, without a GPU: under a stand-in."""
+"""Every operator's saved cases run under each sanitizer, without a GPU: under a stand-in."""
 
 import os
 import re
@@ -9,153 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from sanitizer_output import CLEAN, CLEAN_RACECHECK, RACECHECK
 
 from conformance import case_files, cases, compilation, corpus, sequences
 from conformance.cases import Case
 from conformance.sanitize import batches, controls, driver, kernels, reports
 from conformance.sanitize.__main__ import main
 from conformance.sanitize.driver import Outcome, Plan
-from conformance.sanitize.reports import Finding
 from conformance.sequences import CallSequence, Step
 from strategies.specs import TensorSpec
-
-MEMCHECK = """\
-========= COMPUTE-SANITIZER
-a line of the program's own
-========= Invalid __global__ read of size 4 bytes
-=========     at add_kernel+0x1a0 in element_wise.py:32
-=========     by thread (100,0,0) in block (0,0,0)
-=========     Access at 0x7f3c7ec00190 is out of bounds
-=========     and is 1 bytes after the nearest allocation at 0x7f3c7ec00000 of size 400 bytes
-=========     Saved host backtrace up to driver entry point at kernel launch time
-=========         Host Frame: launch [0x16a3] in launcher.so
-=========
-========= Invalid __global__ read of size 4 bytes
-=========     at add_kernel+0x1a0 in element_wise.py:32
-=========     by thread (101,0,0) in block (0,0,0)
-=========
-========= Target application returned an error
-========= ERROR SUMMARY: 28 errors
-========= ERROR SUMMARY: 26 errors were not printed. Use --print-limit option to adjust the number of printed errors
-"""
-RACECHECK = """\
-========= COMPUTE-SANITIZER
-========= Warning: Detected overflow of tracked cuda::barrier structures. Results might be incorrect. Try using \
---num-cuda-barriers to fix the issue
-========= Error: Race reported between Read access at multiply+0x1230 in mm_hopper.py:196
-=========     and Write access at multiply+0x560 in mm_hopper.py:80 [8192 hazards]
-=========     and Write access at multiply+0x7a0 in mm_hopper.py:86 [4096 hazards]
-=========
-========= Warning: Race reported between Write access at copy+0x20 in copy.py:3
-=========     and Read access at copy+0x90 in copy.py:9 [1 hazard]
-=========
-========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
-"""
-INITCHECK = """\
-========= COMPUTE-SANITIZER
-========= Uninitialized __global__ memory read of size 16 bytes
-=========     at void at::native::copy_kernel<float>(T1, int)+0x70
-=========     by thread (31,0,0) in block (1,0,0)
-=========     Address 0x7f3c7ec000f0
-=========
-========= ERROR SUMMARY: 1 error
-"""
-SYNCCHECK = """\
-========= COMPUTE-SANITIZER
-========= Barrier error detected. Divergent thread(s) in block.
-=========     at wait_for+0x3c0 in barriers.py:5
-=========     by thread (128,0,0) in block (0,0,0)
-=========     Barrier is located at shared address 0x30408
-=========         Device Frame: attention+0x11b0 in attention_hopper.py:71
-=========
-========= ERROR SUMMARY: 1 error
-"""
-CONSAN = """\
-/srv/ntops/kernels/mm_hopper.py:196: multiply: block: [0,0,0], thread: [1,0,0] Assertion `Buffer being accessed has \
-outstanding writes.` failed.
-/srv/ntops/kernels/mm_hopper.py:196: multiply: block: [0,0,0], thread: [2,0,0] Assertion `Buffer being accessed has \
-outstanding writes.` failed.
-"""
-CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
-CLEAN_RACECHECK = (
-    "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
-)
-READ = {
-    "memcheck": (MEMCHECK, 28, Finding("Invalid __global__ read of size 4 bytes", "add_kernel", "element_wise.py:32")),
-    "racecheck": (
-        RACECHECK,
-        2,
-        Finding(
-            "Race reported between Read access at multiply+0x1230 in mm_hopper.py:196", "multiply", "mm_hopper.py:196"
-        ),
-    ),
-    "initcheck": (
-        INITCHECK,
-        1,
-        Finding(
-            "Uninitialized __global__ memory read of size 16 bytes", "void at::native::copy_kernel<float>(T1, int)"
-        ),
-    ),
-    "synccheck": (
-        SYNCCHECK,
-        1,
-        Finding("Barrier error detected. Divergent thread(s) in block.", "attention", "barriers.py:5"),
-    ),
-    "consan": (
-        CONSAN,
-        1,
-        Finding("Buffer being accessed has outstanding writes.", "multiply", "mm_hopper.py:196"),
-    ),
-}
-
-
-@pytest.mark.parametrize("tool", READ)
-def test_what_a_tool_prints_is_read(tool):
-    text, count, first = READ[tool]
-    report = reports.read(tool, text)
-    assert (report.count, report.findings[0], report.unusable) == (count, first, "")
-
-
-def test_what_a_tool_cannot_track_is_a_note_and_a_warning_of_a_race_is_a_finding():
-    report = reports.read("racecheck", RACECHECK)
-    assert len(report.findings) == 2
-    assert report.notes == (
-        "Detected overflow of tracked cuda::barrier structures. Results might be incorrect. Try using "
-        "--num-cuda-barriers to fix the issue",
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "kernel", "place"),
-    [
-        ("at 0x2570 in /root/triton/03-matmul.py:223:matmul_kernel", "matmul_kernel", "03-matmul.py:223"),
-        ("at 0x68 in sgemm_32x32x32_NT_vec", "sgemm_32x32x32_NT_vec", ""),
-        ("at void f<int>(int *, T1)+0x70 in /srv/a b/f.cu:9", "void f<int>(int *, T1)", "f.cu:9"),
-    ],
-)
-def test_places_are_written_in_several_ways(line, kernel, place):
-    what = "Invalid __shared__ read of size 4 bytes"
-    text = f"========= {what}\n=========     {line}\n========= ERROR SUMMARY: 1 error\n"
-    assert reports.read("memcheck", text).findings == (Finding(what, kernel, place),)
-
-
-@pytest.mark.parametrize(("tool", "text"), [("memcheck", CLEAN), ("racecheck", CLEAN_RACECHECK), ("consan", "fine\n")])
-def test_a_clean_report_has_no_findings(tool, text):
-    assert reports.read(tool, text) == reports.Report(0, (), (), "")
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("========= COMPUTE-SANITIZER\n========= Invalid __global__ read of size 4 bytes\n", "ended without a summary"),
-        ("", "ended without a summary"),
-        ('========= Error: Device not supported. Please refer to the "Supported Devices" section\n', "Device not sup"),
-        ("========= Internal Sanitizer Error: The Sanitizer encountered an error\n" + CLEAN, "Internal Sanitizer"),
-    ],
-)
-def test_a_report_that_says_nothing_is_not_clean(text, why):
-    assert why in reports.read("memcheck", text).unusable
-
 
 # --- the cases -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""A running model whose calls are judged: a wrong kernel is named with its layer, and the right model is silent."""
+"""A running model whose calls are judged: a wrong kernel is named with its layer, and the right model is silent.
+
+One file: all tests are of ``conformance.shadow``, most of them on one model.
+"""
 
 from __future__ import annotations
 

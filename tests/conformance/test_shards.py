@@ -10,7 +10,7 @@ from pathlib import Path
 import forked_python
 import pytest
 
-from conformance.conftest import Shard
+from conformance.options import Shard
 from reports import read
 from reports.__main__ import main
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from conformance import bounds
+from conformance import bounds, float_formats, product_bounds
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -60,12 +60,12 @@ def assert_attends(actual, query, key, value, mask=None, causal=None, scale=None
     """Check a result against the definition, by the bound of the conformance suite and one rounding to its dtype."""
     expected, *sums = (x.cpu().numpy() for x in _sums(query, key, value, mask, causal, scale))
     dtype = query.dtype
-    assert not bounds.uses_tf32(dtype)
+    assert not product_bounds.uses_tf32(dtype)
     attended = bounds.Attended(expected, *sums, walk=np.zeros(()))
     bound = bounds.attention(attended, key.shape[-2], query.shape[-1], dtype)
     # What is compared with is float64 itself.
     bound = bound * (2 if dtype is torch.float64 else 1)
-    allowed = bound + bounds.rounding(np.abs(expected) + bound, dtype)
+    allowed = bound + float_formats.rounding(np.abs(expected) + bound, dtype)
     error = np.abs(actual.double().cpu().numpy() - expected)
     assert actual.shape == expected.shape
     assert actual.dtype is dtype

@@ -39,3 +39,21 @@ class Kernel(recorder.JITFunction):
             return self.compiled
 
         return launch
+
+
+def plus_function(kernel, calls, state=None):
+    """A function that launches the kernel and whose calls are recorded; ``calls`` gets those that are made anew."""
+
+    @recorder.repeatable(state=state, recorded=True)
+    def plus(input, number=1.0, *, out=None, view=False, cast=False, inplace=False):
+        calls.append(number)
+        read = input.double().float() if cast else input[1:] if view else input
+        result = out if out is not None else read if inplace else None
+
+        if result is None:
+            result = recorder.empty(read.shape, read.stride(), read.dtype, read.device)
+
+        recorder.launch(kernel, (7,), {}, result, read, read.numel(), number)
+        return result
+
+    return plus

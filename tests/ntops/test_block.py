@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ntops.torch
-from conformance import bounds
+from conformance import bounds, float_formats, product_bounds
 from conformance.ops import fused_gated_mlp
 
 PAGE = Path(__file__).parents[2] / "docs" / "fused.md"
@@ -49,7 +49,7 @@ class Derivation:
     def linear(self, x: Pair, name: str) -> Pair:
         weight = self.weights[f"{name}.weight"].T
         value, magnitude = x[0] @ weight, np.abs(x[0]) @ np.abs(weight)
-        own = bounds.product(value, magnitude, np.zeros_like(value), weight.shape[0], FLOAT32)
+        own = product_bounds.product(value, magnitude, np.zeros_like(value), weight.shape[0], FLOAT32)
         return value, x[1] @ np.abs(weight) + own
 
     def norm(self, x: Pair, name: str) -> Pair:
@@ -102,7 +102,7 @@ class Derivation:
         return value, bounds.fused_gated_mlp(value, activated, up[0], off, up[1], FLOAT32)
 
     def added(self, x: Pair, y: Pair) -> Pair:
-        return x[0] + y[0], x[1] + y[1] + bounds.rounding(x[0] + y[0], FLOAT32)
+        return x[0] + y[0], x[1] + y[1] + float_formats.rounding(x[0] + y[0], FLOAT32)
 
     def block(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, head_dim: int) -> Pair:
         """All tokens at once, which is the same as one after the other."""

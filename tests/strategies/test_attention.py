@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, find, settings
 from hypothesis import strategies as st
 
-from strategies import attention, layouts
+from strategies import attention, attention_sizes, layouts
 from strategies.attention import Attention, Positions, Views
 from strategies.specs import TensorSpec
 from strategies.tensors import materialize
@@ -41,7 +41,7 @@ def test_parts_fit_together(examples):
         assert query[:-3] == key[:-3]
         assert query[-3] % max(key[-3], 1) == 0
         assert call.grouped or query[-3] == key[-3]
-        assert max(*query[-1:], *value[-1:]) <= attention.MAX_DIM
+        assert max(*query[-1:], *value[-1:]) <= attention_sizes.MAX_DIM
         assert call.variant is None or call.variant in attention.VARIANTS
         if call.mask is not None:
             assert not call.causal

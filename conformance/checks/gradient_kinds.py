@@ -1,0 +1,212 @@
+"""The kinds of gradients: how a case is differentiated follows from its seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import torch
+
+from conformance import cases
+from conformance.cases import Case, DType
+from conformance.spec import registry
+from strategies import dtypes, layouts
+from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.tensors import materialize
+from strategies.values import LISTED
+
+PLAIN = ("contiguous", "transposed", "expanded", "sliced", "cut", "zeros", "one for all")
+OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place")
+"""The kinds of gradients. In plain ones that of the result is laid out in several ways, also as a part of a larger one,
+of zeros, or one number with strides of 0, often 1. Or all are asked for twice, from one graph; or a tensor that may
+have been saved is changed before they are; or calls with other contents are made and differentiated in between; or they
+are added up in ``.grad``; or they are differentiated again; or the call is made in place."""
+KINDS = (*PLAIN, *OTHERS)
+TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
+"""Those in which each element of the result has a gradient of its own."""
+LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
+SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
+"""Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
+ONES = LISTED + "1"
+MOST = 1 << 18
+"""The most elements of operands and results together in calls that are differentiated."""
+MOST_OF_ROWS = 1 << 21
+"""The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
+or put them in a dim of a grid that has as many."""
+LONG = 1 << 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """One way in which a case is differentiated."""
+
+    kind: str
+    case: Case
+    """The call, with finite operands where the case's NaN and infinities hide others."""
+    wanted: tuple[int, ...]
+    """The operands that require a gradient."""
+    dout: TensorSpec
+    """The gradient of the result."""
+    overwritten: int | None = None
+    """As ``wish["overwritten"]`` of ``runtime._differentiated``."""
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """One of ``SETTINGS``."""
+
+    @property
+    def twice(self) -> bool:
+        return self.kind == "twice"
+
+    def inputs(self) -> tuple[torch.Tensor, ...]:
+        """Return the operands, and after them the gradient of the result."""
+        specs = (*cases.operands(self.case), self.dout)
+        return tuple(materialize(spec, number) for number, spec in enumerate(specs))
+
+    def asked(self) -> dict[str, Any]:
+        """Return the request to the judged process."""
+        dout = len(cases.operands(self.case))
+        asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
+        return asked | {"settings": self.settings}
+
+
+def floating_operands(case: Case) -> list[int]:
+    """Return the numbers of the operands that may require a gradient."""
+    constants = registry()[case.op].constants(case)
+    return [n for n, spec in enumerate(cases.operands(case)) if dtypes.is_floating(spec.dtype) and n not in constants]
+
+
+def wish(case: Case, result: torch.Tensor) -> Wish:
+    """Choose by its seed how a case is differentiated. ``result``: torch's, whose shape and dtype count."""
+    seed, floating = cases.seed(case), floating_operands(case)
+    some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
+    # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
+    asked = case if seed // 5 % 4 == 0 else _tamed(case)
+    left_out = () if _is_in_place(case, result) else ("in place",)
+    if "distribution" in registry()[case.op].checks:
+        # Another call draws other numbers.
+        left_out += ("second order",)
+    # Few calls are large, and what is wrong in one of its rows has to show.
+    large = cases.elements(case) + result.numel() > MOST
+    kinds = TELLING if large else [one for one in KINDS if one not in left_out]
+    kind = kinds[seed // 23 % len(kinds)]
+    dtype = str(result.dtype).removeprefix("torch.")
+    changed = _overwritten(case) if kind == "overwritten" else [None]
+    if kind == "second order":
+        asked, dtype = _ordinary(_tamed(case), dtype)
+    dout = _dout(kind, tuple(result.shape), dtype, seed)
+    # The gradient of one operand may be of the others alone, and that of a change has to show.
+    wanted = tuple(floating) if kind == "overwritten" else (tuple(floating), some)[seed // 3 % 2]
+    settings = SETTINGS[seed // 37 % len(SETTINGS)]
+    # What is changed does not follow from the kind, for which the seed is divided by 23.
+    return Wish(kind, asked, wanted, dout, changed[seed // 276 % len(changed)], settings)
+
+
+def _is_in_place(case: Case, result: torch.Tensor) -> bool:
+    """Tell whether a call can be made in place: its first operand is as its result is."""
+    first = case.args[0] if case.args else None
+    if not registry()[case.op].inplace or "inplace" in case.kwargs or not isinstance(first, TensorSpec):
+        return False
+    apart = not (layouts.overlaps(first.layout) or first.layout.expanded)
+    return apart and (first.shape, dtypes.to_torch(first.dtype)) == (tuple(result.shape), result.dtype)
+
+
+def _tamed(case: Case) -> Case:
+    def plain(argument: Any) -> Any:
+        if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):
+            return argument
+        # A run of -inf is a mask, and zeros are finite.
+        specials = tuple(one for one in argument.specials if (one.run > 1 and one.value == "-inf") or one.value == "-0")
+        return msgspec.structs.replace(argument, specials=specials)
+
+    named = {name: plain(argument) for name, argument in case.kwargs.items()}
+    return msgspec.structs.replace(case, args=tuple(map(plain, case.args)), kwargs=named, digests=())
+
+
+def _ordinary(case: Case, dtype: str) -> tuple[Case, str]:
+    """Return the case with numbers near 1, of others second derivatives vanish, or are lost in roundings; and in
+    float32, if all is of one dtype. The other result is the dtype of the call's result."""
+    floating = {spec.dtype for spec in cases.operands(case) if dtypes.is_floating(spec.dtype)} | {dtype}
+    alike = (
+        len(floating) == 1
+        and not floating & {"float64"}
+        and not any(isinstance(one, DType) for one in (*case.args, *case.kwargs.values()))
+    )
+
+    def plain(argument: Any) -> Any:
+        if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):
+            return argument
+        values = argument.values if argument.values in _KEPT else "normal"
+        return msgspec.structs.replace(argument, values=values, dtype="float32" if alike else argument.dtype)
+
+    named = {name: plain(argument) for name, argument in case.kwargs.items()}
+    found = msgspec.structs.replace(case, args=tuple(map(plain, case.args)), kwargs=named)
+    return found, "float32" if alike else dtype
+
+
+_KEPT = ("normal", "positive", "unit", "uniform")
+
+
+def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpec:
+    """Return the gradient of a result; sums of numbers of one sign show how they are accumulated."""
+    values, layout = ("normal", "positive", "normal", "integers")[seed // 11 % 4], CONTIGUOUS
+    rank = len(shape)
+    # What is asked for twice, or after a change, is laid out in any way, too.
+    match LAYOUTS[seed // 29 % len(LAYOUTS)] if kind in OTHERS else kind:
+        case "transposed" if rank > 1:
+            orders = _orders(rank)
+            layout = Layout(order=orders[seed // 41 % len(orders)])
+        case "expanded" if rank:
+            layout = Layout(expanded=(seed // 13 % rank,))
+        case "one for all":
+            layout = Layout(expanded=tuple(range(rank)))
+            values = (values, ONES)[seed // 47 % 2]
+        case "sliced" if rank:
+            # Every second element, or rows that are parts of wider ones.
+            wider = Layout(padding=(*(0 for _ in shape[1:]), 3), offset=1)
+            layout = (Layout(steps=(*(1 for _ in shape[1:]), 2), offset=1), wider)[seed // 43 % 2]
+        case "cut" if rank:
+            # A part of a larger tensor, as a concatenation of tokens or channels hands it back: rows are dense.
+            longer = 1 + seed // 43 % (rank - 2) if rank > 2 else rank - 1
+            layout = Layout(padding=tuple(5 if dim == longer else 0 for dim in range(rank)))
+        case "zeros":
+            values = "zeros"
+    if not rank and kind != "zeros" and seed // 47 % 3:
+        # Of a loss, as loss.backward() begins.
+        values = ONES
+    return TensorSpec(shape, dtype, values, seed // 17 % 256, layout)
+
+
+def _orders(rank: int) -> list[tuple[int, ...]]:
+    """Return orders of dims in memory: the reverse one; heads between tokens and their elements, as a model joins them
+    again; channels last."""
+    dims = tuple(range(rank))
+    found = [dims[::-1]]
+    if rank > 2:
+        found += [(*dims[:-3], dims[-2], dims[-3], dims[-1]), (dims[0], *dims[2:], dims[1])]
+    return found
+
+
+def _overwritten(case: Case) -> list[int | None]:
+    """Return what can be changed in place: operands that have no two elements at one address, twice, since most
+    backward passes are of these, and -1 for the result."""
+    specs = cases.operands(case)
+    apart = [n for n in floating_operands(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)]
+    return [*apart, *apart, -1]
+
+
+def told(way: Wish) -> str:
+    """Say in words which gradients are asked for."""
+    operands = ", ".join(map(str, way.wanted))
+    strides = list(layouts.strides(way.dout.layout, way.dout.shape))
+    changed = "the result" if way.overwritten == -1 else f"operand {way.overwritten}"
+    how = {
+        "twice": ", twice from one graph",
+        "overwritten": f", of {changed} changed in place after the call",
+        "between": ", between calls with other contents, in another thread",
+        "accumulated": ", added up in .grad",
+        "second order": ", each times 1 plus the result, and theirs",
+        "in place": ", of the call in place",
+    }
+    values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
+    under = "".join(f", {name}={value}" for name, value in way.settings.items())
+    return f"gradients of operands {operands}{how.get(way.kind, '')}{under}, for that of the result {values}"
