@@ -127,8 +127,8 @@ def _elements(spec: TensorSpec, operand: int, limit: int) -> int:
     return max(layouts.storage_size(spec.layout, spec.shape), math.prod(spec.shape))
 
 
-def result_elements(case: Case) -> int | None:
-    """Return the number of elements of torch's result, asked with meta tensors; None where torch refuses the call."""
+def results_on_meta(case: Case) -> tuple[torch.Tensor, ...] | None:
+    """Return torch's results for meta tensors, which have no elements; None where torch refuses the call."""
     tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta") for spec in operands(case)]
     args, kwargs = bind(case, tensors)
     try:
@@ -137,7 +137,13 @@ def result_elements(case: Case) -> int | None:
     # Any error of torch: a case may be an illegal call, and judging it is not this function's work.
     except Exception:  # noqa: BLE001
         return None
-    return sum(value.numel() for value in (result if isinstance(result, tuple) else (result,)))
+    return result if isinstance(result, tuple) else (result,)
+
+
+def result_elements(case: Case) -> int | None:
+    """Return the number of elements of torch's result; None where torch refuses the call."""
+    results = results_on_meta(case)
+    return None if results is None else sum(result.numel() for result in results)
 
 
 def _limit(elements: int, what: str, limit: int) -> None:

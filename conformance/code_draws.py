@@ -138,7 +138,7 @@ def _calls(
         elif what in ("elements", "arguments"):
             found = _CHANGES[what](case, draw(st.sampled_from(pools.numbers)), place)
         elif what == "distances":
-            found = _apart(case, _near(draw, pools.distances), place)
+            found = apart(case, _near(draw, pools.distances), place)
         else:
             known = pools.sizes if what == "sizes" else pools.blocks
             fit = [number for number in known if number <= elements] or known
@@ -165,9 +165,10 @@ def _near(draw: st.DrawFn, numbers: Sequence[int]) -> int:
     return number * times + more
 
 
-def is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
-    """Tell whether torch takes a changed case, whose result it defines, and the case is not too large."""
-    if _is_dear(case, elements):
+def is_allowed(spec: OpSpec, case: Case, elements: int, float64: int = FLOAT64) -> bool:
+    """Tell whether torch takes a changed case, whose result it defines, and the case is not too large. ``float64``: the
+    most elements where one is."""
+    if _is_dear(case, elements, float64):
         return False
     try:
         case_files.validate(case, max_elements=max(STORAGE, elements))
@@ -182,9 +183,9 @@ def is_allowed(spec: OpSpec, case: Case, elements: int) -> bool:
 # --- changes -------------------------------------------------------------------------------------------------------
 
 
-def sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Iterator[Case]:
+def sized(case: Case, numbers: Sequence[int], place: int, elements: int, float64: int = FLOAT64) -> Iterator[Case]:
     """Yield the case with these numbers for as many of its sizes, wherever operands have them, from several places on;
-    other sizes are small as far as it would be too large."""
+    other sizes are small as far as it would be too large. ``float64``: as of ``is_allowed``."""
     known = _known(case) or [1]
     if is_tied(case):
         return
@@ -195,9 +196,9 @@ def sized(case: Case, numbers: Sequence[int], place: int, elements: int) -> Iter
             changed = resized(changed, was, wanted)
         for small in _SMALL:
             for size in _known(changed):
-                if size not in (*numbers, *_SMALL) and _is_dear(changed, elements):
+                if size not in (*numbers, *_SMALL) and _is_dear(changed, elements, float64):
                     changed = resized(changed, size, small)
-        if not _is_dear(changed, elements):
+        if not _is_dear(changed, elements, float64):
             yield changed
 
 
@@ -216,9 +217,9 @@ def resized(case: Case, was: int, wanted: int) -> Case:
     return with_size(case, was, wanted)
 
 
-def _is_dear(case: Case, elements: int) -> bool:
+def _is_dear(case: Case, elements: int, float64: int) -> bool:
     if any(spec.dtype == "float64" for spec in cases.operands(case)):
-        elements = min(elements, FLOAT64)
+        elements = min(elements, float64)
     # Of an operand without elements the other sizes count, too: it has a shape, and is laid out.
     counted = sum(math.prod(size or 1 for size in spec.shape) for spec in cases.operands(case))
     return math.prod(_known(case)) > RESULT * elements * WORK or counted > elements
@@ -272,7 +273,7 @@ def _given(case: Case, number: float, place: int) -> Iterator[Case]:
         yield changed(case, lambda name, value: number if name == chosen else value)
 
 
-def _apart(case: Case, number: float, place: int) -> Iterator[Case]:
+def apart(case: Case, number: float, place: int) -> Iterator[Case]:
     """Yield the case with rows of an operand so far apart, or where it begins there in its storage."""
     specs = cases.operands(case)
     fit = [number for number, spec in enumerate(specs) if spec.layout == CONTIGUOUS and spec.shape]
@@ -290,5 +291,5 @@ def _apart(case: Case, number: float, place: int) -> Iterator[Case]:
 
 
 _CHANGES: dict[str, Callable[[Case, float, int], Iterator[Case]]] = {"elements": _planted, "arguments": _given}
-CHANGES = (*_CHANGES.values(), _apart)
+CHANGES = (*_CHANGES.values(), apart)
 """The changes that are not of sizes; each takes a number, and a place among those where it can be."""

@@ -101,7 +101,8 @@ class Tally:
 
     def add(self, case: Case, verdict: Verdict, legal: bool = False, alone: bool = True) -> None:
         """Count one case, unless this tally has it already. ``legal``: it was drawn as a call that torch takes; not
-        ``alone``: the verdict is on a sequence of calls of which it is the first."""
+        ``alone``: the verdict is on a sequence of calls of which it is the first, or by few checks, and the coverage
+        does not count it."""
         if verdict.id in self._seen:
             return
         self._seen.add(verdict.id)

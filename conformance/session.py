@@ -22,11 +22,13 @@ from conformance import (
     database,
     drawing,
     failure_causes,
+    huge_calls,
     interrupts,
     repro,
     runner,
     sequences,
 )
+from conformance import spec as specs
 from conformance.cases import Case, CaseError
 from conformance.checks import CHECKS, DERIVED, PASSED, RARE, least_tried
 from conformance.failure_causes import Failed
@@ -180,6 +182,8 @@ class Run:
                 if search.given_up():
                     break
             if search.legal and not search.failing:
+                self._huge(search, op, dtype)
+            if search.legal and not search.failing:
                 self._explore(search, op, dtype)
                 report.tally.coverage.searched(op, dtype)
             self._tell(search, op, dtype)
@@ -210,6 +214,21 @@ class Run:
         for case, verdict in sorted(failing, key=lambda pair: cases.size(pair[0])):
             smallest.setdefault((case.op, cases.dtype_of(case)), (case, verdict))
         return [self.save(*pair) for pair in smallest.values()]
+
+    def _huge(self, search: Search, op: str, dtype: str) -> None:
+        """Judge a few calls past all sizes that are drawn, where calls are quick."""
+        quick = self.settings.max_examples < PROFILES["ci"].max_examples
+        checks = [check for check in huge_calls.CHECKS if self.checks is None or check in self.checks]
+        if quick or self.large < LARGE[""] or not checks:
+            return
+        spec = specs.registry()[op]
+        dtypes = [one for one in spec.dtypes if one in self.dtypes]
+        found = huge_calls.calls(spec, search.passed, dtypes, dtype)
+        name = f"{self.seed}/{op}/{dtype}/huge/0"
+        if found:
+            draws = strategies.sampled_from(found)
+            while self._round(draws, name, drawing.settings(len(found)), search, checks=checks):
+                pass
 
     def _explore(self, search: Search, op: str, dtype: str) -> None:
         """Judge calls that come to places of the implementation's code to which no drawn call came."""
@@ -320,9 +339,11 @@ class Run:
         settings: hypothesis.settings,
         search: Search,
         thorough: bool = False,
+        checks: Sequence[str] | None = None,
     ) -> bool:
         """Draw some cases, and shrink one that fails a check that nothing has failed so far. Return whether that ended
-        a process, so that cases after it were not drawn. ``thorough``: as for ``judge``."""
+        a process, so that cases after it were not drawn. ``thorough``, ``checks``: as for ``judge``; cases with checks
+        of their own are no starts of other searches."""
         known, shrinking, ends = set(search.failing), False, 0
         name = seed.rpartition("/")[0]
 
@@ -334,7 +355,8 @@ class Run:
             failing = search.failing.keys() - known
             verdict = search.fatal.get(identity)
             if verdict is None:
-                verdict = self._smaller(case, failing) if failing else self.judge(case, thorough, search=name)
+                smaller = checks is None and failing
+                verdict = self._smaller(case, failing) if smaller else self.judge(case, thorough, checks, name)
             check = verdict.failure.check if verdict.failure else None
             if check in FATAL and identity not in search.fatal:
                 search.fatal[identity] = verdict
@@ -347,10 +369,11 @@ class Run:
                     search.seen.add(identity)
                 # Once something has failed, the judged cases are steps of the shrinking.
                 if check is None and not shrinking:
-                    if search.legal and verdict.status == PASSED:
-                        search.passed.append(case)
-                    self.pool.take(case, verdict)
-                    search.report.tally.add(case, verdict, search.legal)
+                    if checks is None:
+                        if search.legal and verdict.status == PASSED:
+                            search.passed.append(case)
+                        self.pool.take(case, verdict)
+                    search.report.tally.add(case, verdict, search.legal, alone=checks is None)
                 return
             search.note(check, case, verdict)
             shrinking = True

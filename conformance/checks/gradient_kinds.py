@@ -25,6 +25,8 @@ are added up in ``.grad``; or they are differentiated again; or the call is made
 KINDS = (*PLAIN, *OTHERS)
 TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
 """Those in which each element of the result has a gradient of its own."""
+KINDS_OF_STEP = (*TELLING, "overwritten")
+"""Those of a call of more than ``MOST_OF_ROWS`` elements."""
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
@@ -35,6 +37,8 @@ MOST_OF_ROWS = 1 << 21
 """The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
 or put them in a dim of a grid that has as many."""
 LONG = 1 << 10
+MOST_OF_STEP = 1 << 25
+"""The same where a case makes all checks: of a training step's size there are few (``huge_calls``)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,18 +91,26 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         left_out += ("second order",)
     # Few calls are large, and what is wrong in one of its rows has to show.
     large = cases.elements(case) + result.numel() > MOST
-    kinds = TELLING if large else [one for one in KINDS if one not in left_out]
-    kind = kinds[seed // 23 % len(kinds)]
+    kinds = [one for one in KINDS if one not in left_out]
+    kind = kind_of_large(case, result.numel()) if large else kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
     if kind == "second order":
         asked, dtype = _ordinary(_tamed(case), dtype)
     dout = _dout(kind, tuple(result.shape), dtype, seed)
     # The gradient of one operand may be of the others alone, and that of a change has to show.
-    wanted = tuple(floating) if kind == "overwritten" else (tuple(floating), some)[seed // 3 % 2]
+    training = cases.elements(case) + result.numel() > MOST_OF_ROWS
+    wanted = tuple(floating) if training or kind == "overwritten" else (tuple(floating), some)[seed // 3 % 2]
     settings = SETTINGS[seed // 37 % len(SETTINGS)]
     # What is changed does not follow from the kind, for which the seed is divided by 23.
     return Wish(kind, asked, wanted, dout, changed[seed // 276 % len(changed)], settings)
+
+
+def kind_of_large(case: Case, results: int) -> str:
+    """Return the kind of gradients that a case of more than ``MOST`` elements is asked for, ``results`` of the result
+    among them."""
+    kinds = KINDS_OF_STEP if cases.elements(case) + results > MOST_OF_ROWS else TELLING
+    return kinds[cases.seed(case) // 23 % len(kinds)]
 
 
 def _is_in_place(case: Case, result: torch.Tensor) -> bool:

@@ -15,7 +15,16 @@ from conformance import cases, context_calls, forms, gradient_calls
 from conformance.calls import Outcome
 from conformance.cases import Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, different
-from conformance.checks.gradient_kinds import LONG, MOST, MOST_OF_ROWS, Wish, floating_operands, told, wish
+from conformance.checks.gradient_kinds import (
+    LONG,
+    MOST,
+    MOST_OF_ROWS,
+    MOST_OF_STEP,
+    Wish,
+    floating_operands,
+    told,
+    wish,
+)
 from conformance.checks.result import inputs_unchanged
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, Expected, OpSpec
@@ -53,10 +62,13 @@ def _most(trial: Trial) -> int:
     floating = [spec for spec in cases.operands(trial.case) if dtypes.is_floating(spec.dtype)]
     counts = [sum(size > LONG for size in spec.shape) for spec in floating]
     # Where several are long the oracle may evaluate each element of one with each of another, as attention's does.
-    several = max(counts) > 1 or (sum(counts) > 1 and (trial.parts is None or trial.parts.terms > LONG))
+    each = sum(counts) > 1 and (trial.parts is None or trial.parts.terms > LONG)
     # Float64 is judged in more than its precision, which is slow.
-    slow = trial.implementation.kernels or any(spec.dtype == "float64" for spec in floating)
-    return MOST if several or slow else MOST_OF_ROWS
+    if trial.implementation.kernels or any(spec.dtype == "float64" for spec in floating):
+        return MOST
+    if trial.thorough and (max(counts) > 1 or not each):
+        return MOST_OF_STEP
+    return MOST if max(counts) > 1 or each else MOST_OF_ROWS
 
 
 def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: Any) -> list[Expected | None]:
