@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,7 @@ from conformance.cases import (
     parsed,
 )
 from conformance.names import unknown_name
+from conformance.spec import Call
 from strategies import layouts, stored, tensors
 from strategies.specs import TensorSpec
 from strategies.values import STORED
@@ -127,23 +129,27 @@ def _elements(spec: TensorSpec, operand: int, limit: int) -> int:
     return max(layouts.storage_size(spec.layout, spec.shape), math.prod(spec.shape))
 
 
-def results_on_meta(case: Case) -> tuple[torch.Tensor, ...] | None:
-    """Return torch's results for meta tensors, which have no elements; None where torch refuses the call."""
+def on_meta(case: Case) -> Call | None:
+    """Return torch's call with meta tensors, which have no elements; None where torch refuses it."""
     tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta") for spec in operands(case)]
     args, kwargs = bind(case, tensors)
     try:
         with warnings.catch_warnings(action="ignore"):
-            result = specs.registry()[case.op].reference(*args, **kwargs)
+            return Call(args, kwargs, specs.registry()[case.op].reference(*args, **kwargs))
     # Any error of torch: a case may be an illegal call, and judging it is not this function's work.
     except Exception:  # noqa: BLE001
         return None
-    return result if isinstance(result, tuple) else (result,)
+
+
+def results(call: Call) -> tuple[Any, ...]:
+    """Return the results of a call, one or several."""
+    return call.result if isinstance(call.result, tuple) else (call.result,)
 
 
 def result_elements(case: Case) -> int | None:
-    """Return the number of elements of torch's result; None where torch refuses the call."""
-    results = results_on_meta(case)
-    return None if results is None else sum(result.numel() for result in results)
+    """Return the number of elements of torch's result, asked with meta tensors; None where torch refuses the call."""
+    call = on_meta(case)
+    return None if call is None else sum(result.numel() for result in results(call))
 
 
 def _limit(elements: int, what: str, limit: int) -> None:

@@ -1,8 +1,8 @@
 """Make calls past what is drawn otherwise: of more rows, elements and terms than a grid's second dim, 24 bits or two
 stages of blocks hold; of strides and offsets beyond 2^24; and of the size of a training step, for its gradients.
 
-Each is a drawn call that passed, with other sizes or distances. They are few, and judged by ``CHECKS`` alone, since one
-takes seconds.
+Each is a drawn call that passed, with other sizes or distances. They are few, and judged by ``checks.OF_HUGE`` alone,
+since one takes seconds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from conformance.spec import OpSpec, parameters
 from strategies.dtypes import format_of, is_floating
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 
-CHECKS = ("metadata", "values", "gradients")
 BYTES = 1 << 27
 """The most bytes of all operands of such a call together."""
 WHOLE = 1 << 23
 """The most elements where no parts of a result can be judged alone."""
-ROWS = (1 << 24) + 333
+ROWS = (1 << 24) + (1 << 17) + 333
 """More than 65,535 tiles of 256 rows, and than float32 and 24 bits count."""
 ELEMENTS = (1 << 26) + 65_541, (1 << 25) + 2_077, (1 << 24) + 65_541
 """More than 65,535 blocks of 1,024, 512 and 256: the first of them that fits."""
@@ -44,12 +43,17 @@ STEP = (4_219, 1_103)
 """Tokens and columns: more than 128 blocks of 32 rows, and than one block of 1,024 columns."""
 WORK = 1 << 33
 """The most multiplications of a call of that size."""
+MOST_TERMS = 1 << 18
+"""The most elements that go with each part of a result of more than ``ROWS`` elements."""
 STARTS = 48
 """The most calls of which one of a kind is made."""
 PLACES = 4
 """The sizes that give way, in turn."""
 TELLING = ("normal", "uniform", "positive", "integers")
 """Recipes whose elements differ; others give way to the first."""
+
+_ALIKE = ("constant", "zeros", "level", "one_hot")
+"""Recipes of whole numbers and bools whose elements do not differ."""
 
 Kind = Callable[[Case, int, int], Iterator[Case]]
 """Makes calls of one, with sizes from a place on, of up to so many elements."""
@@ -87,7 +91,29 @@ def _first(spec: OpSpec, ways: Sequence[Kind], starts: Sequence[Case]) -> Case |
     made = (
         one for way in ways for place in range(PLACES) for case in starts for one in way(case, place, _room(spec, case))
     )
-    return next((one for one in made if is_allowed(spec, one, times * _room(spec, one), FLOAT64)), None)
+    allowed = (one for one in made if is_allowed(spec, one, times * _room(spec, one), FLOAT64))
+    return next((one for one in allowed if _is_quick(spec, one)), None)
+
+
+def _is_quick(spec: OpSpec, case: Case) -> bool:
+    """Tell whether the oracle need not evaluate all of a result of more than ``ROWS`` elements: of a single row no part
+    can be computed alone."""
+    call = case_files.on_meta(case)
+    if call is None:
+        return False
+    largest = max(math.prod(one.shape) for one in cases.operands(case))
+    count = sum(result.numel() for result in case_files.results(call))
+    if max(largest, count) <= ROWS + 1000 or count < largest:
+        return True
+    parts = spec.parts(call)
+    if parts is None:
+        return False
+    named = {**dict(enumerate(call.args)), **call.kwargs}
+    whole = (
+        math.prod(size for size, axis in zip(named[key].shape, axes, strict=True) if axis is None)
+        for key, axes in parts.axes.items()
+    )
+    return max(whole, default=1) <= MOST_TERMS
 
 
 def _starts(passed: Sequence[Case]) -> list[Case]:
@@ -122,8 +148,9 @@ def _is_trivial(case: Case) -> bool:
 
 
 def _telling(spec: TensorSpec) -> TensorSpec:
-    kept = spec.values in TELLING or not is_floating(spec.dtype)
-    return spec if kept else msgspec.structs.replace(spec, values=TELLING[0])
+    # One NaN would hide all else of a sum.
+    kept = spec.values in TELLING if is_floating(spec.dtype) else spec.values not in _ALIKE
+    return msgspec.structs.replace(spec, values=spec.values if kept else TELLING[0], specials=())
 
 
 _NO_PARTS = next(field.default for field in dataclasses.fields(OpSpec) if field.name == "parts")
@@ -131,7 +158,7 @@ _NO_PARTS = next(field.default for field in dataclasses.fields(OpSpec) if field.
 
 def _room(spec: OpSpec, case: Case) -> int:
     """Return how many elements all operands may have together."""
-    room = BYTES // max((format_of(one.dtype).bits // 8 for one in cases.operands(case)), default=1) + (1 << 17)
+    room = BYTES // max((format_of(one.dtype).bits // 8 for one in cases.operands(case)), default=1) + (1 << 19)
     return min(room, WHOLE) if spec.parts is _NO_PARTS else room
 
 
@@ -183,14 +210,19 @@ def _outer(case: Case, place: int, room: int) -> Iterator[Case]:
 
 
 def _strides(case: Case, place: int, room: int) -> Iterator[Case]:
-    for one in _apart(case):
-        specs = [spec for spec in cases.operands(one) if math.prod(spec.shape[:-1]) > 1]
-        if any(max(spec.layout.padding, default=0) > DISTANCE // 2 for spec in specs):
-            yield one
+    dense = _dense(case)
+    # Three rows would be too much of float32.
+    for start in (*sized(dense, [2], place, room), dense):
+        for one in _apart(start):
+            specs = [spec for spec in cases.operands(one) if math.prod(spec.shape[:-1]) > 1]
+            if any(max(spec.layout.padding, default=0) > DISTANCE // 2 for spec in specs):
+                yield one
 
 
 def _offsets(case: Case, place: int, room: int) -> Iterator[Case]:
-    yield from (one for one in _apart(case) if any(spec.layout.offset == DISTANCE for spec in cases.operands(one)))
+    for one in _apart(_dense(case)):
+        if any(spec.layout.offset == DISTANCE for spec in cases.operands(one)):
+            yield one
 
 
 def _apart(case: Case) -> Iterator[Case]:
@@ -255,8 +287,8 @@ def _dense(case: Case) -> Case:
 def _marked(case: Case) -> Case:
     """The call with values at the end that a test finds there, or with two largest ones, where a result says where they
     are."""
-    results = case_files.results_on_meta(case) or ()
-    told = {result.dtype for result in results}
+    call = case_files.on_meta(case)
+    told = {result.dtype for result in case_files.results(call)} if call is not None else set()
     if told == {torch.bool}:
         values: Sequence[tuple[int, str]] = ((-1, "nan"), (-3, "inf"), (-4, "-inf"))
     elif told == {torch.int64}:

@@ -324,6 +324,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["context"] is not None:
         others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS}
         function = context_calls.within(call["context"], function, others)
+    lists = {name: list(value) for name, value in [*enumerate(args), *kwargs.items()] if type(value) is list}
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
     try:
@@ -366,7 +367,10 @@ def _make(made, function, call, device, guard, offers, passed):
         made.fault = said(raised) if _is_memory_fault(raised) else ""
     made.value = call_contexts.undressed(call["form"], made.operands, given, made.value)
     if call["state"]:
-        made.state = (*made.state, *(f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)))
+        attributes = [f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)]
+        now = {**dict(enumerate(args)), **kwargs}
+        changed = [f"the caller's list, argument {name}" for name, was in lists.items() if now[name] != was]
+        made.state = (*made.state, *attributes, *changed)
     made.moved = tuple(operand._version != was for operand, was in zip(made.operands, versions, strict=True))
     now = [operand.untyped_storage() for operand in made.operands]
     made.replaced = tuple(one._cdata != was._cdata for one, was in zip(now, storages, strict=True))

@@ -30,7 +30,7 @@ from conformance import (
 )
 from conformance import spec as specs
 from conformance.cases import Case, CaseError
-from conformance.checks import CHECKS, DERIVED, PASSED, RARE, least_tried
+from conformance.checks import CHECKS, DERIVED, OF_HUGE, PASSED, RARE, least_tried
 from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
@@ -218,7 +218,7 @@ class Run:
     def _huge(self, search: Search, op: str, dtype: str) -> None:
         """Judge a few calls past all sizes that are drawn, where calls are quick."""
         quick = self.settings.max_examples < PROFILES["ci"].max_examples
-        checks = [check for check in huge_calls.CHECKS if self.checks is None or check in self.checks]
+        checks = [check for check in OF_HUGE if self.checks is None or check in self.checks]
         if quick or self.large < LARGE[""] or not checks:
             return
         spec = specs.registry()[op]

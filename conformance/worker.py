@@ -1,4 +1,7 @@
-"""Run the judge and the judged process, and start fresh ones when the judged process dies."""
+"""Run the judge and the judged process, and start fresh ones when the judged process dies.
+
+One file: all of it is the life of these two processes, which one object keeps.
+"""
 
 from __future__ import annotations
 

@@ -45,6 +45,8 @@ __all__ = [
     "DERIVED",
     "DEVIATION",
     "FAILED",
+    "HUGE",
+    "OF_HUGE",
     "PASSED",
     "RARE",
     "UNCLAIMED",
@@ -132,12 +134,25 @@ REFUSED_CHECKS = ("guard_bands", "errors", "inputs_unchanged", "state")
 """The checks that apply to a call that torch refuses."""
 
 
+OF_HUGE = ("metadata", "values", "gradients")
+"""The checks of a call of more than ``HUGE`` elements, unless others are named: all together take minutes."""
+
+HUGE = (1 << 24) + (1 << 16)
+
+
+def _is_huge(trial: Trial) -> bool:
+    results = sum(tensor.numel() for tensor in trial.reference.tensors())
+    return max(cases.elements(trial.case), results) > HUGE
+
+
 def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True) -> list[str]:
     """Return the checks that can be made, of those named, or (None) of the op's.
 
     ``thorough``: make all ``SAMPLED`` checks and not one, unless checks are named.
     """
     named = (*ALWAYS, *trial.spec.checks) if checks is None else checks
+    if checks is None and _is_huge(trial):
+        named = [check for check in named if check in OF_HUGE]
     if trial.ours.fault:
         return ["memory"]
     if trial.refusal is not None:

@@ -147,3 +147,25 @@ def halves_of_one_weight(right: Right, x: Any, gate: Any, up: Any, *args: Any, *
     if dense and up.data_ptr() + up.numel() * up.itemsize == gate.data_ptr():
         gate, up = up, gate
     return right(x, gate, up, *args, **kwargs)
+
+
+# --- the caller's own lists ---------------------------------------------------------------------------------------
+
+
+@defect("sum amax", KIND, "state")
+def positive_dims_in_the_callers_list(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Dims of a list are made positive in place: who passes it to a tensor of another rank next reduces others."""
+    result = right(input, *args, **kwargs)
+    for dims in (*args, *kwargs.values()):
+        if type(dims) is list:
+            dims[:] = [dim % input.ndim for dim in dims]
+    return result
+
+
+@defect("layer_norm rms_norm", KIND, "state")
+def shape_of_the_caller_is_emptied(right: Right, input: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+    """The dims of a normalized_shape are counted by taking them from the caller's own list."""
+    result = right(input, shape, *args, **kwargs)
+    while type(shape) is list and shape:
+        shape.pop()
+    return result

@@ -16,7 +16,7 @@ import hypothesis
 import msgspec
 import torch
 
-from conformance import cases, code_search, drawing, profiles, runner
+from conformance import cases, code_search, drawing, huge_calls, profiles, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import (
@@ -24,6 +24,7 @@ from conformance.checks import (
     DERIVED,
     DEVIATION,
     FAILED,
+    OF_HUGE,
     RARE,
     UNCLAIMED,
     Outcome,
@@ -103,6 +104,13 @@ def code_cases(op: str, settings: hypothesis.settings, seed: int, implementation
     for dtype, found in known.items():
         name = f"{seed}/{op}/{dtype}/explored"
         yield from code_search.search(found, implementation, CPU, calls, runner.LARGE[""], name)
+
+
+def huge_cases(op: str, settings: hypothesis.settings, seed: int) -> Iterator[Case]:
+    """The cases that the suite judges of an op, of all its dtypes, past all sizes that are drawn."""
+    spec = specs.registry()[op]
+    for dtype, found in _legal_cases(op, settings.max_examples, seed).items():
+        yield from huge_calls.calls(spec, found, spec.dtypes, dtype)
 
 
 @cache
@@ -185,18 +193,18 @@ def study(
     least_tried.anew()
     count = 0
 
-    def meet(prepared: Prepared, count: int, defects: Mapping[str, Defect]) -> None:
-        """Judge the defects on a case, and note those that are caught."""
+    def meet(prepared: Prepared, count: int, defects: Mapping[str, Defect], made: Sequence[str] | None = None) -> None:
+        """Judge the defects on a case, by the checks ``made`` or as the suite does, and note those that are caught."""
         case = prepared.case
         note(right(op).name, case, count)
-        wrong = failed(runner.judge_prepared(prepared, right(op), thorough=False)) if defects else set()
+        wrong = failed(runner.judge_prepared(prepared, right(op), made, thorough=False)) if defects else set()
         plain = runner.tried(prepared, right(op), thorough=False) if defects else None
         for defect in list(defects.values()):
             note(defect.name, case, count)
             if defect.check in wrong or not _suspect(prepared, defect, plain):
                 continue
             # Those that are rare are made of each case here.
-            checks = (defect.check,) if defect.check in RARE else None
+            checks = (defect.check,) if defect.check in RARE else made
             verdict = runner.judge_prepared(prepared, defect.implementation, checks, thorough=False)
             if verdict.failure and verdict.failure.check == "memory" != defect.check:
                 # After it nothing else is judged; but it is the interpreter's, and on a GPU others have to see it.
@@ -226,6 +234,10 @@ def study(
                 meet(prepare(case), count_of_own, {one.name: one})
                 if one.name not in alive:
                     break
+        reached = {name: one for name, one in alive.items() if one.check in OF_HUGE}
+        for count_of_own, case in enumerate(huge_cases(op, settings, seed) if reached else (), count + 1):
+            if left := {name: one for name, one in reached.items() if name in alive}:
+                meet(prepare(case), count_of_own, left, OF_HUGE)
     results += [result(defect, count, others[defect.name]) for defect in alive.values()]
     return results, tallies
 

@@ -1,0 +1,152 @@
+"""Calls past all sizes that are drawn: few, legal, and judged by few checks."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from op_tools import drawn
+
+from conformance import cases, checks, huge_calls, profiles, runner, session
+from conformance import spec as specs
+from conformance.cases import Case
+from conformance.checks.gradient_kinds import KINDS_OF_STEP, wish
+from conformance.implementations import Implementation
+from conformance.selftest import defect_registry, search
+from conformance.session import Run
+from strategies import layouts
+from strategies.specs import TensorSpec
+
+OPS = ("exp", "eq", "softmax", "layer_norm", "sum", "mm", "cross_entropy")
+
+
+@cache
+def starts(op: str, dtype: str) -> list[Case]:
+    spec = specs.registry()[op]
+    legal = [case for start in range(10) for case in drawn(spec.cases((dtype,)), profiles.ROUND, start)]
+    return legal + (drawn(spec.scenes((dtype,)), profiles.ROUND) if spec.scenes else [])
+
+
+@cache
+def huge(op: str, dtype: str = "float32") -> list[Case]:
+    return huge_calls.calls(specs.registry()[op], starts(op, dtype), [dtype], dtype)
+
+
+def reaches(case: Case) -> set[str]:
+    operands = cases.operands(case)
+    sizes = {size for spec in operands for size in spec.shape}
+    found = {"rows"} if huge_calls.ROWS in sizes else set()
+    found |= {"elements"} if sizes & {*huge_calls.ELEMENTS} else set()
+    found |= {"terms"} if sizes & {huge_calls.TERMS, huge_calls.FLOAT64} else set()
+    found |= {"outer"} if sizes >= {*huge_calls.OUTER} else set()
+    found |= {"step"} if sizes >= {*huge_calls.STEP} else set()
+    for spec in operands:
+        if spec.layout.offset == huge_calls.DISTANCE:
+            found.add("offset")
+        if any(
+            size > 1 and stride >= huge_calls.DISTANCE
+            for size, stride in zip(spec.shape, layouts.strides(spec.layout, spec.shape), strict=True)
+        ):
+            found.add("stride")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("op", "kinds"),
+    [
+        ("exp", {"rows", "elements", "terms", "stride", "offset", "step"}),
+        ("sum", {"rows", "elements", "terms", "stride", "offset", "step"}),
+        ("softmax", {"rows", "elements", "terms", "stride", "offset", "step"}),
+        ("mm", {"rows", "elements", "terms", "stride", "offset", "outer", "step"}),
+        ("eq", {"rows", "elements", "terms", "stride", "offset"}),
+    ],
+)
+def test_a_dtype_that_is_alone_gets_every_kind(op, kinds):
+    assert set[str]().union(*map(reaches, huge(op))) >= kinds
+
+
+def test_dtypes_share_the_kinds():
+    spec, dtypes = specs.registry()["exp"], ["bfloat16", "float16", "float32"]
+    made = [huge_calls.calls(spec, starts("exp", dtype), dtypes, dtype) for dtype in dtypes]
+    assert set[str]().union(*(reaches(case) for one in made for case in one)) == set[str]().union(
+        *map(reaches, huge("exp"))
+    )
+    assert max(len([case for case in one if reaches(case) - {"step"}]) for one in made) < len(KINDS_OF_STEP)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_they_are_legal_and_within_their_bytes(op):
+    for case in huge(op):
+        for spec in cases.operands(case):
+            form = torch.empty((), dtype=getattr(torch, spec.dtype)).element_size()
+            assert math.prod(spec.shape) * form <= huge_calls.BYTES + (1 << 21)
+            assert layouts.storage_size(spec.layout, spec.shape) * form <= 4 * huge_calls.BYTES
+        assert "out" not in case.kwargs
+
+
+def test_a_step_is_asked_for_every_kind_of_gradient():
+    kinds = []
+    for case in huge("exp"):
+        if "step" in reaches(case):
+            shape = cases.operands(case)[0].shape
+            way = wish(case, torch.empty(shape, device="meta"))
+            kinds.append(way.kind)
+            assert way.wanted == (0,)
+    assert sorted(kinds) == sorted(KINDS_OF_STEP)
+
+
+def test_float64_has_no_more_than_its_oracle_bears():
+    assert max(math.prod(spec.shape) for case in huge("softmax", "float64") for spec in cases.operands(case)) < 1 << 16
+    assert any("terms" in reaches(case) for case in huge("softmax", "float64"))
+
+
+def test_what_is_huge_is_judged_by_few_checks():
+    case = Case(op="exp", args=(TensorSpec((huge_calls.ROWS,), "float16"),))
+    verdict = runner.judge(case, search.right("exp"), "cpu")
+    assert verdict.status == "passed"
+    assert {finding.check for finding in verdict.findings} <= {*checks.OF_HUGE}
+    assert runner.judge(case, search.right("exp"), "cpu", ["inputs_unchanged"]).findings
+
+
+@pytest.mark.parametrize(("profile", "count"), [("smoke", 0), ("ci", 1)])
+def test_a_search_ends_with_them_where_it_is_not_quick(profile, count, monkeypatch, tmp_path):
+    """They are no starts of other searches, and what fails is reported."""
+    asked = []
+
+    class Provider:
+        @staticmethod
+        def relu(input, *, inplace=False):
+            result = torch.nn.functional.relu(input, inplace)
+            return result + 1 if asked and input.shape == (77, 3) else result
+
+    def calls(spec, passed, dtypes, dtype):
+        asked.append(dtype)
+        return [Case(op="relu", args=(TensorSpec((77, 3), "float32"),))]
+
+    monkeypatch.setattr(session.huge_calls, "calls", calls)
+    monkeypatch.setattr(session.code_search, "search", lambda passed, *how: [])
+    implementation = Implementation("own", Provider, {}, {})
+    settings = profiles.PROFILES[profile]
+    run = Run(implementation, torch.device("cpu"), ("float32",), ("values",), tmp_path, settings, 0, large=1 << 24)
+    report = run.search("relu", "float32")
+    assert len(asked) == count
+    assert len(report.failed) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("exp_huge_blocks_512", "float32"),
+        ("softmax_huge_row_stride", "float32"),
+        ("mm_timed_products_of_few_bits", "float16"),
+        ("sum_float32_of_long_float64", "float64"),
+        ("silu_gradient_elements_past_2_21", "float32"),
+    ],
+)
+def test_what_shows_there_alone_is_caught(name, dtype):
+    defect = defect_registry.bank()[name]
+    found = (runner.judge(case, defect.implementation, search.CPU, checks.OF_HUGE) for case in huge(defect.op, dtype))
+    assert any(verdict.failure and verdict.failure.check == defect.check for verdict in found)
