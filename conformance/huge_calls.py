@@ -17,8 +17,8 @@ import msgspec
 import torch
 
 from conformance import case_files, cases
-from conformance.case_changes import each_filled, named_arguments
-from conformance.cases import Case
+from conformance.case_changes import changed, each_filled, is_tied, named_arguments
+from conformance.cases import Argument, Case
 from conformance.checks.gradient_kinds import KINDS_OF_STEP, kind_of_large
 from conformance.code_draws import apart, is_allowed, sized
 from conformance.spec import OpSpec, parameters
@@ -39,6 +39,10 @@ DISTANCE = (1 << 24) + 3
 """Elements from row to row, or in front of the first: odd, so that float32 does not hold it."""
 OUTER = (8_209, 8_221)
 """Sizes of two small operands whose result has more than 2^26 elements."""
+MANY_DIMS, BROADCAST_DIMS, FEW = 18, 3, 1 << 10
+"""More dims than 16, of which so many are broadcast from either side, for calls of few elements."""
+_OF_LAST_DIMS = ("weight", "bias")
+"""Operands of the normalized dims."""
 STEP = (4_219, 1_103)
 """Tokens and columns: more than 128 blocks of 32 rows, and than one block of 1,024 columns."""
 WORK = 1 << 33
@@ -71,6 +75,8 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     if kinds[0] in kinds[turn % len(kinds) :: len(dtypes)]:
         # Rows of another call as well: a plain one may not be of rows at all.
         made.append(_first(spec, kinds[0], starts))
+    if spec.parts is not _NO_PARTS:
+        made.append(_first(spec, [_many_dims], sorted(plain, key=_most_operands)))
     # Of float64 the oracle takes too long.
     training = [one for one in sorted(dtypes) if is_floating(one) and one != "float64"]
     if spec.gradients is not None and dtype in training:
@@ -138,6 +144,10 @@ def _bare(case: Case) -> Case:
 def _plainness(case: Case) -> tuple[int, int]:
     rank = max((len(spec.shape) for spec in cases.operands(case)), default=0)
     return len(case.args) + len(case.kwargs), abs(rank - 2)
+
+
+def _most_operands(case: Case) -> int:
+    return -sum(len(spec.shape) > 0 for spec in cases.operands(case))
 
 
 def _is_trivial(case: Case) -> bool:
@@ -240,6 +250,33 @@ KINDS: tuple[Sequence[Kind], ...] = (
     [_outer],
 )
 """Each with the ways in which it is made, of which the first that can be is taken."""
+
+
+def _many_dims(case: Case, place: int, room: int) -> Iterator[Case]:
+    rank = max(len(spec.shape) for spec in cases.operands(case))
+    more = MANY_DIMS - rank
+    if (
+        is_tied(case)
+        or more < 2 * BROADCAST_DIMS
+        or math.prod(math.prod(spec.shape) for spec in cases.operands(case)) > FEW
+    ):
+        return
+    numbers = itertools.count()
+
+    def wider(name: str, value: Argument) -> Argument:
+        if name == "dim" and isinstance(value, int | tuple):
+            dims = [one + more if one >= 0 else one for one in (value if isinstance(value, tuple) else (value,))]
+            return tuple(dims) if isinstance(value, tuple) else dims[0]
+        if not isinstance(value, TensorSpec) or not value.shape or name in _OF_LAST_DIMS:
+            return value
+        # Of two operands each is broadcast where the other is not.
+        first = next(numbers) % 2
+        leading = [1] * (more + rank - len(value.shape))
+        leading[first : 2 * BROADCAST_DIMS : 2] = [2] * BROADCAST_DIMS
+        shape = (*leading, *value.shape)
+        return TensorSpec(shape, value.dtype, value.values, value.seed, Layout(order=tuple(range(len(shape)))[::-1]))
+
+    yield changed(case, wider)
 
 
 def _many_rows(case: Case, place: int, room: int) -> Iterator[Case]:

@@ -151,8 +151,6 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
     ``thorough``: make all ``SAMPLED`` checks and not one, unless checks are named.
     """
     named = (*ALWAYS, *trial.spec.checks) if checks is None else checks
-    if checks is None and _is_huge(trial):
-        named = [check for check in named if check in OF_HUGE]
     if trial.ours.fault:
         return ["memory"]
     if trial.refusal is not None:
@@ -161,6 +159,8 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
         return [check for check in ("guard_bands",) if check in named] + ["errors"]
     if malformed(trial.ours.value, trial.reference.value):
         return ["metadata"]
+    if checks is None and _is_huge(trial):
+        named = [check for check in named if check in OF_HUGE]
     sampled = [check for check, applies in SAMPLED.items() if check in named and applies(trial)]
     if checks is None and not thorough and sampled:
         sampled = [least_tried.choose(trial.case, "checks", sampled, trial.tells)]

@@ -63,6 +63,15 @@ for _op in ("add", "softmax", "amax"):
     plant(_op, "huge_row_stride", KIND, "values", of.before(_of_row_stride(24)), _about)
 
 
+def _of_sixteen_dims(x: torch.Tensor) -> torch.Tensor:
+    return of.as_if_contiguous(x) if x.ndim > 16 else x
+
+
+for _op in ("add", "neg", "logsumexp"):
+    _about = "a kernel gets the strides of 16 dims; what has more is taken for contiguous"
+    plant(_op, "huge_more_than_16_dims", KIND, "values", of.before(_of_sixteen_dims), _about)
+
+
 @defect("sum mean softmax logsumexp", KIND)
 def float32_of_long_float64(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Rows of more than 2^14 elements go through a kernel that accumulates in float32, float64 ones too."""

@@ -41,6 +41,7 @@ def reaches(case: Case) -> set[str]:
     found |= {"elements"} if sizes & {*huge_calls.ELEMENTS} else set()
     found |= {"terms"} if sizes & {huge_calls.TERMS, huge_calls.FLOAT64} else set()
     found |= {"outer"} if sizes >= {*huge_calls.OUTER} else set()
+    found |= {"dims"} if any(len(spec.shape) > 16 for spec in operands) else set()
     found |= {"step"} if sizes >= {*huge_calls.STEP} else set()
     for spec in operands:
         if spec.layout.offset == huge_calls.DISTANCE:
@@ -56,11 +57,11 @@ def reaches(case: Case) -> set[str]:
 @pytest.mark.parametrize(
     ("op", "kinds"),
     [
-        ("exp", {"rows", "elements", "terms", "stride", "offset", "step"}),
-        ("sum", {"rows", "elements", "terms", "stride", "offset", "step"}),
-        ("softmax", {"rows", "elements", "terms", "stride", "offset", "step"}),
+        ("exp", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
+        ("sum", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
+        ("softmax", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
         ("mm", {"rows", "elements", "terms", "stride", "offset", "outer", "step"}),
-        ("eq", {"rows", "elements", "terms", "stride", "offset"}),
+        ("eq", {"rows", "elements", "terms", "stride", "offset", "dims"}),
     ],
 )
 def test_a_dtype_that_is_alone_gets_every_kind(op, kinds):
@@ -95,6 +96,20 @@ def test_a_step_is_asked_for_every_kind_of_gradient():
             kinds.append(way.kind)
             assert way.wanted == (0,)
     assert sorted(kinds) == sorted(KINDS_OF_STEP)
+
+
+def test_two_operands_of_many_dims_are_broadcast_from_either_side():
+    case = next(case for case in huge("eq") if "dims" in reaches(case))
+    first, second = (spec.shape for spec in cases.operands(case))
+    pairs = list(zip(first, second, strict=True))
+    assert pairs.count((2, 1)) >= 3
+    assert pairs.count((1, 2)) >= 3
+
+
+def test_a_refused_call_is_judged_by_its_refusal():
+    verdict = runner.judge(Case(op="exp", args=("x",)), search.right("exp"), "cpu")
+    assert verdict.refused
+    assert verdict.status == "passed"
 
 
 def test_float64_has_no_more_than_its_oracle_bears():
@@ -141,6 +156,7 @@ def test_a_search_ends_with_them_where_it_is_not_quick(profile, count, monkeypat
     [
         ("exp_huge_blocks_512", "float32"),
         ("softmax_huge_row_stride", "float32"),
+        ("neg_huge_more_than_16_dims", "float32"),
         ("mm_timed_products_of_few_bits", "float16"),
         ("sum_float32_of_long_float64", "float64"),
         ("silu_gradient_elements_past_2_21", "float32"),
