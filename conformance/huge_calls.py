@@ -87,7 +87,10 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
         ]
         found = [step for step in steps if step is not None]
         wanted = KINDS_OF_STEP[training.index(dtype) :: len(training)] if found else ()
-        made += [_of_kind(found[number % len(found)], kind, number) for number, kind in enumerate(wanted)]
+        made += [
+            _of_kind(found[(number + number // len(found)) % len(found)], kind, number)
+            for number, kind in enumerate(wanted)
+        ]
     return list({cases.case_id(case): case for case in made if case is not None}.values())
 
 
@@ -305,10 +308,10 @@ def _work(case: Case) -> float:
 
 
 def _of_kind(step: Case, kind: str, turn: int) -> Case:
-    """Return a call whose gradients are asked for in one way; of every other one the largest operands have rows that
+    """Return a call whose gradients are asked for in one way; of every third one the largest operands have rows that
     are parts of wider ones."""
     largest = max((spec.shape for spec in cases.operands(step)), key=math.prod)
-    layout = Layout(padding=(*(0,) * (len(largest) - 1), 5), offset=1) if turn % 2 else CONTIGUOUS
+    layout = Layout(padding=(*(0,) * (len(largest) - 1), 5), offset=1) if turn % 3 == 2 else CONTIGUOUS
 
     def laid(spec: TensorSpec, seed: int) -> TensorSpec:
         return msgspec.structs.replace(spec, layout=layout, seed=seed) if spec.shape == largest else spec
