@@ -20,7 +20,7 @@ class Format:
     max: float
     """The largest finite number."""
     infinite: bool = True
-    """Whether the format has infinities; where it has none an overflow becomes NaN."""
+    """Tells whether the format has infinities; where it has none an overflow becomes NaN."""
 
     @property
     def unit(self) -> float:

@@ -7,7 +7,6 @@ since one takes seconds.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -70,12 +69,13 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     # What is called with nothing but its operands takes the fast path, if there is one.
     plain = sorted((*map(_bare, starts), *starts), key=_plainness)
     turn = sorted(dtypes).index(dtype)
-    kinds = [ways for ways in KINDS if ways[0] is not _outer or spec.parts is not _NO_PARTS]
-    made = [_first(spec, ways, plain) for ways in kinds[turn % len(kinds) :: len(dtypes)]]
-    if kinds[0] in kinds[turn % len(kinds) :: len(dtypes)]:
+    kinds = [ways for ways in KINDS if ways[0] is not _outer or _has_parts(spec)]
+    own = kinds[turn % len(kinds) :: len(dtypes)]
+    made = [_first(spec, ways, plain) for ways in own]
+    if kinds[0] in own:
         # Rows of another call as well: a plain one may not be of rows at all.
         made.append(_first(spec, kinds[0], starts))
-    if spec.parts is not _NO_PARTS:
+    if _has_parts(spec):
         made.append(_first(spec, [_many_dims], sorted(plain, key=_most_operands)))
     # Of float64 the oracle takes too long.
     training = [one for one in sorted(dtypes) if is_floating(one) and one != "float64"]
@@ -139,7 +139,7 @@ def _starts(passed: Sequence[Case]) -> list[Case]:
 
 
 def _bare(case: Case) -> Case:
-    """The call with what it has to be given alone; torch may refuse it."""
+    """Return the call with nothing but what it has to be given; torch may refuse it."""
     required = len(parameters(case.op, required=True))
     return msgspec.structs.replace(case, args=case.args[:required], kwargs={})
 
@@ -166,13 +166,15 @@ def _telling(spec: TensorSpec) -> TensorSpec:
     return msgspec.structs.replace(spec, values=spec.values if kept else TELLING[0], specials=())
 
 
-_NO_PARTS = next(field.default for field in dataclasses.fields(OpSpec) if field.name == "parts")
+def _has_parts(spec: OpSpec) -> bool:
+    """Tell whether parts of the op's results can be judged alone."""
+    return spec.parts is not OpSpec.parts
 
 
 def _room(spec: OpSpec, case: Case) -> int:
     """Return how many elements all operands may have together."""
     room = BYTES // max((format_of(one.dtype).bits // 8 for one in cases.operands(case)), default=1) + (1 << 19)
-    return min(room, WHOLE) if spec.parts is _NO_PARTS else room
+    return room if _has_parts(spec) else min(room, WHOLE)
 
 
 # --- kinds ---------------------------------------------------------------------------------------------------------
@@ -325,8 +327,8 @@ def _dense(case: Case) -> Case:
 
 
 def _marked(case: Case) -> Case:
-    """The call with values at the end that a test finds there, or with two largest ones, where a result says where they
-    are."""
+    """Return the call with values at the end that a test finds there, or with two largest ones, where a result says
+    where they are."""
     call = case_files.on_meta(case)
     told = {result.dtype for result in case_files.results(call)} if call is not None else set()
     if told == {torch.bool}:

@@ -71,7 +71,7 @@ class Options:
             else None
         )
         self.sequences = self.checks is None or SEQUENCE in self.checks
-        """Whether calls that follow one another are judged."""
+        """Tell whether calls that follow one another are judged."""
         default = "ci" if os.environ.get("CI") else "smoke"
         self.profile = _among("profile", [config.getoption("--hypothesis-profile") or default], [*PROFILES])[0]
         self.implementation: str = config.getoption("--implementation")
@@ -113,7 +113,7 @@ class Options:
         if examples := config.getoption("--max-examples"):
             self.settings = hypothesis.settings(self.settings, max_examples=examples)
         self.floor = self.profile == "ci" and not examples
-        """Whether the coverage of an op that is judged whole has to reach its floor."""
+        """Tell whether the coverage of an op that is judged whole has to reach its floor."""
         self.seed = _seed(config, self.profile)
         self.shard: Shard | None = config.getoption("--shard")
         drawn_alike = config.getoption("--hypothesis-seed") is not None or PROFILES[self.profile].derandomize

@@ -34,7 +34,7 @@ class Search:
     """The state of one search."""
 
     legal: bool = True
-    """Whether it draws calls that torch takes."""
+    """Tells whether it draws calls that torch takes."""
     report: Report = dataclasses.field(default_factory=Report)
     seen: set[str] = dataclasses.field(default_factory=set)
     """Ids of cases that need no judging again."""

@@ -138,6 +138,7 @@ OF_HUGE = ("metadata", "values", "gradients")
 """The checks of a call of more than ``HUGE`` elements, unless others are named: all together take minutes."""
 
 HUGE = (1 << 24) + (1 << 16)
+"""Elements of all operands, or of all results; large reductions go a little beyond 2^24, and are judged whole."""
 
 
 def _is_huge(trial: Trial) -> bool:

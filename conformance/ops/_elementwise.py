@@ -1,4 +1,4 @@
-"""What elementwise operators share: the calls to try, batches, parts and benchmarks."""
+"""Draw the calls of elementwise operators, and tell their batches, parts and benchmarks."""
 
 from __future__ import annotations
 

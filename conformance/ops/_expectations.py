@@ -1,4 +1,4 @@
-"""What a call has to return: results that are exact, or within a bound, stored into ``out=`` if there is one."""
+"""Make the answers that a call has to give: exact, or within a bound, and stored into ``out=`` if there is one."""
 
 from __future__ import annotations
 

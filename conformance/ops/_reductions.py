@@ -1,4 +1,4 @@
-"""What reductions share: calls (dims, ``keepdim``, ``dtype=``, ``out=``), batches, parts and benchmarks."""
+"""Draw calls of reductions (dims, ``keepdim``, ``dtype=``, ``out=``), and tell their batches, parts and benchmarks."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ VALUES: dict[str, dict[str, str]] = {
         "cache_mask_shifted": "the mask's first column is for the first new row",
     },
 }
-"""By kind: what the result shows."""
+"""Describes for each kind what the result shows."""
 OTHERS = {
     ("written", "cache"): {
         "cache_slot_off_by_one": "rows go one further than the position, up to the end",
