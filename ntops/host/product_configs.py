@@ -89,6 +89,13 @@ class Problem(config_selection.Problem):
 
         return found
 
+    def exists(self, options):
+        if options.form == HOPPER:
+            tile = options.block_m, options.block_n, options.block_k, options.num_warps, options.num_stages
+            return tile in mm_hopper.known(self.dtype)
+
+        return super().exists(options)
+
     def allows(self, options):
         if options.form in (HOPPER, FMA) and not self.described:
             return False

@@ -6,6 +6,11 @@ tensor cores wait at the beginning and at the end of every tile. Here a program 
 has one to three groups of four warps, which multiply and store, and one warp that makes the Tensor Memory Accelerator
 fetch the next operands. Triton's own compiler has the same warps do both.
 
+Triton's tensors have sizes that are powers of two. The columns of a tile may be those of two blocks (144 = 128 + 16),
+each with sums of its own: between 128 and 256 there are tiles then that leave no wave nearly empty.
+
+One file: all of it is one kernel, whose warps share barriers and memory.
+
 Speed relative to cuBLAS on an H200 (Triton 3.6, bf16 except TF32; medians of interleaved runs), beside the faster one
 of the NineToothed version and a Triton kernel with tensor descriptors:
 
@@ -50,14 +55,16 @@ def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr
     """Run the loading warp: in each step along K load the rows of each group, and the columns for all. With ``GATED``,
     load the rows of a second left factor, too."""
     tensors, memory, barriers, sizes, steps_ab = given
-    a, b, _output, up = tensors
-    lefts, rights, _results = memory
+    a, b, _output, up, more = tensors
+    lefts, rights, _results, more_memory = memory
     full, empty, _arrived = barriers
     tiles, tiles_m, tiles_n, steps = sizes
     step_a, step_b = steps_ab
     FACTORS: gl.constexpr = 2 if GATED else 1
     ROWS: gl.constexpr = a.block_type.shape[2 if TURNED[0] else 1]
     COLUMNS: gl.constexpr = b.block_type.shape[1 if TURNED[1] else 2]
+    MORE: gl.constexpr = more[0].block_type.shape[1 if TURNED[1] else 2] if len(more) else 0
+    BYTES: gl.constexpr = GROUPS * FACTORS * a.block_type.nbytes + b.block_type.nbytes * (COLUMNS + MORE) // COLUMNS
     BLOCK_K: gl.constexpr = a.block_type.shape[1 if TURNED[0] else 2]
     taken = 0
 
@@ -65,14 +72,14 @@ def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr
         batch, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         batch_a = batch * step_a
         batch_b = batch * step_b
-        n = tile_n * COLUMNS
+        n = tile_n * (COLUMNS + MORE)
 
         for step in range(steps):
             k = step * BLOCK_K
             stage = taken % STAGES
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), (taken // STAGES + 1) % 2)
-            mbarrier.expect(ready, GROUPS * FACTORS * a.block_type.nbytes + b.block_type.nbytes)
+            mbarrier.expect(ready, BYTES)
 
             for i in gl.static_range(GROUPS):
                 m = (tile_m * GROUPS + i) * ROWS
@@ -85,6 +92,11 @@ def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr
 
             place = [batch_b, n, k] if TURNED[1] else [batch_b, k, n]
             tma.async_copy_global_to_shared(b, place, ready, rights.index(stage))
+
+            if MORE:
+                place = [batch_b, n + COLUMNS, k] if TURNED[1] else [batch_b, k, n + COLUMNS]
+                tma.async_copy_global_to_shared(more[0], place, ready, more_memory[0].index(stage))
+
             taken += 1
 
 
@@ -124,6 +136,46 @@ def _store(output, memory, values, batch, m, n, IS_TURNED: gl.constexpr):
 
 
 @gluon.jit
+def _finish(output, own, ready, sums, addend, place, fetched, SCALED, ADDED, IS_TURNED):
+    """Do what ``addmm`` does to the sums of a tile, and store them.
+
+    :param addend: A MATRIX to add, or a ROW or COLUMN of it that is loaded; and ``alpha`` and ``beta``.
+    :param fetched: How many times a MATRIX came; the return value is how many times it then came.
+    """
+    added, alpha, beta = addend
+    batch, first_m, first_n = place
+    WIDTH: gl.constexpr = output.block_type.shape[1 if IS_TURNED else 2]
+    PARTS: gl.constexpr = sums.shape[1] // WIDTH
+
+    if SCALED:
+        sums = alpha.to(gl.float32) * sums
+
+    if ADDED == ROW:
+        row = gl.convert_layout(added.to(gl.float32), gl.SliceLayout(0, sums.type.layout))
+        sums = gl.fma(beta.to(gl.float32), row[None, :], sums)
+    elif ADDED == COLUMN:
+        column = gl.convert_layout(added.to(gl.float32), gl.SliceLayout(1, sums.type.layout))
+        sums = gl.fma(beta.to(gl.float32), column[:, None], sums)
+
+    for part in gl.static_range(PARTS):
+        values = _part(sums, PARTS, part)
+        n = first_n + part * WIDTH
+
+        if ADDED == MATRIX:
+            mbarrier.wait(ready, fetched % 2)
+            fetched += 1
+            others = _matrix(own, IS_TURNED).load(values.type.layout)
+            values = gl.fma(beta.to(gl.float32), others.to(gl.float32), values)
+
+        _store(output, own, values, batch, first_m, n, IS_TURNED)
+
+        if ADDED == MATRIX and part + 1 < PARTS:
+            _fetch(added, own, ready, batch, first_m, n + WIDTH, IS_TURNED)
+
+    return fetched
+
+
+@gluon.jit
 def _multiply(
     given,
     addend,
@@ -137,8 +189,8 @@ def _multiply(
 ):
     """Run a group of warps: compute its rows of each tile."""
     tensors, memory, barriers, sizes, _steps_ab = given
-    a, b, output, added = tensors
-    lefts, rights, results = memory
+    a, b, output, added, more = tensors
+    lefts, rights, results, more_memory = memory
     full, empty, arrived = barriers
     tiles, tiles_m, tiles_n, steps = sizes
     M, N, stride_m, stride_n, alpha, beta = addend
@@ -146,26 +198,32 @@ def _multiply(
     FACTORS: gl.constexpr = 2 if GATED else 1
     ROWS: gl.constexpr = a.block_type.shape[2 if TURNED[0] else 1]
     COLUMNS: gl.constexpr = b.block_type.shape[1 if TURNED[1] else 2]
-    WIDTH: gl.constexpr = output.block_type.shape[1 if TURNED[2] else 2]
+    MORE: gl.constexpr = more[0].block_type.shape[1 if TURNED[1] else 2] if len(more) else 0
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 256 // a.dtype.primitive_bitwidth])
     # The tensor cores take 32-bit factors from shared memory with K innermost only; from registers in any layout.
     FROM_REGISTERS: gl.constexpr = a.dtype == gl.float32
     operand_layout: gl.constexpr = gl.DotOperandLayout(0, layout, 1)
-    PARTS: gl.constexpr = COLUMNS // WIDTH
-    own = results.index(GROUP)
+    own, ready = results.index(GROUP), arrived.index(GROUP)
     taken = 0
     fetched = 0
+
+    if MORE:
+        more_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MORE, 16])
+        more_own = more_memory[1].index(GROUP)
 
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
         batch, tile_m, tile_n = place_of(tile, tiles_m, tiles_n)
         first_m = (tile_m * GROUPS + GROUP) * ROWS
-        first_n = tile_n * COLUMNS
+        first_n = tile_n * (COLUMNS + MORE)
         m = first_m + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
         n = first_n + gl.arange(0, COLUMNS, gl.BlockedLayout([1], [32], [4], [0]))
         sums = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+        values = added
 
         if GATED:
-            ups = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+            others = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+        elif MORE:
+            others = gl.zeros([ROWS, MORE], gl.float32, more_layout)
 
         # These arrive while the product is computed.
         if ADDED == ROW:
@@ -173,7 +231,7 @@ def _multiply(
         elif ADDED == COLUMN:
             values = gl.load(added + m.to(gl.int64) * stride_m, mask=m < M, other=0)
         elif ADDED == MATRIX:
-            _fetch(added, own, arrived.index(GROUP), batch, first_m, first_n, TURNED[2])
+            _fetch(added, own, ready, batch, first_m, first_n, TURNED[2])
 
         if FROM_REGISTERS:
             # The left factor of the next step is read while the tensor cores work on this one.
@@ -205,47 +263,45 @@ def _multiply(
 
                 # When a product begins, the previous one has read its factors.
                 if GATED:
-                    other = warpgroup_mma(_matrix(lefts.index(left + 1), TURNED[0]), right, ups, is_async=True)
-                    sums, ups = warpgroup_mma_wait(2, deps=[product, other])
+                    other = warpgroup_mma(_matrix(lefts.index(left + 1), TURNED[0]), right, others, is_async=True)
+                    sums, others = warpgroup_mma_wait(2, deps=[product, other])
+                elif MORE:
+                    right = _matrix(more_memory[0].index(stage), TURNED[1])
+                    other = warpgroup_mma(_matrix(lefts.index(left), TURNED[0]), right, others, is_async=True)
+                    sums, others = warpgroup_mma_wait(2, deps=[product, other])
                 else:
                     sums = warpgroup_mma_wait(1, deps=[product])
 
                 mbarrier.arrive(empty.index((taken + STAGES - 1) % STAGES), count=1, pred=step > 0)
                 taken += 1
 
-            if GATED:
-                sums, ups = warpgroup_mma_wait(0, deps=[sums, ups])
+            if GATED or MORE:
+                sums, others = warpgroup_mma_wait(0, deps=[sums, others])
             else:
                 sums = warpgroup_mma_wait(0, deps=[sums])
 
         mbarrier.arrive(empty.index((taken + STAGES - 1) % STAGES), count=1)
 
         if GATED:
-            sums = activated(sums, ACTIVATION) * ups
+            sums = activated(sums, ACTIVATION) * others
 
-        if SCALED:
-            sums = alpha.to(gl.float32) * sums
+        place = (batch, first_m, first_n)
+        fetched = _finish(output, own, ready, sums, (values, alpha, beta), place, fetched, SCALED, ADDED, TURNED[2])
 
-        if ADDED == ROW:
-            values = gl.convert_layout(values.to(gl.float32), gl.SliceLayout(0, layout))
-            sums = gl.fma(beta.to(gl.float32), values[None, :], sums)
-        elif ADDED == COLUMN:
-            sums = gl.fma(beta.to(gl.float32), values.to(gl.float32)[:, None], sums)
+        if MORE:
+            first_n += COLUMNS
 
-        for part in gl.static_range(PARTS):
-            values = _part(sums, PARTS, part)
-            n = first_n + part * WIDTH
+            if ADDED == ROW:
+                n = first_n + gl.arange(0, MORE, gl.BlockedLayout([1], [32], [4], [0]))
+                values = gl.load(added + n.to(gl.int64) * stride_n, mask=n < N, other=0)
+            elif ADDED == MATRIX:
+                values = more[2]
+                _fetch(values, more_own, ready, batch, first_m, first_n, TURNED[2])
 
-            if ADDED == MATRIX:
-                mbarrier.wait(arrived.index(GROUP), fetched % 2)
-                fetched += 1
-                others = _matrix(own, TURNED[2]).load(values.type.layout)
-                values = gl.fma(beta.to(gl.float32), others.to(gl.float32), values)
-
-            _store(output, own, values, batch, first_m, n, TURNED[2])
-
-            if ADDED == MATRIX and part + 1 < PARTS:
-                _fetch(added, own, arrived.index(GROUP), batch, first_m, n + WIDTH, TURNED[2])
+            place = (batch, first_m, first_n)
+            fetched = _finish(
+                more[1], more_own, ready, others, (values, alpha, beta), place, fetched, SCALED, ADDED, TURNED[2]
+            )
 
     tma.store_wait(0)
 
@@ -263,6 +319,9 @@ def multiply(
     a,
     b,
     added,
+    more_b,
+    more_output,
+    more_added,
     M,
     N,
     tiles,
@@ -283,6 +342,7 @@ def multiply(
     ACTIVATION: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
+    MORE: gl.constexpr,
 ):
     """Compute this program's tiles of ``output``: each program takes every so many tiles, from its own index on.
 
@@ -294,6 +354,9 @@ def multiply(
     :param added: A MATRIX as a descriptor like ``output``'s; a ROW or COLUMN as (M, N) with strides ``stride_m`` and
         ``stride_n``. With an ACTIVATION, a descriptor of another left factor, like that of ``a``: the result is the
         activated product times the product with this factor.
+    :param more_b: With MORE, a descriptor of ``b`` in blocks of the columns of a tile that are left: those of a block
+        are a power of two, and those of a tile can be the sum of two of these; ``more_output`` likewise, and
+        ``more_added`` of a MATRIX.
     :param tiles: The number of tiles of the batch; ``tiles_m`` down and ``tiles_n`` across in each matrix.
     :param steps: The number of blocks of K, at least one.
     :param step_a: 1, or 0 if all products share one ``a``; ``step_b`` likewise.
@@ -303,15 +366,24 @@ def multiply(
     :param ACTIVATION: "", or the activation of a gated MLP.
     :param GROUPS: The number of groups of warps: one, two or three.
     :param STAGES: The number of blocks of K that shared memory holds.
+    :param MORE: Whether a tile has columns of two blocks.
     """
     TURNED: gl.constexpr = (TURNED_A, TURNED_B, TURNED_OUTPUT)
     GATED: gl.constexpr = ACTIVATION != ""
     LEFTS: gl.constexpr = GROUPS * (2 if GATED else 1)
-    memory = (_memory(a, STAGES * LEFTS), _memory(b, STAGES), _memory(output, GROUPS))
+
+    if MORE:
+        more = (more_b, more_output, more_added) if ADDED == MATRIX else (more_b, more_output)
+        more_memory = (_memory(more_b, STAGES), _memory(more_output, GROUPS))
+    else:
+        more = ()
+        more_memory = ()
+
+    memory = (_memory(a, STAGES * LEFTS), _memory(b, STAGES), _memory(output, GROUPS), more_memory)
     # The loading warp fills memory, and all groups empty it.
     barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS), make_barriers(GROUPS, 1))
     fence_async_shared()
-    tensors = (a, b, output, added)
+    tensors = (a, b, output, added, more)
     sizes = (tiles, tiles_m, tiles_n, steps)
     addend = (M, N, stride_m, stride_n, alpha, beta)
     given = (tensors, memory, barriers, sizes, (step_a, step_b))

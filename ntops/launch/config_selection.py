@@ -74,6 +74,12 @@ class Problem:
         """Return the configurations worth measuring, the most promising first; some may not fit."""
         raise NotImplementedError
 
+    def exists(self, options: Any) -> bool:
+        """Tell whether there is a kernel with these options: block sizes and warps are powers of two."""
+        values = dataclasses.asdict(options).items()
+        powers = [value for name, value in values if name.startswith("block") or name == "num_warps"]
+        return all(value & (value - 1) == 0 for value in powers)
+
     def allows(self, options: Any) -> bool:
         """Tell whether the kernel is right with these options for these sizes."""
         return True
@@ -179,15 +185,12 @@ def nearest(kernel: str, problem: Problem, name: str) -> Iterator[tuple[dict[str
     for _, _, record in sorted(found, key=lambda one: one[:2]):
         names = set(inspect.signature(problem.OPTIONS).parameters)
 
-        if record.options.keys() == names and all(_is_plausible(*one) for one in record.options.items()):
-            yield record.sizes, problem.OPTIONS(**record.options)
+        # Anybody may write a table.
+        if record.options.keys() == names and all(type(one) is int and one > 0 for one in record.options.values()):
+            options = problem.OPTIONS(**record.options)
 
-
-def _is_plausible(name, value):
-    """Tell whether a kernel can have such an option, since anybody may write a table: block sizes and warps are powers
-    of two."""
-    is_power = name.startswith("block") or name == "num_warps"
-    return type(value) is int and value > 0 and (not is_power or value & (value - 1) == 0)
+            if problem.exists(options):
+                yield record.sizes, options
 
 
 class _Asked(BaseException):

@@ -29,7 +29,8 @@ def test_products_list_all(dtype, memory, described):
         return dataclasses.replace(options, splits=1)
 
     known = product_configs.config.alternatives(1, 1, *rest)
-    found = [product_configs.config(m, n, *one) for m, n in itertools.product(SIZES, SIZES) for one in (rest, fewer)]
+    sizes = (*SIZES, *(11 * 2**power for power in range(12)))
+    found = [product_configs.config(m, n, *one) for m, n in itertools.product(sizes, sizes) for one in (rest, fewer)]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
     assert {options.splits for options in known} > {1}
     assert product_configs.FEW_ROWS in {options.form for options in known}

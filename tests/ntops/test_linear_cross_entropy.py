@@ -159,9 +159,7 @@ def test_products_wider_than_their_factors():
 @pytest.mark.parametrize("tile", mm_hopper.known(torch.bfloat16))
 def test_a_wide_result_leaves_room_for_stages(tile):
     options = Options(*tile)
-    parts = mm_hopper.parts(options, torch.float32, is_wide=True)
-    stages = (options.block_m + options.block_n) * options.block_k * options.num_stages * 2
-    assert stages + options.block_m * options.block_n // parts * 4 + mm_hopper._OTHERS <= 232448
+    assert mm_hopper.shared_memory(options, torch.bfloat16, torch.float32) <= 232448
 
 
 def test_a_class_that_there_is_not(monkeypatch):

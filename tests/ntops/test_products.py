@@ -79,7 +79,6 @@ def test_k_is_split_in_the_form_for_hopper_where_that_pays():
         return mm_hopper.fastest(m, n, k, torch.bfloat16, 132)[-1]
 
     assert splits(512, 512, 16384) == 8
-    assert splits(165, 7168, 9216) == 2
     assert splits(4096, 4096, 4096) == splits(128, 4096, 4096) == splits(16, 8192, 28672) == 1
     assert mm_hopper.fastest(512, 512, 16384, torch.bfloat16, 132, batch=2)[-1] == 1, "a batch"
 
@@ -126,8 +125,8 @@ def test_what_is_repeated_along_a_batch_is_copied_once(tf32):
 H200 = config_selection.Device(232448, 132)
 
 
-# Of tiles as they are, of turned ones, and of those that are stored in parts.
-KINDS = mm_hopper._HALF[0], mm_hopper._HALF[-1], mm_hopper._TF32[0]
+# Of tiles as they are, of turned ones, of those with columns of two blocks, and of those that are stored in parts.
+KINDS = (128, 256, 64, 8, 3), (16, 64, 128, 4, 10), (128, 144, 64, 8, 5), (96, 128, 64, 8, 7), (256, 128, 32, 8, 4)
 kinds = pytest.mark.parametrize("described", KINDS, indirect=True, ids=str)
 
 
@@ -283,17 +282,36 @@ def test_all_tiles_fit_and_programs_of_theirs_are_whole():
         for one in mm_hopper.known(dtype):
             options = product_configs.Options(*one, form=product_configs.HOPPER)
             assert product_configs.resources(options, dtype).fit(H200)
-            rows = options.block_n if options.block_m < 64 or dtype is torch.float32 else options.block_m
+            rows, *blocks = mm_hopper._laid(options, dtype)
             assert rows == 16 * options.num_warps, "64 rows for each group of 4 warps"
+            assert all(block & (block - 1) == 0 for block in blocks), "powers of two"
+            assert rows * sum(blocks) == options.block_m * options.block_n
+
+
+def test_a_table_can_have_the_tiles_that_there_are():
+    """Those of Hopper have columns of two blocks, or three groups of warps; others are powers of two."""
+    problem = product_configs.Problem(300, 300, 300, torch.bfloat16, False, described=True)
+    for one in mm_hopper.known(torch.bfloat16):
+        assert problem.exists(product_configs.Options(*one, form=product_configs.HOPPER))
+    assert not problem.exists(product_configs.Options(128, 144, 32, 8, 5, form=product_configs.HOPPER))
+    assert not problem.exists(product_configs.Options(128, 144, 64, 8, 5))
+    assert problem.exists(product_configs.Options(128, 128, 64, 8, 5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_tile_is_the_fastest_somewhere(dtype):
+    found = [mm_hopper.fastest(*point, dtype, 132) for point in mm_hopper.POINTS]
+    assert {one[:5] for one in found} == {*mm_hopper.known(dtype)}
+    assert {one[5] for one in found} > {1}
 
 
 def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(1, 4096, 4096) == chosen(16, 8192, 8192) == (product_configs.HOPPER, 16, 64)
-    assert chosen(16, 28672, 8192) == (product_configs.HOPPER, 16, 128)
-    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (product_configs.HOPPER, 16, 128)
+    assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (product_configs.HOPPER, 32, 128), "one wave"
     assert chosen(128, 4096, 4096) == (product_configs.HOPPER, 64, 64)
     assert chosen(1024, 1024, 1024) == chosen(197, 4096, 1024) == (product_configs.HOPPER, 64, 128)
     assert chosen(33, 18432, 7168) == (product_configs.HOPPER, 64, 256), "programs that read as fast as memory is"
+    assert chosen(256, 18432, 7168) == (product_configs.HOPPER, 128, 144), "two waves, of which none is nearly empty"
     assert chosen(4572, 2048, 8192) == (product_configs.HOPPER, 192, 128), "no turn that is nearly empty"
     assert chosen(4096, 4096, 4096) == (product_configs.HOPPER, 128, 256)
     assert chosen(128, 28672, 8192) == (product_configs.HOPPER, 128, 256)
@@ -303,9 +321,7 @@ def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(1024, 1024, 1024, batched=True) == chosen(1024, 1024, 1024), "a batch of one"
     single = {"dtype": torch.float32}
     assert chosen(16, 8192, 8192, **single) == (product_configs.HOPPER, 16, 64)
-    assert chosen(1, 4096, 4096, **single) == (product_configs.HOPPER, 16, 64)
-    assert chosen(128, 4096, 4096, **single) == (product_configs.HOPPER, 64, 64)
-    assert chosen(1024, 1024, 1024, **single) == chosen(64, 10240, 8192, **single) == (product_configs.HOPPER, 64, 128)
+    assert chosen(1024, 1024, 1024, **single) == (product_configs.HOPPER, 64, 128)
 
 
 @pytest.mark.parametrize(
