@@ -67,9 +67,9 @@ class Problem(config_selection.Problem):
         return {name: value for name, value in super().kind().items() if name != "products"}
 
     def rule(self, device):
-        batch = self.products if self.batched else 0
         limits = device.shared_memory, device.multiprocessors
-        return config(self.m, self.n, self.k, self.dtype, self.ieee, *limits, self.described, batch)
+        kind = self.dtype, self.ieee, *limits, self.described, self.batched
+        return config(self.m, self.n, self.k, *kind, self.products)
 
     def space(self, device):
         found = []
@@ -109,7 +109,7 @@ class Problem(config_selection.Problem):
         return resources(options, self.dtype)
 
 
-def _has_parts(options, m, n, k):
+def _has_parts(options, m, n, k, products=1):
     """Tell whether a kernel can take these parts of K. Two take parts of any sizes."""
     return options.splits == 1 or options.form in (FMA, FEW_ROWS) or k % (16 * options.splits) == 0
 
@@ -117,10 +117,11 @@ def _has_parts(options, m, n, k):
 _FEW = ((2, 65), (4, 65), (16, 65), (2, 2**14 + 1), (4, 2**14 + 1))
 _POINTS = (*_FEW, (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
 _POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048))
+_POINTS = tuple((*point, 1) for point in _POINTS + mm_hopper.POINTS + mm_fma.POINTS)
 
 
-@heuristic(("m", "n", "k"), _POINTS + mm_hopper.POINTS + mm_fma.POINTS, _has_parts)
-def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False, batch=0):
+@heuristic(("m", "n", "k", "products"), _POINTS, _has_parts)
+def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False, batched=False, products=1):
     """Choose the options of a product.
 
     :param m: The rows of the result.
@@ -131,8 +132,11 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     :param shared_memory: Bytes of shared memory that a program can have on the device.
     :param multiprocessors: The number of multiprocessors of the device.
     :param described: Whether the form may be ``HOPPER``, or ``FMA`` of IEEE products.
-    :param batch: The number of products of a batch, whose K is not split; 0 for a single product.
+    :param batched: Whether there is a batch of products, whose K is not split.
+    :param products: The number of products of the batch.
     """
+    batch = products if batched else 0
+
     if few_rows.takes(m, n, k, dtype, ieee):
         tile = few_rows.tile(m, n, dtype)
         splits = 1 if batch else few_rows.splits(m, n, k, tile, multiprocessors)

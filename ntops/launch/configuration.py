@@ -44,7 +44,9 @@ class Heuristic:
     def alternatives(self, *args, **kwargs):
         """Return the configurations chosen for any sizes, all else equal, that are allowed for these sizes; each
         once."""
-        known = self._signature.bind(*args, **kwargs).arguments
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        known = bound.arguments
         points = (dict(zip(self._sizes, point, strict=True)) for point in self._points)
         found = dict.fromkeys(self._choose(**known | point) for point in points)
         return [one for one in found if self._allows(one, *(known[name] for name in self._sizes))]

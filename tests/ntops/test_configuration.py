@@ -37,6 +37,16 @@ def test_products_list_all(dtype, memory, described):
     assert (product_configs.HOPPER in {options.form for options in known}) == described
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("described", [False, True])
+def test_products_list_the_same_for_any_number_of_products(dtype, described):
+    """A batch and a part of it can then be had in one configuration, which has a number alone."""
+    rest = (1024, dtype, False, 232448, 132, described and dtype is not torch.float64, True)
+    known = [product_configs.config.alternatives(1, 1, *rest, products) for products in (1, 2, 3, 64, 1000)]
+    assert all(one == known[0] for one in known)
+    assert len(known[0]) > 1
+
+
 @pytest.mark.parametrize("tensors", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_rows_list_all(dtype, tensors):
