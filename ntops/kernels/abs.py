@@ -1,19 +1,14 @@
 """``abs(input)``, elementwise; the lowest integer stays itself."""
 
-import functools
-
 import ninetoothed.language as ntl
 
 from ntops.kernels import element_wise
-from ntops.kernels.element_wise import arrangement
+
+arrangement = element_wise.arrangement
 
 
 def application(output, input):
     output = ntl.abs(input)
 
 
-def premake(ndim, dtype=None, block_size=None):
-    """Return the arrangement, application and tensors of ``abs``."""
-    tensors = element_wise.tensors(ndim, "input", dtype=dtype)
-
-    return functools.partial(arrangement, block_size=block_size), application, tensors
+premake = element_wise.plain_premaker(application, "input")

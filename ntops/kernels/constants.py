@@ -12,7 +12,7 @@ import inspect
 import linecache
 import textwrap
 
-from ntops.kernels import element_wise
+from ninetoothed import Tensor
 
 _LITERALS = {
     "i1": "ntl.int1",
@@ -35,10 +35,15 @@ def bind(application, tensors, **constants):
     A constant that is ``None`` stays an argument of the kernel, a constexpr tensor; others are written into the
     application.
     """
-    tensors += tuple(element_wise.constant(name) for name, value in constants.items() if value is None)
+    tensors += tuple(constant(name) for name, value in constants.items() if value is None)
     literals = {name: _literal(name, value) for name, value in constants.items() if value is not None}
 
     return (_written_in(application, literals) if literals else application), tensors
+
+
+def constant(name):
+    """Return a compile-time argument of a kernel, such as the dtype in which it computes."""
+    return Tensor(0, constexpr=True, name=name)
 
 
 def _literal(name, value):
@@ -89,6 +94,11 @@ def floating(dtype):
 def accumulated(dtype):
     """Return the dtype in which kernels compute for ``dtype``: float32 for half types, int32 for bool, else itself."""
     return {"fp16": "fp32", "bf16": "fp32", "i1": "i32"}.get(dtype, dtype)
+
+
+def boolean(dtype):
+    """Return the dtype of a truth value, for an input of a known dtype."""
+    return dtype and "i1"
 
 
 def summed(dtype):

@@ -1,9 +1,12 @@
 """The shared arrangement of elementwise kernels, and their tensors."""
 
 import dataclasses
+import functools
 
 from ninetoothed import Tensor
 from ninetoothed import block_size as searched_block_size
+
+from ntops.kernels import constants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,69 @@ def tensors(ndim, *operands, dtype=None, output_dtype=None, scalars=None):
     return (output, *inputs)
 
 
-def constant(name):
-    """Return a compile-time argument of a kernel, such as the dtype in which it computes."""
-    return Tensor(0, constexpr=True, name=name)
+def premaker(
+    application,
+    *operands,
+    result=lambda dtype: dtype,
+    computed=lambda dtype, output_dtype: constants.accumulated(output_dtype),
+    numbers=(),
+):
+    """Return the ``premake`` of a kernel that computes in a dtype of its own.
+
+    :param application: ``application(output, *operands, *numbers, compute_dtype)``.
+    :param operands: The names of the inputs.
+    :param result: The function from the dtype of the inputs to that of the output.
+    :param computed: The function from both to ``compute_dtype``.
+    :param numbers: The names of the inputs that are always Python numbers.
+    """
+
+    def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
+        """Return the arrangement, application and tensors of the kernel.
+
+        :param ndim: The number of dims of the tensors.
+        :param dtype: The element type of the inputs; only ahead-of-time builds need it, and those that follow from it:
+            ``output_dtype``, and ``compute_dtype``, to which the inputs are cast.
+        :param scalars: The types of the inputs that are Python numbers, by name.
+        :param block_size: See :func:`arrangement`.
+        """
+        output_dtype = output_dtype or result(dtype)
+        compute_dtype = compute_dtype or computed(dtype, output_dtype)
+        scalars = scalars or constants.numbers(output_dtype, *numbers)
+        made = tensors(ndim, *operands, *numbers, dtype=dtype, output_dtype=output_dtype, scalars=scalars)
+        arranged = functools.partial(arrangement, block_size=block_size)
+
+        return arranged, *constants.bind(application, made, compute_dtype=compute_dtype)
+
+    return _named(premake, application)
+
+
+def comparison_premaker(application):
+    """Return the ``premake`` of a kernel that compares two inputs in the dtype to which both are promoted."""
+    return premaker(application, "input", "other", result=constants.boolean, computed=lambda dtype, output_dtype: dtype)
+
+
+def plain_premaker(application, *operands, result=lambda dtype: dtype):
+    """Return the ``premake`` of a kernel that computes in the dtype of its inputs; see :func:`premaker`.
+
+    :param application: ``application(output, *operands)``.
+    """
+
+    def premake(ndim, dtype=None, output_dtype=None, block_size=None):
+        """Return the arrangement, application and tensors of the kernel.
+
+        :param ndim: The number of dims of the tensors.
+        :param dtype: The element type of the inputs; only ahead-of-time builds need it, and ``output_dtype``, which
+            follows from it.
+        :param block_size: See :func:`arrangement`.
+        """
+        made = tensors(ndim, *operands, dtype=dtype, output_dtype=output_dtype or result(dtype))
+
+        return functools.partial(arrangement, block_size=block_size), application, made
+
+    return _named(premake, application)
+
+
+def _named(premake, application):
+    # Kernels are known by these names.
+    premake.__module__, premake.__qualname__ = application.__module__, "premake"
+    return premake

@@ -1,21 +1,14 @@
 """``input * other``, elementwise."""
 
-import functools
-
 import ninetoothed.language as ntl
 
-from ntops.kernels import constants, element_wise
-from ntops.kernels.element_wise import arrangement
+from ntops.kernels import element_wise
+
+arrangement = element_wise.arrangement
 
 
 def application(output, input, other, compute_dtype):
     output = ntl.cast(ntl.cast(input, compute_dtype) * ntl.cast(other, compute_dtype), output.dtype)
 
 
-def premake(ndim, dtype=None, output_dtype=None, compute_dtype=None, scalars=None, block_size=None):
-    """Return the arrangement, application and tensors of ``mul``."""
-    compute_dtype = compute_dtype or constants.accumulated(output_dtype or dtype)
-    tensors = element_wise.tensors(ndim, "input", "other", dtype=dtype, output_dtype=output_dtype, scalars=scalars)
-    arranged = functools.partial(arrangement, block_size=block_size)
-
-    return arranged, *constants.bind(application, tensors, compute_dtype=compute_dtype)
+premake = element_wise.premaker(application, "input", "other")

@@ -1,11 +1,10 @@
 """``max(input, 0)``, elementwise, keeping NaN."""
 
-import functools
-
 import ninetoothed.language as ntl
 
 from ntops.kernels import element_wise
-from ntops.kernels.element_wise import arrangement
+
+arrangement = element_wise.arrangement
 
 
 def application(output, input):
@@ -13,8 +12,4 @@ def application(output, input):
     output = ntl.cast(ntl.where(input <= 0, 0, input), output.dtype)
 
 
-def premake(ndim, dtype=None, block_size=None):
-    """Return the arrangement, application and tensors of ``relu``."""
-    tensors = element_wise.tensors(ndim, "input", dtype=dtype)
-
-    return functools.partial(arrangement, block_size=block_size), application, tensors
+premake = element_wise.plain_premaker(application, "input")
