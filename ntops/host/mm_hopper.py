@@ -177,7 +177,7 @@ def shared_memory(options, dtype, dtype_of_result=None):
 
 
 def is_swapped(options, dtype):
-    """Tell whether the kernel computes the transposed product: each group of four warps has 64 or 128 rows of its left
+    """Tell whether the kernel computes the transposed product: each group of four warps has 64 rows of its left
     factor."""
     return options.block_m % (16 * options.num_warps) > 0 or dtype is torch.float32
 
