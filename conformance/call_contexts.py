@@ -16,15 +16,17 @@ TRAINING, TOGETHER, ADJACENT = "training", "one storage", "one behind another"
 COLUMNS, ROWS = "columns of one tensor", "rows in turns"
 LEAVES, UPDATED = "leaves that are written", "parameters that are written"
 INFERENCE, DETERMINISTIC, THREADS = "inference mode", "deterministic algorithms", "three threads"
+KEPT = "operands of inference mode"
 STRICT = "warnings are errors"
 """In these forms operands that are only read differ: floating-point ones are ``torch.nn.Parameter``, without gradient
 mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first, with a gap
 between them or none, or as parts of one tensor, side by side, the last one first, or in turns, row by row; or the
 written ones require a gradient as well, with gradient mode, where torch refuses that, or without, as in a step of an
-optimizer. Or the surroundings differ: operands were made in inference mode, in which the call runs; the default dtype
-is float64; causal variants are of the implementation's own enum; torch is set to be deterministic, or to use three
-threads; a warning that a user would see is raised."""
-OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, COLUMNS, ROWS, LEAVES, UPDATED
+optimizer; or they were made in inference mode, and the call is made outside of it. Or the surroundings differ: operands
+were made in inference mode, in which the call runs; the default dtype is float64; causal variants are of the
+implementation's own enum; torch is set to be deterministic, or to use three threads; a warning that a user would see is
+raised."""
+OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, COLUMNS, ROWS, LEAVES, UPDATED, KEPT
 SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT
 SEEN = UserWarning, RuntimeWarning, FutureWarning
 """The warnings about a call that Python shows by default."""
@@ -110,7 +112,7 @@ def dressed(form, operands, writes):
         return together(operands, writes, APART if form == TOGETHER else 0)
     if form in (COLUMNS, ROWS):
         return parts(operands, writes, form == COLUMNS)
-    if form == INFERENCE:
+    if form in (INFERENCE, KEPT):
         with torch.inference_mode():
             return [one if number in writes else _seen_anew(one) for number, one in enumerate(operands)]
     return list(operands)

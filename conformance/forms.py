@@ -56,6 +56,7 @@ FORMS += (
     call_contexts.STRICT,
     call_contexts.LEAVES,
     call_contexts.UPDATED,
+    call_contexts.KEPT,
 )
 """The forms: optional arguments by position as far as torch takes them so; some positional arguments by name, in
 another order; optional arguments with their default values; NumPy numbers, also in tuples; factors and the like as
@@ -63,7 +64,7 @@ tensors; tuples as ``torch.Size`` or lists; strings as members of an enum of str
 for them, as members of an enum of ints, or as 0-d tensors; and those of ``conformance.call_contexts``."""
 
 _ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER, call_contexts.ADJACENT)
-_ALIKE += (call_contexts.COLUMNS, call_contexts.ROWS)
+_ALIKE += (call_contexts.COLUMNS, call_contexts.ROWS, call_contexts.KEPT)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
 """The forms in which torch's result is that of the plain form."""
 MAY_BE_REFUSED = (AXES, DIM_TENSORS)
@@ -338,6 +339,8 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     call_contexts.LEAVES: _written_where_recorded,
     call_contexts.UPDATED: _written_where_recorded,
     call_contexts.INFERENCE: lambda case: True,
+    # What is written has to be an ordinary tensor, and torch takes no other as an operand that is one with it.
+    call_contexts.KEPT: lambda case: not specs.registry()[case.op].writes(case) and not is_tied(case),
     call_contexts.DETERMINISTIC: lambda case: True,
     call_contexts.THREADS: lambda case: True,
     # torch warns of an ``out`` that it resizes.

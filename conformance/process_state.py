@@ -239,6 +239,15 @@ def _simple(get, put):
     return (lambda device: get()), (lambda state, device: put(state))
 
 
+def _printing(device):
+    return vars(torch._tensor_str.PRINT_OPTS).copy(), np.get_printoptions()
+
+
+def _set_printing(state, device):
+    vars(torch._tensor_str.PRINT_OPTS).update(state[0])
+    np.set_printoptions(**state[1])
+
+
 _STREAMS = ("stdin", "stdout", "stderr")
 GENERATORS = "torch's random generators"
 FUNCTIONS = "functions of torch, time and random"
@@ -289,6 +298,7 @@ STATE = {
         lambda: locale.setlocale(locale.LC_ALL), lambda state: locale.setlocale(locale.LC_ALL, state)
     ),
     "the context of decimal": _simple(_decimal, _set_decimal),
+    "how tensors and arrays are printed": (_printing, _set_printing),
     "what logging leaves out": _simple(lambda: logging.root.manager.disable, logging.disable),
     "the standard streams": _simple(
         lambda: {name: getattr(sys, name) for name in _STREAMS}, lambda state: vars(sys).update(state)

@@ -42,8 +42,8 @@ def _beside(name):
 guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
     _beside, ("guards", "call_contexts", "context_calls", "gradient_calls", "mode_calls")
 )
-dispatcher_calls, gpu_calls, process_state, sequence_staging = map(
-    _beside, ("dispatcher_calls", "gpu_calls", "process_state", "sequence_staging")
+dispatcher_calls, gpu_calls, kind_calls, process_state, sequence_staging = map(
+    _beside, ("dispatcher_calls", "gpu_calls", "kind_calls", "process_state", "sequence_staging")
 )
 code_comparisons, code_numbers, code_paths = map(_beside, ("code_comparisons", "code_numbers", "code_paths"))
 
@@ -322,7 +322,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
-        others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS}
+        others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS, **kind_calls.KINDS}
         function = context_calls.within(call["context"], function, others)
     lists = {name: list(value) for name, value in [*enumerate(args), *kwargs.items()] if type(value) is list}
     versions = [operand._version for operand in made.operands]

@@ -35,6 +35,7 @@ from conformance.checks.invariance import (
     layout_invariant,
     settings,
 )
+from conformance.checks.kinds import has_kinds, kinds
 from conformance.checks.modes import autocast, is_cast, modes
 from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
@@ -64,7 +65,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        *(gradients, modes, autocast, fake, vmap, opcheck, compiled, export, threads, graph, stream, device),
+        *(gradients, modes, kinds, autocast, fake, vmap, opcheck, compiled, export, threads, graph, stream, device),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, plain_operands, distribution),
     )
@@ -89,7 +90,7 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
 RARE = {
-    **dict.fromkeys(("modes", "autocast", "fake"), 32),
+    **dict.fromkeys(("modes", "kinds", "autocast", "fake"), 32),
     **dict.fromkeys(("opcheck", "compiled", "export"), 512),
     **dict.fromkeys(("vmap", *gpu.CONTEXTS), 64),
     "threads": 128,
@@ -103,6 +104,7 @@ take seconds."""
 
 _APPLY = {
     **dict.fromkeys(RARE, in_context),
+    "kinds": has_kinds,
     "autocast": is_cast,
     **dict.fromkeys(("vmap", "export"), is_batched),
     "opcheck": is_checked,

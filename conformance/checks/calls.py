@@ -271,22 +271,33 @@ def _variants(trial: Trial) -> Variants:
 
 FAR_NUMBERS = (65536.0, 2.0**-20, -131072.0, 2.0**20, 2.0**-30)
 """Numbers of float32 that half types do not hold, or only as subnormals: the factors by which losses are scaled."""
+RARE_NUMBERS = (
+    *((1 << 31) + (1 << 10), -(1 << 33) - (1 << 12), 1 << 62),
+    *(float("nan"), float("inf"), float("-inf"), 2.0**-140, -(2.0**-140), 130.5, -260.25, 0.0),
+)
+"""Ints that 32 bits do not hold, and float32 does; numbers that are no number; subnormals; more than 8 bits before the
+point, and some behind it."""
 
 
 def _with_far_numbers(case: Case) -> Variants:
-    """Return the calls with a number that is beyond the half type of the operands, for each that is a float."""
-    if not any(spec.dtype in HALF for spec in cases.operands(case)):
-        return {}
-    chosen = FAR_NUMBERS[cases.seed(case) // 19 % len(FAR_NUMBERS)]
+    """Return the calls with a number that is beyond the half type of the operands, or a rare one, for each that is a
+    float."""
+    seed, dtypes = cases.seed(case), {spec.dtype for spec in cases.operands(case)}
+    chosen: dict[str, Argument] = {}
+    if dtypes & {*HALF}:
+        chosen["a number beyond the dtype"] = FAR_NUMBERS[seed // 19 % len(FAR_NUMBERS)]
+    if any(map(is_floating, dtypes)):
+        number = RARE_NUMBERS[seed // 29 % len(RARE_NUMBERS)]
+        chosen[f"{number}"] = number
     found = {}
-    for place, argument in enumerate(case.args):
-        if type(argument) is float:
-            changed = replace(case, args=(*case.args[:place], chosen, *case.args[place + 1 :]), digests=())
-            found[f"a number beyond the dtype for argument {place}"] = changed
-    for name, argument in case.kwargs.items():
-        if type(argument) is float:
-            changed = replace(case, kwargs={**case.kwargs, name: chosen}, digests=())
-            found[f"a number beyond the dtype for {name}"] = changed
+    for what, number in chosen.items():
+        for place, argument in enumerate(case.args):
+            if type(argument) is float:
+                changed = replace(case, args=(*case.args[:place], number, *case.args[place + 1 :]), digests=())
+                found[f"{what} for argument {place}"] = changed
+        for name, argument in case.kwargs.items():
+            if type(argument) is float:
+                found[f"{what} for {name}"] = replace(case, kwargs={**case.kwargs, name: number}, digests=())
     return found
 
 

@@ -156,6 +156,10 @@ CHANGES: dict[str, tuple[str, Callable[[], object]]] = {
         "It leaves decimal numbers with fewer digits.",
         lambda: setattr(decimal.getcontext(), "prec", decimal.getcontext().prec - 1),
     ),
+    "prints_more_digits": (
+        "It leaves tensors with more digits where they are printed.",
+        lambda: torch.set_printoptions(precision=9),
+    ),
     "replaces_a_stream": ("It leaves what is printed elsewhere.", lambda: setattr(sys, "stdout", io.StringIO())),
     "pins_the_thread": ("It leaves the thread on one core.", _one_core),
     "traces": ("It leaves a trace function set.", lambda: sys.settrace(lambda *event: None)),

@@ -57,6 +57,7 @@ EXAMPLES = {
     call_contexts.DETERMINISTIC: Case(op="add", args=(X, X)),
     call_contexts.THREADS: Case(op="add", args=(X, X)),
     call_contexts.STRICT: Case(op="add", args=(X, X)),
+    call_contexts.KEPT: Case(op="add", args=(X, X)),
 }  # fmt: skip
 
 
@@ -83,8 +84,10 @@ def test_every_form_has_an_example_and_is_possible_where_it_says_something():
         forms.NUMPY,
         call_contexts.WIDE,
         *modes,
+        call_contexts.KEPT,
     ]
-    assert forms.possible(Case(op="isnan", args=(replace(X, dtype="bool", shape=(4096,)),))) == modes
+    many = Case(op="isnan", args=(replace(X, dtype="bool", shape=(4096,)),))
+    assert forms.possible(many) == [*modes, call_contexts.KEPT]
 
 
 @pytest.mark.parametrize("form", forms.FORMS)

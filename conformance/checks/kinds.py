@@ -1,0 +1,80 @@
+"""The check of calls with tensors of other kinds, which an implementation may refuse, but not mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from conformance import cases, forms, kind_calls
+from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial
+from conformance.checks.contexts import from_threads
+from conformance.checks.invariance import entangled
+from conformance.forms import is_torchs
+
+CLOSE = 0.02
+"""The share of the largest element by which results may differ: no bound is derived of complex numbers, and what takes
+them for real ones is off by much."""
+ORDINARY = 1e4
+"""The largest operand of a call of complex numbers; beyond it elements overflow in one way of computing alone."""
+
+
+def kinds(trial: Trial) -> Finding:
+    """Check that the call with complex or sparse tensors, unsigned integers, tensors of the meta device, or a complex
+    number raises, or gives what torch's function gives. What torch refuses is not judged."""
+    options = possible(trial)
+    if not trial.thorough and options:
+        options = [options[cases.seed(trial.case) // 23 % len(options)]]
+    for which in options:
+        context = {"kind": kind_calls.KIND, "which": which}
+        theirs = trial.theirs(context=context)
+        outcome = trial.bare(context=context) if theirs.error is None else theirs
+        # Of some calls torch tells another dtype than it computes.
+        also = [kind_calls.told(one, True) for one in trial.reference.tensors()] if which == kind_calls.META else []
+        if outcome.error is None and (message := _unlike(theirs, outcome, also)):
+            return trial.excused(Finding("kinds", FAILED, f"{which}: {message}"), trial.case, "kinds")
+    return Finding("kinds", PASSED)
+
+
+def has_kinds(trial: Trial) -> bool:
+    """Tell whether ``kinds`` applies to a call: to a small one of a function of torch's own, in the plain form, that
+    draws nothing, writes to no operand, and whose operands are apart."""
+    return from_threads(trial) and is_torchs(trial.case.op) and not entangled(trial.case) and bool(possible(trial))
+
+
+def possible(trial: Trial) -> list[str]:
+    """Return the kinds that the tensors of a call, or its numbers, can be of."""
+    args, kwargs = forms.bind(trial.case, trial.inputs)
+    numbers = [*args, *kwargs.values()]
+    found = [which for which in kind_calls.ALL if kind_calls.applies(which, trial.inputs, numbers)]
+    floating = [one for one in trial.inputs if one.is_floating_point()]
+    ordinary = all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
+    return [which for which in found if ordinary or which in (kind_calls.UNSIGNED, kind_calls.META)]
+
+
+def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str]) -> str:
+    """Say how the results differ from torch's; empty: not at all.
+
+    :param also: What else each result may be, in words.
+    """
+    right, found = theirs.tensors(), outcome.tensors()
+    if len(found) != len(right):
+        return f"returned {len(found) // 2} results, torch {len(right) // 2}"
+    for place in range(0, len(right), 2):
+        kind, wanted = (bytes(one.cpu().tolist()).decode() for one in (found[place], right[place]))
+        if kind not in (wanted, *also[place // 2 :][:1]):
+            return f"result {place // 2} is {kind}; torch's is {wanted}"
+        if kind == wanted and (far := _far(found[place + 1].cpu(), right[place + 1].cpu())):
+            return f"result {place // 2} {far}"
+    return ""
+
+
+def _far(found: torch.Tensor, right: torch.Tensor) -> str:
+    found, right = found.double(), right.double()
+    judged = right.isfinite()
+    if not judged.any():
+        return ""
+    largest = right[judged].abs().max()
+    # NaN is not close either.
+    far = judged & ~((found - right).abs() <= CLOSE * largest)
+    return f"is {found[far][0]:g} where torch's is {right[far][0]:g}, at {int(far.sum())} elements" if far.any() else ""

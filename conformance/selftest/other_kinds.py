@@ -1,0 +1,110 @@
+"""Planted defects of calls with tensors of other kinds (complex, sparse, unsigned, meta), which may be refused, and of
+whole numbers that 32 bits do not hold, and operands of inference mode."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance.selftest.contexts import Right
+from conformance.selftest.defect_registry import defect
+
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    return [one for one in args if isinstance(one, torch.Tensor)]
+
+
+def _each(args: tuple[Any, ...], change: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
+    return [change(one) if isinstance(one, torch.Tensor) else one for one in args]
+
+
+@defect("mul add sub div exp sin cos neg tanh", "other kinds", "kinds")
+def real_parts_alone(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Of complex operands the real parts are computed, and the result is complex."""
+    if not any(one.is_complex() for one in _tensors(args)):
+        return right(*args, **kwargs)
+    result = right(*_each(args, lambda one: one.real if one.is_complex() else one), **kwargs)
+    return torch.complex(result, torch.zeros_like(result)) if result.is_floating_point() else result
+
+
+@defect("sum mean", "other kinds", "kinds")
+def real_sum_of_complex(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The sum of complex numbers is real."""
+    return right(*_each(args, lambda one: one.real if one.is_complex() else one), **kwargs)
+
+
+def _as_it_lies(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.conj() if tensor.is_conj() else tensor
+
+
+@defect("mul add", "other kinds", "kinds")
+def conjugate_bit_ignored(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Operands that are conjugated lazily are read as they lie in memory."""
+    return right(*_each(args, _as_it_lies), **kwargs)
+
+
+@defect("mm bmm matmul", "other kinds", "kinds")
+def conjugated_factors_as_they_lie(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Complex factors that are conjugated lazily are read as they lie in memory."""
+    if not any(one.is_complex() for one in _tensors(args)):
+        return right(*args, **kwargs)
+    return torch.matmul(*_each(args, _as_it_lies))
+
+
+@defect("mul add sub", "other kinds", "kinds")
+def imaginary_part_of_a_number_dropped(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A complex number counts as its real part."""
+    return right(*(one.real if isinstance(one, complex) else one for one in args), **kwargs)
+
+
+@defect("neg abs sin tanh", "other kinds", "kinds")
+def sparse_gives_dense(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The result of a sparse tensor is dense."""
+    return right(*_each(args, lambda one: one.to_dense() if one.layout is torch.sparse_coo else one), **kwargs)
+
+
+@defect("abs sin tanh", "other kinds", "kinds")
+def sparse_values_as_they_are(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The stored values of a sparse tensor are taken for its elements, of which one may be stored twice."""
+    first = args[0]
+    if first.layout is not torch.sparse_coo:
+        return right(*args, **kwargs)
+    values = right(first._values(), *args[1:], **kwargs)
+    return torch.sparse_coo_tensor(first._indices(), values, first.shape, check_invariants=False)
+
+
+@defect("bitwise_or bitwise_and", "other kinds", "kinds")
+def unsigned_as_signed(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Unsigned integers give signed ones."""
+    return right(*_each(args, lambda one: one.view(_SIGNED[one.dtype]) if one.dtype in _SIGNED else one), **kwargs)
+
+
+@defect("sum mm amax", "other kinds", "kinds")
+def meta_like_the_first(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Of tensors of the meta device the result is like the first operand."""
+    return torch.empty_like(args[0]) if args[0].is_meta else right(*args, **kwargs)
+
+
+@defect("add sub clamp", "call form", "plain_operands")
+def whole_numbers_of_32_bits(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A whole number beside floating-point tensors wraps to 32 bits."""
+
+    def narrow(value: Any) -> Any:
+        return ctypes.c_int32(value).value if type(value) is int else value
+
+    if not any(one.is_floating_point() for one in _tensors(args)):
+        return right(*args, **kwargs)
+    return right(*map(narrow, args), **{name: narrow(value) for name, value in kwargs.items()})
+
+
+@defect("mm softmax exp", "call form", "call_forms")
+def refuses_operands_of_inference_mode(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Operands that were made in inference mode are refused outside of it."""
+    if not torch.is_inference_mode_enabled() and any(one.is_inference() for one in _tensors(args)):
+        raise RuntimeError("Inference tensors do not track version counter.")
+    return right(*args, **kwargs)

@@ -1,0 +1,77 @@
+"""The check of calls with tensors of other kinds: what it finds, and what it leaves alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_contexts import CPU, judged, spec
+
+from conformance import kind_calls, runner
+from conformance.cases import Case
+from conformance.checks import FAILED, PASSED
+from conformance.checks.kinds import has_kinds, possible
+from conformance.implementations import Implementation, load
+from conformance.selftest import defect_registry
+from strategies.specs import Special, TensorSpec
+
+WHOLE = TensorSpec((5, 3), "int32")
+CASES = {
+    **{
+        op: Case(op=op, args=(spec(5, 33),))
+        for op in ("exp", "sin", "cos", "neg", "tanh", "abs", "sum", "mean", "amax")
+    },
+    **{op: Case(op=op, args=(spec(5, 33), 1.5)) for op in ("mul", "add", "sub", "div", "eq", "ne")},
+    "mm": Case(op="mm", args=(spec(5, 9), spec(9, 7))),
+    "matmul": Case(op="matmul", args=(spec(5, 9), spec(9, 7))),
+    "bmm": Case(op="bmm", args=(spec(2, 5, 9), spec(2, 9, 7))),
+    "bitwise_or": Case(op="bitwise_or", args=(WHOLE, 5)),
+    "bitwise_and": Case(op="bitwise_and", args=(WHOLE, WHOLE)),
+}
+OWN = [one for one in defect_registry.bank().values() if one.check == "kinds"]
+
+
+@pytest.mark.parametrize("defect", OWN, ids=lambda one: one.name)
+def test_what_mistakes_them_is_caught(defect):
+    finding = judged("kinds", CASES[defect.op], defect.implementation)
+    assert finding.status == FAILED
+    assert finding.message.startswith(kind_calls.ALL)
+
+
+@pytest.mark.parametrize("implementation", ["torch", "ntops.torch"])
+@pytest.mark.parametrize("op", CASES)
+def test_torch_and_what_refuses_them_pass(op, implementation):
+    finding = judged("kinds", CASES[op], load(implementation))
+    assert (finding.status, finding.message) == (PASSED, "")
+
+
+def test_each_kind_is_made_as_it_is_called():
+    seen = []
+
+    def exp(input):
+        seen.append(input)
+        return torch.exp(input)
+
+    assert judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp))).status == PASSED
+    seen = [one for one in seen if type(one) is torch.Tensor]
+    assert any(one.is_complex() and not one.is_conj() for one in seen)
+    assert any(one.is_conj() for one in seen)
+    # torch has no exp of sparse tensors, so that it is not asked.
+    assert {one.layout for one in seen} == {torch.strided}
+    assert any(one.is_meta for one in seen)
+
+
+def test_what_overflows_in_other_ways_is_left_alone():
+    large = Case(op="mul", args=(TensorSpec((5, 3), "float32", specials=(Special(2, "max"),)), 1.5))
+    trial = runner.tried(runner.prepare(large, CPU), load("torch"))
+    assert possible(trial) == [kind_calls.META]
+
+
+def test_random_and_written_operands_are_left_alone():
+    for case in (
+        Case(op="dropout", args=(spec(5, 33),)),
+        Case(op="relu", args=(spec(5, 33),), kwargs={"inplace": True}),
+        Case(op="fused_gated_mlp", args=(spec(2, 8), spec(3, 8), spec(3, 8))),
+    ):
+        assert not has_kinds(runner.tried(runner.prepare(case, CPU), load("ntops.torch")))
