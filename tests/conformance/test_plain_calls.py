@@ -9,6 +9,7 @@ from pathlib import Path
 
 import forked_python
 import pytest
+from msgspec.structs import replace
 
 from conformance import __main__ as command
 from conformance import cases, plain_calls
@@ -101,6 +102,11 @@ def test_a_pool_gives_the_largest_of_each_dtype_in_turn():
     assert sorted(found) == [("float16", 28), ("float16", 29), ("float32", 28), ("float32", 29)]
 
 
+ATTENTION = Case(op="scaled_dot_product_attention", args=(TensorSpec((1, 1, 2, 4), "float32"),) * 3)
+CACHES = dict.fromkeys(("present_key", "present_value"), TensorSpec((1, 1, 8, 4), "float32"))
+CACHE = {**CACHES, "present_key_slot": 0, "present_value_slot": 0}
+
+
 @pytest.mark.parametrize(
     ("case", "verdict"),
     [
@@ -108,10 +114,15 @@ def test_a_pool_gives_the_largest_of_each_dtype_in_turn():
         (CASE, {"status": "passed", "refused": True}),
         (Case(op="relu", args=(TensorSpec((plain_calls.SMALL + 1,), "float32"),)), {"status": "passed"}),
         (Case(op="dropout", args=(TensorSpec((3,), "float32"),)), {"status": "passed"}),
+        (replace(ATTENTION, kwargs=CACHE), {"status": "passed"}),
     ],
 )
 def test_what_a_script_cannot_repeat_is_left_out(case, verdict):
     assert not plain_calls.fits(case, Verdict("id", case.op, **verdict))
+
+
+def test_attention_is_repeated_where_it_has_no_cache():
+    assert plain_calls.fits(ATTENTION, Verdict("id", ATTENTION.op, "passed"))
 
 
 @pytest.mark.slow
