@@ -5,6 +5,7 @@ Where one has nothing of its own to say (a dtype, a form of the call) it does wh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -41,7 +42,26 @@ def control(name: str, *ops: str) -> Callable[[Callable[[str], Value]], Callable
 
 
 def _provider(op: str, function: Callable[..., Any]) -> SimpleNamespace:
-    return SimpleNamespace(**{op: correct.here(function)})
+    return SimpleNamespace(**{op: correct.here(_refusing(function))})
+
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function, which refuses tensors of other kinds, and complex numbers."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for one in (*args, *kwargs.values()):
+            other = isinstance(one, torch.Tensor) and (
+                one.is_complex() or one.dtype in _UNSIGNED or one.layout is not torch.strided
+            )
+            if other or isinstance(one, complex):
+                raise NotImplementedError("complex, sparse and unsigned tensors are left out")
+        return function(*args, **kwargs)
+
+    return call
 
 
 @cache

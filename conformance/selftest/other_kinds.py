@@ -1,4 +1,4 @@
-"""Planted defects of calls with tensors of other kinds (complex, sparse, unsigned, meta), which may be refused, and of
+"""Planted defects of calls with tensors of other kinds (complex, sparse, unsigned), which may be refused, and of
 whole numbers that 32 bits do not hold, and operands of inference mode."""
 
 from __future__ import annotations
@@ -82,12 +82,6 @@ def sparse_values_as_they_are(right: Right, *args: Any, **kwargs: Any) -> Any:
 def unsigned_as_signed(right: Right, *args: Any, **kwargs: Any) -> Any:
     """Unsigned integers give signed ones."""
     return right(*_each(args, lambda one: one.view(_SIGNED[one.dtype]) if one.dtype in _SIGNED else one), **kwargs)
-
-
-@defect("sum mm amax", "other kinds", "kinds")
-def meta_like_the_first(right: Right, *args: Any, **kwargs: Any) -> Any:
-    """Of tensors of the meta device the result is like the first operand."""
-    return torch.empty_like(args[0]) if args[0].is_meta else right(*args, **kwargs)
 
 
 @defect("add sub clamp", "call form", "plain_operands")

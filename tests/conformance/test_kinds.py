@@ -53,18 +53,23 @@ def test_each_kind_is_made_as_it_is_called():
         seen.append(input)
         return torch.exp(input)
 
-    assert judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp))).status == PASSED
+    claims = {"exp": ("fake",)}
+    assert judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp), claims)).status == PASSED
     seen = [one for one in seen if type(one) is torch.Tensor]
     assert any(one.is_complex() and not one.is_conj() for one in seen)
     assert any(one.is_conj() for one in seen)
     # torch has no exp of sparse tensors, so that it is not asked.
     assert {one.layout for one in seen} == {torch.strided}
     assert any(one.is_meta for one in seen)
+    seen.clear()
+    # A kernel that is launched on a tensor without memory ends the process.
+    judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp), {}))
+    assert not any(one.is_meta for one in seen)
 
 
 def test_what_overflows_in_other_ways_is_left_alone():
     large = Case(op="mul", args=(TensorSpec((5, 3), "float32", specials=(Special(2, "max"),)), 1.5))
-    trial = runner.tried(runner.prepare(large, CPU), load("torch"))
+    trial = runner.tried(runner.prepare(large, CPU), load("ntops.torch"))
     assert possible(trial) == [kind_calls.META]
 
 

@@ -53,6 +53,7 @@ BY_OP = {
     "relu": ("refuses_in_place", "gradient_passes_zero"),
     "silu": ("rounds_in_place",),
     "sub": ("refuses_reduced",),
+    "tanh": ("real_parts_alone",),
     "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail", "x_for_input"),
     "rms_norm": ("smaller_tiles_lose_the_tail",),
     "scaled_dot_product_attention": ("causal_off_by_one", "refused_as_value_error", "cache_not_written"),
