@@ -43,14 +43,16 @@ def arrangement(output, input, *others, parts=False, block_rows=None, block_colu
 
 
 def application(output, input, compute_dtype, reverse):
+    # Not carry + sum(values): Triton 3.7's pass of thread locality fails for sums that a loop alone uses.
+    is_last = ntl.arange(0, input.dtype.shape[1]) == (0 if reverse else input.dtype.shape[1] - 1)
     carry = ntl.zeros((input.dtype.shape[0],), dtype=compute_dtype)
 
     for i in range(input.shape[0]):
         place = input.shape[0] - 1 - i if reverse else i
-        values = ntl.cast(input[place], compute_dtype)
-        output[place] = ntl.cast(ntl.cumsum(values, 1, reverse) + carry[:, None], output.dtype.dtype)
+        sums = ntl.cumsum(ntl.cast(input[place], compute_dtype), 1, reverse) + carry[:, None]
+        output[place] = ntl.cast(sums, output.dtype.dtype)
         # Small integers are summed in 32 bits.
-        carry = ntl.cast(carry + ntl.sum(values, axis=1), compute_dtype)
+        carry = ntl.cast(ntl.sum(ntl.where(is_last[None, :], sums, 0), axis=1), compute_dtype)
 
 
 def application_parts(output, input, sums, compute_dtype, reverse):
@@ -63,11 +65,13 @@ def application_parts(output, input, sums, compute_dtype, reverse):
         # Not a product with 0: a sum may be infinite.
         carry = ntl.cast(carry + ntl.sum(ntl.where(before[None, :], sums[i], 0), axis=1), compute_dtype)
 
+    is_last = ntl.arange(0, input.dtype.shape[1]) == (0 if reverse else input.dtype.shape[1] - 1)
+
     for i in range(input.shape[0]):
         place = input.shape[0] - 1 - i if reverse else i
-        values = ntl.cast(input[place], compute_dtype)
-        output[place] = ntl.cast(ntl.cumsum(values, 1, reverse) + carry[:, None], output.dtype.dtype)
-        carry = ntl.cast(carry + ntl.sum(values, axis=1), compute_dtype)
+        found = ntl.cumsum(ntl.cast(input[place], compute_dtype), 1, reverse) + carry[:, None]
+        output[place] = ntl.cast(found, output.dtype.dtype)
+        carry = ntl.cast(ntl.sum(ntl.where(is_last[None, :], found, 0), axis=1), compute_dtype)
 
 
 def premake(
