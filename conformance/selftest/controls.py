@@ -18,7 +18,7 @@ from conformance import spec as specs
 from conformance.implementations import TORCH, Implementation, load
 from conformance.ops import _fp8 as fp8
 from conformance.ops.rotary_position_embedding import pairs
-from conformance.selftest import correct
+from conformance.selftest import correct, cumulative
 from conformance.selftest import families as of
 from conformance.selftest import fp8 as eight_bit
 from conformance.selftest.differentiable import differentiable, with_gradients
@@ -251,42 +251,8 @@ def _norm(op: str, total: Callable[[torch.Tensor, int], torch.Tensor]) -> Value:
     return value
 
 
-def _cumulative(sums: Callable[[torch.Tensor], torch.Tensor]) -> Value:
-    def value(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor | None:
-        if (dtype or input.dtype) not in SINGLE or not input.ndim or not input.numel():
-            return None
-        x = (input if dtype is None else input.to(dtype)).float().movedim(dim, -1)
-        return sums(x).movedim(-1, dim)
-
-    return value
-
-
-def _added_in_order(x: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.cumsum(x.detach().numpy(), -1, dtype=np.float32))
-
-
-def _in_tiles(x: torch.Tensor) -> torch.Tensor:
-    """As a kernel does: each tile for itself, and the sum of those before it."""
-    tiles = [_added_in_order(tile) for tile in x.split(48, -1)]
-    starts = _added_in_order(torch.stack([torch.zeros_like(x[..., 0]), *(tile[..., -1] for tile in tiles)], -1))
-    return torch.cat([tile + starts[..., n : n + 1] for n, tile in enumerate(tiles)], -1)
-
-
-def _doubling(x: torch.Tensor) -> torch.Tensor:
-    """Each element takes in the sum of as many before it as it has, and then of twice as many."""
-    step = 1
-    while step < x.shape[-1]:
-        x = torch.cat([x[..., :step], x[..., step:] + x[..., :-step]], -1)
-        step *= 2
-    return x
-
-
-for _name, _sums in (
-    ("sums one by one", _added_in_order),
-    ("sums in blocks", _in_tiles),
-    ("sums as a tree", _doubling),
-):
-    control(_name, "cumsum")(lambda op, sums=_sums: _cumulative(sums))
+for _name, _value in cumulative.CONTROLS.items():
+    control(_name, "cumsum")(lambda op, value=_value: value)
 
 
 for _name, _total in _SUMS.items():

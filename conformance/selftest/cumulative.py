@@ -1,10 +1,11 @@
-"""Planted defects of the cumulative sum and of its backward pass."""
+"""Planted defects of the cumulative sum and of its backward pass, and right implementations in other orders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from conformance.selftest import families as of
@@ -336,3 +337,46 @@ def half_accumulation(step: Step) -> Gradients:
         carry = (one + carry).to(step.dout.dtype)
         found.append(carry.double())
     return [torch.cat(found, dim).flip(dim)]
+
+
+# --- right implementations ---------------------------------------------------------------------------------------
+
+
+def _right(sums: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor | None]:
+    """Sums along the last dim in float32 as an implementation."""
+
+    def value(input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None) -> torch.Tensor | None:
+        if (dtype or input.dtype) not in (torch.float32, *of.HALF) or not input.ndim or not input.numel():
+            return None
+        x = (input if dtype is None else input.to(dtype)).float().movedim(dim, -1)
+        return sums(x).movedim(-1, dim)
+
+    return value
+
+
+def _added_in_order(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.cumsum(x.detach().numpy(), -1, dtype=np.float32))
+
+
+def _tile_by_tile(x: torch.Tensor) -> torch.Tensor:
+    """As a kernel does: each tile for itself, and the sum of those before it."""
+    tiles = [_added_in_order(tile) for tile in x.split(48, -1)]
+    starts = _added_in_order(torch.stack([torch.zeros_like(x[..., 0]), *(tile[..., -1] for tile in tiles)], -1))
+    return torch.cat([tile + starts[..., n : n + 1] for n, tile in enumerate(tiles)], -1)
+
+
+def _doubling(x: torch.Tensor) -> torch.Tensor:
+    """Each element takes in the sum of as many before it as it has, and then of twice as many."""
+    step = 1
+    while step < x.shape[-1]:
+        x = torch.cat([x[..., :step], x[..., step:] + x[..., :-step]], -1)
+        step *= 2
+    return x
+
+
+CONTROLS = {
+    "sums one by one": _right(_added_in_order),
+    "sums in blocks": _right(_tile_by_tile),
+    "sums as a tree": _right(_doubling),
+}
+"""Right implementations of the cumulative sum, by name."""
