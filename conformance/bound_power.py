@@ -92,7 +92,7 @@ def normal(op: str, dtype: str) -> Case | None:
             args = (tensor(2, ROWS, terms), tensor(2, terms, ROWS))
         case "addmm":
             args = (tensor(ROWS), tensor(ROWS, terms), tensor(terms, ROWS))
-        case "softmax" | "log_softmax" | "logsumexp":
+        case "softmax" | "log_softmax" | "logsumexp" | "cumsum":
             args = (tensor(2, terms), -1)
         case "cross_entropy":
             targets = TensorSpec((ROWS,), "int64", LISTED + "3,0,1,2")

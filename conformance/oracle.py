@@ -172,6 +172,19 @@ def _sum(high: np.ndarray, low: np.ndarray) -> Double:
     return two_sum(high[0], low[0])
 
 
+def cumulate(terms: np.ndarray) -> Double:
+    """Return the cumulative sums of finite float64 numbers along the last axis, in double-double."""
+    high, low, step = terms, np.zeros(terms.shape), 1
+    # Each sum takes in the one ``step`` places before it, which has as many terms (W. D. Hillis and G. L. Steele, Data
+    # parallel algorithms, CACM 29(12), 1986).
+    while step < terms.shape[-1]:
+        total, rest = two_sum(high[..., step:], high[..., :-step])
+        rest = rest + (low[..., step:] + low[..., :-step])
+        high, low = (np.concatenate([old[..., :step], new], -1) for old, new in ((high, total), (low, rest)))
+        step *= 2
+    return two_sum(high, low)
+
+
 # --- mpmath ------------------------------------------------------------------------------------------------------
 
 PRECISION = 120

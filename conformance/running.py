@@ -124,6 +124,12 @@ class Running:
             error = error + unit * (walk + product_bounds.PRODUCT_DRIFT * terms * np.abs(value))
         return Running(value, np.where(magnitude <= float_formats.FORMATS[self.compute].max, error, np.inf), self.dtype)
 
+    def cumulated(self) -> Running:
+        """Return the cumulative sum along the last dim, in any grouping."""
+        value, magnitude, error = (np.cumsum(array, -1) for array in (self.value, np.abs(self.value), self.error))
+        error = error + product_bounds.cumulative(value, magnitude, self.dtype)
+        return Running(value, np.where(magnitude <= float_formats.FORMATS[self.compute].max, error, np.inf), self.dtype)
+
     def mean(self, axes: int | tuple[int, ...], keepdims: bool = False) -> Running:
         """Return the mean over axes."""
         axes = axes if isinstance(axes, tuple) else (axes,)

@@ -156,6 +156,26 @@ def softmax(op: str, weight: float) -> Sampled:
     return Sampled("rows", weight, draw)
 
 
+def cumulative(op: str, weight: float) -> Sampled:
+    """Of sorted probabilities, of which a sampler keeps the largest, of counts of tokens by expert, or of sequences."""
+
+    def draw(chance: Random) -> Benchmark:
+        size, count, kind = model(chance), tokens(chance), dtype(chance)
+        dim = -1
+        match chance.choice(("probabilities", "probabilities", "experts", "sequences")):
+            case "probabilities":
+                shape, kind = (chance.choice(SEQUENCES), size.vocabulary), chance.choice((kind, "float32"))
+            case "experts":
+                shape, kind, dim = (count, chance.choice((8, 32, 60, 64, 128, 256))), "float32", 0
+            case _:
+                shape = (chance.choice((1, 2, 8)), count, chance.choice((16, 80, 300, 512, 1024)))
+                dim = 1
+        input = tensor(shape, kind)
+        return Benchmark(Case(op=op, args=(input, dim)), 2 * moved(input), math.prod(shape))
+
+    return Sampled("rows", weight, draw)
+
+
 def norm(op: str, weight: float, names: Sequence[str], flops: int) -> Sampled:
     """Of hidden states, or of the heads of queries and keys."""
 

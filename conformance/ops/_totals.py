@@ -83,11 +83,11 @@ def gradient_of_total(mean: bool, call: Call, dout: torch.Tensor) -> dict[int | 
     return {0: found.laid(lambda array: np.broadcast_to(array.reshape(whole), tuple(input.shape)))}
 
 
-def _sum_dtype(name: str) -> str:
+def sum_dtype(name: str) -> str:
     return name if name in dtype_names.FLOATING else "int64"
 
 
-def _sum_casts(name: str) -> tuple[str, ...]:
+def sum_casts(name: str) -> tuple[str, ...]:
     # What a float outside an integer's range becomes is undefined.
     whole = () if name in dtype_names.FLOATING else (*dtype_names.INTEGRAL, *dtype_names.BOOL)
     return (*dtype_names.FLOATING, *whole)
@@ -127,9 +127,9 @@ def cast_totals(op: str) -> Any:
 
 def total_spec(name: str, function: reductions.Function, *, mean: bool = False) -> OpSpec:
     """The OpSpec of a sum or a mean."""
-    dtype_of = _mean_dtype if mean else _sum_dtype
+    dtype_of = _mean_dtype if mean else sum_dtype
     legal = reductions.cases(
-        name, dtype_of, (lambda one: dtype_names.FLOATING) if mean else _sum_casts, True, ("out",) if mean else ()
+        name, dtype_of, (lambda one: dtype_names.FLOATING) if mean else sum_casts, True, ("out",) if mean else ()
     )
     return OpSpec(
         name=name,

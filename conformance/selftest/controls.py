@@ -19,7 +19,7 @@ from conformance import spec as specs
 from conformance.implementations import TORCH, Implementation, load
 from conformance.ops import _fp8 as fp8
 from conformance.ops.rotary_position_embedding import pairs
-from conformance.selftest import correct
+from conformance.selftest import correct, cumulative
 from conformance.selftest import families as of
 from conformance.selftest import fp8 as eight_bit
 from conformance.selftest.differentiable import differentiable, with_gradients
@@ -269,6 +269,10 @@ def _norm(op: str, total: Callable[[torch.Tensor, int], torch.Tensor]) -> Value:
         return found.view(input.shape)
 
     return value
+
+
+for _name, _value in cumulative.CONTROLS.items():
+    control(_name, "cumsum")(lambda op, value=_value: value)
 
 
 for _name, _total in _SUMS.items():

@@ -191,6 +191,13 @@ def _total(
     return dtype, wide(input, dtype).sum(dim, keepdim) if dtype in NARROW else None
 
 
+def _cumulative(
+    input: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+) -> tuple[torch.dtype, Value]:
+    dtype = dtype or (input.dtype if input.is_floating_point() else torch.int64)
+    return dtype, wide(input, dtype).cumsum(dim) if dtype in NARROW else None
+
+
 def _mean(
     input: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> tuple[torch.dtype, Value]:
@@ -326,6 +333,7 @@ FORMULAS: dict[str, Callable[..., tuple[torch.dtype, Value]]] = {
     "cross_entropy": _cross_entropy,
     "linear_cross_entropy": _linear_cross_entropy,
     "sum": _total,
+    "cumsum": _cumulative,
     "mean": _mean,
     "logsumexp": _logsumexp,
     "layer_norm": _layer_norm,

@@ -24,8 +24,9 @@ EXTREMES = ("amax", "amin")
 PLACES = ("argmax",)
 OF_SEVERAL_DIMS = (*TOTALS, *EXTREMES, "logsumexp")
 REDUCTIONS = (*OF_SEVERAL_DIMS, *PLACES)
+CUMULATIVE = ("cumsum",)
 PRODUCTS = ("mm", "bmm", "addmm", "matmul")
-WITH_OUT = (*FLOAT_FUNCTIONS, *SIGN_FUNCTIONS, "bitwise_not", *BINARY, "clamp", *PRODUCTS, *REDUCTIONS)
+WITH_OUT = (*FLOAT_FUNCTIONS, *SIGN_FUNCTIONS, "bitwise_not", *BINARY, "clamp", *PRODUCTS, *REDUCTIONS, *CUMULATIVE)
 WITH_INPLACE = ("relu", "silu", "dropout", "rotary_position_embedding")
 FLOATING = (
     "add",

@@ -62,7 +62,7 @@ _READINGS: tuple[tuple[str, str, Callable[[torch.Tensor], torch.Tensor], str], .
         "NaN is read as 0",
     ),
 )
-for _op in of.REDUCTIONS:
+for _op in (*of.REDUCTIONS, *of.CUMULATIVE):
     for _name, _kind, _change, _about in _READINGS:
         plant(_op, _name, _kind, "values", of.before(_change), _about)
 

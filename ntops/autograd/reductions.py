@@ -1,9 +1,10 @@
 """The gradients of reductions: that of a result goes to each element that was reduced."""
 
 from ntops.autograd.formula import Formula, is_composed, save, saved
-from ntops.host import gradients
+from ntops.host import cumulative, gradients
 from ntops.host.promotion import accumulate_dtype
 from ntops.host.reduction_arguments import dims_of
+from ntops.kernels import cumsum
 
 
 def setup(ctx, inputs, output):
@@ -77,7 +78,25 @@ def _backward_logsumexp(ctx, gradient):
     return found, *[None] * (ctx.count - 1)
 
 
+def _setup_cumsum(ctx, inputs, output):
+    input, ctx.dim, _ = inputs
+    ctx.dtype = input.dtype
+
+
+def _backward_cumsum(ctx, gradient):
+    """Sum the gradients of the results from each element on, in the dtype of the argument, as torch does."""
+    if not gradient.ndim:
+        found = gradient.to(ctx.dtype)
+    elif is_composed(gradient):
+        found = gradient.to(ctx.dtype).flip(ctx.dim).cumsum(ctx.dim).flip(ctx.dim)
+    else:
+        found = cumulative.reversed_sums(cumsum.premake, gradient, ctx.dim, ctx.dtype)
+
+    return found, None, None
+
+
 FORMULAS = {
+    "cumsum": Formula(_setup_cumsum, _backward_cumsum),
     "sum": Formula(setup, _backward_sum),
     "mean": Formula(setup, _backward_mean),
     **dict.fromkeys(("amax", "amin"), Formula(_setup_with_result, _backward_extreme)),

@@ -26,7 +26,7 @@ _CLAIMS = {
     "*": _ALL,
     **dict.fromkeys(("cross_entropy", "linear_cross_entropy", "softmax", "log_softmax"), _SUMS),
     # Dims are ordered by strides, and rows are split up if there are few.
-    **dict.fromkeys(("logsumexp", "mean", "sum"), _SUMS),
+    **dict.fromkeys(("cumsum", "logsumexp", "mean", "sum"), _SUMS),
     **dict.fromkeys(("mm", "addmm", "bmm", "matmul", "fused_gated_mlp"), _PRODUCT),
     "scaled_dot_product_attention": ("deterministic", "batch_invariant:fixed", "gradients", *_OF_GPU),
 }

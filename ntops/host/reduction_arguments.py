@@ -111,7 +111,7 @@ def result_of(input, dims, keepdim, dtype, out):
         result = recorder.empty(shape, contiguous_strides(shape), dtype, device)
     else:
         output.check_out(out, dtype, device, exact_dtype=True)
-        output.check_written(out, "out")
+        output.check_written(out, "out", shape)
         output.resize_out(out, shape, contiguous_strides(shape))
         # The input is read until all of the result is written.
         result = torch.empty(shape, dtype=dtype, device=device) if output.shares_memory(out, input) else out

@@ -72,10 +72,10 @@ class Problem(config_selection.Problem):
 
 
 _ROWS, _COLUMNS = (1, 8, 1 << 13), (1, 16, 1 << 10, 1 << 13, 1 << 17, 1 << 27)
-_POINTS = tuple((1, rows, columns) for rows in _ROWS for columns in _COLUMNS)
+POINTS = tuple((1, rows, columns) for rows in _ROWS for columns in _COLUMNS)
 
 
-@heuristic(("outer", "rows", "columns"), _POINTS)
+@heuristic(("outer", "rows", "columns"), POINTS)
 def config(outer, rows, columns, across, itemsize, compute_itemsize):
     """Choose the tile, and in how many parts rows are reduced.
 
@@ -86,22 +86,26 @@ def config(outer, rows, columns, across, itemsize, compute_itemsize):
     :param itemsize: Bytes of an element of the input.
     :param compute_itemsize: Bytes of an element in registers.
     """
+    block_rows, block_columns = tile_of(outer, rows, columns, across, itemsize, compute_itemsize)
+    tiles = -(-columns // block_columns)
+    parts = max(PROGRAMS // (outer * -(-rows // block_rows)), 1)
+    steps = min(max(next_power_of_2(-(-tiles // parts)), SHORTEST), LONGEST)
+
+    return Options(block_rows, block_columns, steps, max(min(block_rows * block_columns // 512, 8), 1))
+
+
+def tile_of(outer, rows, columns, across, itemsize, compute_itemsize):
+    """Return the rows and the columns of a tile; see :func:`config`."""
     tile = TILE * 4 // max(compute_itemsize, 4)
     # Where there is one dim of results, few rows are few programs, and a kernel for each power of 2 gains nothing.
     fitting = next_power_of_2(rows) if outer > 1 else 8 ** -(-(rows - 1).bit_length() // 3)
 
     if across:
         block_rows = min(fitting, LINE // itemsize)
-        block_columns = min(next_power_of_2(columns), tile // block_rows)
-    else:
-        block_columns = min(next_power_of_2(columns), tile)
-        block_rows = min(fitting, tile // block_columns)
+        return block_rows, min(next_power_of_2(columns), tile // block_rows)
 
-    tiles = -(-columns // block_columns)
-    parts = max(PROGRAMS // (outer * -(-rows // block_rows)), 1)
-    steps = min(max(next_power_of_2(-(-tiles // parts)), SHORTEST), LONGEST)
-
-    return Options(block_rows, block_columns, steps, max(min(block_rows * block_columns // 512, 8), 1))
+    block_columns = min(next_power_of_2(columns), tile)
+    return min(fitting, tile // block_columns), block_columns
 
 
 def reduce(premake, input, dim, keepdim, dtype, out, *, empty, count=None, parts=None, **arguments):
@@ -129,7 +133,7 @@ def reduce(premake, input, dim, keepdim, dtype, out, *, empty, count=None, parts
         else:
             numbers = {count: float(input.numel() // result.numel())} if count else {}
             partial = parts.premake if parts else None
-            launch(premake, written, _cast(input, dtype), dims, numbers, partial, **arguments)
+            launch(premake, written, cast_first(input, dtype), dims, numbers, partial, **arguments)
 
     return output.given(out, result)
 
@@ -233,7 +237,7 @@ def launch_place(premake, output, input, dims, chosen=None, **arguments):
         options = chosen or rows.choose(premake)
 
 
-def _cast(input, dtype):
+def cast_first(input, dtype):
     """Return the input cast to the dtype of the result where the kernel's cast to its compute dtype loses less."""
     rounds = dtype in _HALF and input.dtype is not dtype
     return input.to(dtype) if rounds or (dtype is torch.bool and input.dtype is not dtype) else input

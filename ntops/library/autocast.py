@@ -23,6 +23,7 @@ POLICIES = {
     "bmm": (LOWER, "bmm"),
     # torch has this loss in that of class indices.
     "cross_entropy": (FLOAT32, "nll_loss"),
+    "cumsum": (RESULT_FLOAT32, "cumsum"),
     "exp": (FLOAT32, "exp"),
     # torch has this product in linear layers.
     "fused_gated_mlp": (LOWER, "linear"),

@@ -27,8 +27,8 @@ def register(library, overload, op):
         rule = _rows
     elif overload.operator in ("mm", "bmm"):
         rule = _product
-    elif overload.operator in ("softmax", "log_softmax"):
-        rule = _softmax
+    elif overload.operator in ("cumsum", "softmax", "log_softmax"):
+        rule = _along
     elif overload.operator in _REDUCTIONS:
         rule = _reduction
     elif overload.operator == "argmax":
@@ -100,7 +100,7 @@ def _product(op, size, in_dims, args):
     return torch.ops.ntops.matmul(left, right), 0
 
 
-def _softmax(op, size, in_dims, args):
+def _along(op, size, in_dims, args):
     input, dim, *dtype = args
     ndim = input.ndim - 1
 
@@ -112,7 +112,7 @@ def _softmax(op, size, in_dims, args):
 
 def _place(op, size, in_dims, args):
     # Without a dim an index counts all elements, those of other parts of the batch too.
-    return _loop(op, size, in_dims, args) if len(args) < 2 or args[1] is None else _softmax(op, size, in_dims, args)
+    return _loop(op, size, in_dims, args) if len(args) < 2 or args[1] is None else _along(op, size, in_dims, args)
 
 
 def _reduction(op, size, in_dims, args):

@@ -75,6 +75,7 @@ OPERATORS = {
         "(Tensor input, Tensor target, Tensor? weight, str reduction, SymInt ignore_index, float label_smoothing) -> "
         "(Tensor, Tensor, Tensor)"
     ),
+    "cumsum": Declaration("(Tensor input, int dim, ScalarType? dtype=None) -> Tensor", out=True),
     "dequantize_fp8": Declaration("(Tensor quantized, Tensor scale, ScalarType dtype) -> Tensor"),
     "div": Declaration("(Operand input, Operand other, str? rounding_mode=None) -> Tensor", out=True),
     "dropout": Declaration("(Tensor input, Tensor seed, float p) -> Tensor"),

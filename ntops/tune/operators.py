@@ -144,6 +144,7 @@ _ROWS = tuple(
     for dtype in ("bfloat16", "float32")
     for columns in (4096, 16384, 1024, 8192, 65536, 32768, 2048)
 )
+_FULL = tuple((dtype, (1, 1 << 26)) for dtype in ("bfloat16", "float32"))
 # Batch, query heads, key heads, queries, keys, head dim, and whether the mask is causal.
 _ATTENTION = tuple(
     ("bfloat16", shape)
@@ -182,7 +183,7 @@ def _reduction(name):
     return Operator(
         name,
         "RxC",
-        (*_ROWS, *((dtype, (1, 1 << 26)) for dtype in ("bfloat16", "float32"))),
+        (*_ROWS, *_FULL),
         lambda tensor, rows, columns: (tensor(rows, columns), -1),
         getattr(torch, name),
         lambda rows, columns: rows * columns + rows,
@@ -250,6 +251,14 @@ OPERATORS = {
             _norm_arguments(1),
             torch.nn.functional.rms_norm,
             lambda rows, columns: 2 * rows * columns + columns,
+        ),
+        Operator(
+            "cumsum",
+            "RxC",
+            (*_ROWS, *_FULL),
+            lambda tensor, rows, columns: (tensor(rows, columns), -1),
+            torch.cumsum,
+            lambda rows, columns: 2 * rows * columns,
         ),
         *map(_reduction, ("sum", "mean", "amax", "amin", "argmax", "logsumexp")),
         Operator(

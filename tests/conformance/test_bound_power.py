@@ -19,7 +19,7 @@ PRODUCTS = ("mm", "bmm", "addmm", "matmul", "fused_gated_mlp")
 ROWS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "fused_rmsnorm_rope")
 # 2^-10 of sum |terms|, which a normal sum of 4096 terms reaches on 3.2 % of elements.
 ZEROS = {("scaled_dot_product_attention", "bfloat16"): 0.02, **{("fp8_gemm", dtype): 0.06 for dtype in DTYPES}}
-TOTALS = ("cross_entropy", "linear_cross_entropy", "logsumexp", "mean", "sum")
+TOTALS = ("cross_entropy", "cumsum", "linear_cross_entropy", "logsumexp", "mean", "sum")
 NOT_ELEMENTWISE = (*PRODUCTS, *TOTALS, "fp8_gemm", *ROWS, "scaled_dot_product_attention")
 ULPS = {"sigmoid": 6, "silu": 6, "gelu": 8, "pow": 16}
 """Of ops whose bound is more than 4 ulps of the compute dtype; it shows where that is the output's too."""

@@ -58,6 +58,7 @@ def calls():
     for name in ("amax", "amin", "mean", "sum"):
         ops[name] = [((x, 1), {"out": tensor(4)}), ((x, None), {"keepdim": True})]
 
+    ops["cumsum"] = [((x, 1), {"out": tensor(4, 4)}), ((x, 0), {"dtype": torch.float32})]
     ops["logsumexp"] = [((x, 1), {"out": tensor(4)}), ((x, (0, 1)), {"keepdim": True})]
     ops["argmax"] = [((x, 1), {"out": tensor(4, dtype=torch.int64)}), ((x,), {"keepdim": True})]
     ops["mm"] = [((x, m), {"out": tensor(4, 4)})]

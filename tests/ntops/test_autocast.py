@@ -20,7 +20,7 @@ CALLS = {
     ),
     "clamp": ((X, 0.0, 1.0), {}),
     "softmax": ((X, 1), {}),
-    **dict.fromkeys(("mean", "sum"), ((X, 1), {})),
+    **dict.fromkeys(("cumsum", "mean", "sum"), ((X, 1), {})),
     "bmm": (((2, 4, 4), (2, 4, 4)), {}),
     "addmm": (((4,), X, M), {}),
     "layer_norm": ((X, [4], (4,), (4,)), {}),

@@ -70,6 +70,7 @@ CALLS = {
     "clamp": [(one, -0.5, 0.75) for one in ROWS],
     "dropout": [(one, 0.5) for one in ROWS],
     **dict.fromkeys(("softmax", "log_softmax"), (*((one, dim) for one in ROWS for dim in (0, 1)), (LONG[0], 1))),
+    "cumsum": [*((one, dim) for one in ROWS for dim in (0, 1)), (LONG[0], 1)],
     "linear_cross_entropy": [
         (tensor(m, k, dtype=dtype), tensor(n, k, dtype=dtype, seed=1), tensor(m, dtype="int64", values=FEW_LABELS))
         for m, k, n, dtype in ((37, 515, 43, "float32"), (700, 512, 264, HALF), (37, 515, 43, "float16"))

@@ -41,6 +41,12 @@ FORMS = {
         lambda: F.cross_entropy(X, J[:4].long(), ROWS[0, 0].abs(), label_smoothing=0.1),
         lambda: torch.nn.CrossEntropyLoss(reduction="none")(X, X.softmax(1)),
     ],
+    "cumsum": [
+        lambda: torch.cumsum(X, 1),
+        lambda: X.cumsum(dim=-2, dtype=torch.float64),
+        lambda: K.cumsum(axis=0),
+        lambda: X.clone().cumsum_(1),
+    ],
     "div": [
         lambda: torch.div(X, Y, rounding_mode="floor"),
         lambda: X / Y,

@@ -31,6 +31,8 @@ def calls(functions):
     yield "long layer_norm", lambda: functions.layer_norm(long, (65536,), long_row, long_row), (long, long_row)
     yield "cross_entropy", lambda: functions.cross_entropy(x, classes), (x,)
     yield "cross_entropy of probabilities", lambda: functions.cross_entropy(x, y), (x, y)
+    yield "cumsum", lambda: functions.cumsum(x, -1), (x,)
+    yield "long cumsum", lambda: functions.cumsum(long[:2], -1), (long,)
     for name in ("sum", "amax", "argmax", "logsumexp"):
         yield name, lambda name=name: getattr(functions, name)(x, -1), ()
     yield "mean of all", lambda: functions.mean(x), ()
