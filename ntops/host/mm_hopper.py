@@ -43,7 +43,7 @@ _TF32 = {
     (16, 128, 64, 8, 6): (1400, 0),
     (16, 64, 64, 4, 10): (1400, 200),
 }
-_SPLITS = (2, 3, 4, 6, 8)
+SPLITS = (2, 3, 4, 6, 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Rates:
 
 
 _RATES = {2: Rates(113, 3450, 2700, 3000), 4: Rates(84, 3900, 8900, 1800)}
-"""The rates by the element size. These and the rates of tiles are fitted to 416 products of bfloat16 and 62 of TF32 as
-``--sampled`` draws them (seeds 4001, 9101, 9102), with all tiles and parts of K, on an H200 (Triton 3.6). The choice
-takes on average 1.3 % longer than the best; fitted to half of the products, 2.0 % for the other half."""
+"""The rates by the element size. These and the rates of tiles are fitted to 416 products of bfloat16 and 62 of TF32
+(``python -m conformance.benchmarks.tiles``, seeds 4001, 9101 and 9102) on an H200 (Triton 3.6). The choice takes on
+average 1.3 % longer than the best; fitted to half of the products, 2.0 % for the other half."""
 _OVERLAP = 3
 """The power of the norm by which computing and moving take as long as both: the longer one where they are far apart."""
 POINTS = (
@@ -150,7 +150,7 @@ def fastest(m, n, k, dtype, multiprocessors, batch=0):
         tiles = products * -(-m // one[0]) * -(-n // one[1])
         # Parts are whole blocks of 16 terms, each with enough terms to be worth a program.
         most = 1 if batch else min(multiprocessors // tiles, k // 512)
-        possible = (splits for splits in _SPLITS if splits <= most and k % (16 * splits) == 0)
+        possible = (splits for splits in SPLITS if splits <= most and k % (16 * splits) == 0)
         found += [(nanoseconds(one, tiles, splits), one[0] * one[1], one, splits) for splits in (1, *possible)]
 
     *_, tile, splits = min(found)
