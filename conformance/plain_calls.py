@@ -93,8 +93,8 @@ def fits(case: Case, verdict: Verdict) -> bool:
     small = sum(torch.Size(operand.shape).numel() for operand in cases.operands(case)) <= SMALL
     legal = verdict.status == PASSED and not verdict.refused and not case.form
     # What a call writes to a KV cache is no result.
-    writes = "out" not in case.kwargs and case.kwargs.get("inplace") is not True and bool(spec.writes(case))
-    return legal and small and "distribution" not in spec.checks and not writes
+    writes_cache = "out" not in case.kwargs and case.kwargs.get("inplace") is not True and bool(spec.writes(case))
+    return legal and small and "distribution" not in spec.checks and not writes_cache
 
 
 def judge(

@@ -116,8 +116,10 @@ def _captured(function: Callable[[], torch.Tensor], stream: torch.cuda.Stream) -
 def _tf32() -> Generator[None]:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def main() -> None:
@@ -127,6 +129,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append", help="repeatable (default: 9101)")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no product begins")
     given = parser.parse_args()
+    if not torch.cuda.is_available() or not config_selection.device(0).hopper:
+        parser.error("this needs an H100 or H200")
     end, count = time.monotonic() + given.budget, 0
     products = drawn(given.count, given.seed or [9101])
     multiprocessors = config_selection.device(0).multiprocessors
@@ -138,6 +142,7 @@ def main() -> None:
             file.write(json.dumps({"product": product, "us": timed(product, multiprocessors, stream, memory)}) + "\n")
             file.flush()
             count += 1
+            print(f"{count} of {len(products)}: {product}", flush=True)
             torch.cuda.empty_cache()
     print(f"{count} of {len(products)} products: {given.file}")
 

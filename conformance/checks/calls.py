@@ -44,11 +44,12 @@ def layouts(trial: Trial) -> Finding:
 
 def plain_operands(trial: Trial) -> Finding:
     """Check that the call with plain operands gives the right result: contiguous, with ordinary numbers, and in half of
-    the cases with at most one of the flags and without masks and factors that may be left out; or with a factor that
-    is beyond the range of half types; or as parts of one tensor, where they fit beside each other. Kernels have their
-    shortest way for these, and hardly any drawn call has nothing else."""
+    the cases with at most one of the flags and without masks and factors that may be left out; or with one number that
+    half types do not hold, or that is rare (beyond 32 bits, NaN, infinite, subnormal); or as parts of one tensor, where
+    they fit beside each other. Kernels have their shortest way for these, and hardly any drawn call has nothing
+    else."""
     plain, seed = {"with plain operands": _plain(trial.case)}, cases.seed(trial.case)
-    far = {f"with plain operands and {what}": case for what, case in _with_far_numbers(_plain(trial.case)).items()}
+    far = {f"with plain operands and {what}": case for what, case in _with_rare_numbers(_plain(trial.case)).items()}
     chosen = far if far and seed // 13 % 2 else plain
     return first(trial, "plain_operands", chosen | _beside(_plain(trial.case), seed))
 
@@ -275,11 +276,11 @@ RARE_NUMBERS = (
     *((1 << 31) + (1 << 10), -(1 << 33) - (1 << 12), 1 << 62),
     *(float("nan"), float("inf"), float("-inf"), 2.0**-140, -(2.0**-140), 130.5, -260.25, 0.0),
 )
-"""Ints that 32 bits do not hold, and float32 does; numbers that are no number; subnormals; more than 8 bits before the
-point, and some behind it."""
+"""Ints beyond 32 bits that float32 holds; NaN and infinities; subnormals; numbers with a whole part of more than 7 bits
+and a fraction; and 0."""
 
 
-def _with_far_numbers(case: Case) -> Variants:
+def _with_rare_numbers(case: Case) -> Variants:
     """Return the calls with a number that is beyond the half type of the operands, or a rare one, for each that is a
     float."""
     seed, dtypes = cases.seed(case), {spec.dtype for spec in cases.operands(case)}

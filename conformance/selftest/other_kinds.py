@@ -84,6 +84,13 @@ def unsigned_as_signed(right: Right, *args: Any, **kwargs: Any) -> Any:
     return right(*_each(args, lambda one: one.view(_SIGNED[one.dtype]) if one.dtype in _SIGNED else one), **kwargs)
 
 
+@defect("bitwise_or bitwise_and", "other kinds", "kinds")
+def lowest_bit_of_unsigned(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The lowest bit of unsigned results is another one."""
+    result = right(*args, **kwargs)
+    return result.bitwise_xor(1) if result.dtype in _SIGNED else result
+
+
 @defect("add sub clamp", "call form", "plain_operands")
 def whole_numbers_of_32_bits(right: Right, *args: Any, **kwargs: Any) -> Any:
     """A whole number beside floating-point tensors wraps to 32 bits."""

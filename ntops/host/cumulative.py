@@ -8,7 +8,6 @@ of those before it, always in the same order.
 import dataclasses
 
 from ntops.host import output, reductions
-from ntops.host.arguments import check_tensor
 from ntops.host.dim_order import contiguous_strides, specialize
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.host.reduction_arguments import dim_of, result_of
@@ -57,9 +56,12 @@ def is_fast(options, outer, rows, columns):
 def config(outer, rows, columns, across, itemsize, compute_itemsize):
     """Choose the tile, and in how many parts rows are summed; the arguments are those of :func:`reductions.config`."""
     block_rows, block_columns = reductions.tile_of(outer, rows, columns, across, itemsize, compute_itemsize)
-    parts = PROGRAMS // (outer * -(-rows // block_rows))
+    parts = max(PROGRAMS // (outer * -(-rows // block_rows)), 1)
     tiles = -(-columns // block_columns)
-    steps = max(next_power_of_2(-(-tiles // parts) if parts >= FEWEST else tiles), SHORTEST)
+    steps = max(next_power_of_2(-(-tiles // parts)), SHORTEST)
+
+    if -(-tiles // steps) < FEWEST:
+        steps = max(next_power_of_2(tiles), SHORTEST)
 
     return Options(block_rows, block_columns, steps, max(min(block_rows * block_columns // 512, 8), 1))
 
@@ -68,7 +70,8 @@ def cumulate(premake, input, dim, dtype, out):
     """Run the kernel of a cumulative sum.
 
     :param premake: The kernel's ``premake``.
-    :param input: The caller's arguments, not yet checked: its elements are cast to ``dtype`` first; ``dim`` likewise.
+    :param input: A checked tensor; its elements are cast to ``dtype`` first.
+    :param dim: The caller's ``dim``, not yet checked.
     :param dtype: The dtype of the result.
     :param out: The caller's ``out``, not yet checked.
     :return: A contiguous tensor of the shape of ``input``; ``out`` if it is given.
@@ -77,7 +80,6 @@ def cumulate(premake, input, dim, dtype, out):
     :raises RuntimeError: The device or ``out`` does not fit.
     :raises NotImplementedError: A complex, sparse, quantized or nested ``input``.
     """
-    check_tensor(input, "input")
     dim = dim_of(dim, input.ndim)
     written, result = result_of(input, (), False, dtype, out)
 
@@ -92,7 +94,7 @@ def reversed_sums(premake, input, dim, dtype):
     """Return for each element the sum of those from it on along ``dim``: the gradient of a cumulative sum.
 
     :param dtype: The dtype of the result, to which elements of ``input`` are cast first.
-    :return: A contiguous tensor of its shape.
+    :return: A contiguous tensor of the shape of ``input``.
     """
     result = recorder.empty(input.shape, contiguous_strides(input.shape), dtype, input.device)
 
@@ -113,9 +115,9 @@ def launch(premake, output, input, dim, reverse=False, chosen=None):
     output, input = (tensor if tensor.ndim else tensor.view(1) for tensor in (output, input))
     compute_dtype = accumulate_dtype(output.dtype)
     rows = Rows.of(output.select(dim, 0), input, [dim], compute_dtype)
-    steps = output.stride(dim)
+    stride = output.stride(dim)
     # Neighbours in either tensor may belong to different rows; a tile of rows serves both.
-    across = rows.problem.across or 0 < rows.output.stride(-2) < steps
+    across = rows.problem.across or 0 < rows.output.stride(-2) < stride
     problem = rows.problem
     problem = Problem(problem.outer, problem.rows, problem.columns, across, input.dtype, compute_dtype)
     rows = dataclasses.replace(rows, problem=problem)
@@ -127,7 +129,7 @@ def launch(premake, output, input, dim, reverse=False, chosen=None):
 
         chosen = rows.choose(premake, run, output)
 
-    whole = rows.output.as_strided(rows.input.shape, (*rows.output.stride()[:-1], steps))
+    whole = rows.output.as_strided(rows.input.shape, (*rows.output.stride()[:-1], stride))
     views = {"output": whole, "input": rows.input}
     specialization = specialize(views)
     count = rows.parts(chosen)

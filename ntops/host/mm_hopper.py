@@ -10,8 +10,8 @@ from ntops.host import matrix_copy
 from ntops.launch import config_selection, recorder
 from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
-# Tiles of the result and of K, the warps that multiply, and stages; for each, the pairs of elements that it multiplies
-# in a nanosecond, and the nanoseconds until it is stored.
+# Tiles of the result and of K, the warps that multiply, and stages; for each, the pairs of elements that a
+# multiprocessor multiplies in a nanosecond, and the nanoseconds in which it stores the tile.
 _HALF = {
     (128, 256, 64, 8, 3): (3190, 520),
     (192, 128, 64, 12, 4): (3080, 560),
@@ -48,7 +48,7 @@ SPLITS = (2, 3, 4, 6, 8)
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """The rates of a multiprocessor per nanosecond; fields that say so are of the whole device."""
+    """The constants of the time of a product: rates per nanosecond, of a multiprocessor where they do not say more."""
 
     read: float
     """Bytes of factors read from the L2 cache."""
@@ -157,7 +157,7 @@ def fastest(m, n, k, dtype, multiprocessors, batch=0):
     return *tile, splits
 
 
-def stored(options, dtype, dtype_of_result):
+def stored_columns(options, dtype, dtype_of_result):
     """Return how many columns of a tile are stored at a time, of each block of its columns: storing many at once would
     leave no room for stages."""
     _, *blocks = _laid(options, dtype)
@@ -168,17 +168,20 @@ def stored(options, dtype, dtype_of_result):
 
 def shared_memory(options, dtype, dtype_of_result=None):
     """Return the bytes of shared memory of a program: factor tiles of all stages, and a buffer through which results
-    are stored."""
+    are stored.
+
+    :param dtype_of_result: That of a wider result, for which all tiles fit as well.
+    """
     stage = (options.block_m + options.block_n) * options.block_k
     result = torch.float32 if options.splits > 1 else dtype_of_result or dtype
     rows, *_ = _laid(options, dtype)
-    columns = sum(stored(options, dtype, result))
+    columns = sum(stored_columns(options, dtype, result))
     return stage * options.num_stages * dtype.itemsize + rows * columns * result.itemsize + _OTHERS
 
 
 def is_swapped(options, dtype):
-    """Tell whether the kernel computes the transposed product: each group of four warps has 64 rows of its left
-    factor."""
+    """Tell whether the kernel computes the transposed product: in TF32, and where the rows are no multiple of 64 for
+    each group of four warps."""
     return options.block_m % (16 * options.num_warps) > 0 or dtype is torch.float32
 
 
@@ -239,7 +242,7 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
             _descriptor(target, is_turned, rows // groups, part),
             _descriptor(others, is_turned, rows // groups, part) if kind == kernels.MATRIX else others,
         )
-        for width, part in zip(columns, stored(chosen, input.dtype, output.dtype), strict=True)
+        for width, part in zip(columns, stored_columns(chosen, input.dtype, output.dtype), strict=True)
     ]
     more = described[1] if len(columns) > 1 else (None, None, None)
     tiles_m, tiles_n = -(-m // rows), -(-n // sum(columns))

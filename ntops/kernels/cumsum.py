@@ -43,7 +43,8 @@ def arrangement(output, input, *others, parts=False, block_rows=None, block_colu
 
 
 def application(output, input, compute_dtype, reverse):
-    # Not carry + sum(values): Triton 3.7's pass of thread locality fails for sums that a loop alone uses.
+    # The carry comes from the last sum, not from carry + sum(values): Triton 3.7's pass of thread locality fails for
+    # sums that the loop alone uses.
     is_last = ntl.arange(0, input.dtype.shape[1]) == (0 if reverse else input.dtype.shape[1] - 1)
     carry = ntl.zeros((input.dtype.shape[0],), dtype=compute_dtype)
 
@@ -91,7 +92,8 @@ def premake(
     :param ndim: The number of dims of the output and the input, 2 or more, of which the last one is summed along.
     :param dtype: The element type of the input; only ahead-of-time builds need it, and that of the output.
     :param parts: Whether rows are split up; then the sums of parts of ``steps`` tiles follow, in the compute dtype.
-    :param reverse: Whether each element is the sum of those from it on, and not of those up to it.
+    :param reverse: Whether sums run from the last element to the first.
+    :param block_rows: See :func:`arrangement`; ``block_columns``, ``block_parts`` and ``steps`` likewise.
     """
     output_dtype = output_dtype or constants.summed(dtype)
     compute_dtype = compute_dtype or constants.accumulated(output_dtype)

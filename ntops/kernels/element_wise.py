@@ -81,7 +81,7 @@ def premaker(
     :param application: ``application(output, *operands, *numbers, compute_dtype)``.
     :param operands: The names of the inputs.
     :param result: The function from the dtype of the inputs to that of the output.
-    :param computed: The function from both to ``compute_dtype``.
+    :param computed: The function ``computed(dtype, output_dtype)`` to ``compute_dtype``.
     :param numbers: The names of the inputs that are always Python numbers.
     """
 
@@ -89,8 +89,8 @@ def premaker(
         """Return the arrangement, application and tensors of the kernel.
 
         :param ndim: The number of dims of the tensors.
-        :param dtype: The element type of the inputs; only ahead-of-time builds need it, and those that follow from it:
-            ``output_dtype``, and ``compute_dtype``, to which the inputs are cast.
+        :param dtype: The element type of the inputs; only ahead-of-time builds need it. ``output_dtype``, and
+            ``compute_dtype``, to which the inputs are cast, follow from it unless they are given.
         :param scalars: The types of the inputs that are Python numbers, by name.
         :param block_size: See :func:`arrangement`.
         """

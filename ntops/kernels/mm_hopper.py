@@ -6,8 +6,8 @@ tensor cores wait at the beginning and at the end of every tile. Here a program 
 has one to three groups of four warps, which multiply and store, and one warp that makes the Tensor Memory Accelerator
 fetch the next operands. Triton's own compiler has the same warps do both.
 
-Triton's tensors have sizes that are powers of two. The columns of a tile may be those of two blocks (144 = 128 + 16),
-each with sums of its own: between 128 and 256 there are tiles then that leave no wave nearly empty.
+Triton's tensors have sizes that are powers of two. A tile may have two blocks of columns (144 = 128 + 16), each with
+its own sums: such tiles fill the last wave where a power of two leaves it nearly empty.
 
 One file: all of it is one kernel, whose warps share barriers and memory.
 
@@ -136,11 +136,23 @@ def _store(output, memory, values, batch, m, n, IS_TURNED: gl.constexpr):
 
 
 @gluon.jit
-def _finish(output, own, ready, sums, addend, place, fetched, SCALED, ADDED, IS_TURNED):
-    """Do what ``addmm`` does to the sums of a tile, and store them.
+def _finish(
+    output,
+    own,
+    ready,
+    sums,
+    addend,
+    place,
+    fetched,
+    SCALED: gl.constexpr,
+    ADDED: gl.constexpr,
+    IS_TURNED: gl.constexpr,
+):
+    """Scale the sums of a block of columns, add the addend, and store them. Return ``fetched`` as it is then.
 
-    :param addend: A MATRIX to add, or a ROW or COLUMN of it that is loaded; and ``alpha`` and ``beta``.
-    :param fetched: How many times a MATRIX came; the return value is how many times it then came.
+    :param addend: The addend, which is a descriptor of a MATRIX, or the loaded values of a ROW or COLUMN; then
+        ``alpha`` and ``beta``.
+    :param fetched: The number of blocks of a MATRIX that were fetched; the phase of ``ready`` follows from it.
     """
     added, alpha, beta = addend
     batch, first_m, first_n = place
@@ -354,9 +366,8 @@ def multiply(
     :param added: A MATRIX as a descriptor like ``output``'s; a ROW or COLUMN as (M, N) with strides ``stride_m`` and
         ``stride_n``. With an ACTIVATION, a descriptor of another left factor, like that of ``a``: the result is the
         activated product times the product with this factor.
-    :param more_b: With MORE, a descriptor of ``b`` in blocks of the columns of a tile that are left: those of a block
-        are a power of two, and those of a tile can be the sum of two of these; ``more_output`` likewise, and
-        ``more_added`` of a MATRIX.
+    :param more_b: With MORE, a descriptor of ``b`` in blocks of the tile's second block of columns; ``more_output``
+        and, of a MATRIX, ``more_added`` likewise.
     :param tiles: The number of tiles of the batch; ``tiles_m`` down and ``tiles_n`` across in each matrix.
     :param steps: The number of blocks of K, at least one.
     :param step_a: 1, or 0 if all products share one ``a``; ``step_b`` likewise.
@@ -366,10 +377,12 @@ def multiply(
     :param ACTIVATION: "", or the activation of a gated MLP.
     :param GROUPS: The number of groups of warps: one, two or three.
     :param STAGES: The number of blocks of K that shared memory holds.
-    :param MORE: Whether a tile has columns of two blocks.
+    :param MORE: Whether a tile has two blocks of columns.
     """
     TURNED: gl.constexpr = (TURNED_A, TURNED_B, TURNED_OUTPUT)
     GATED: gl.constexpr = ACTIVATION != ""
+    gl.static_assert(not (MORE or GATED) or a.dtype != gl.float32, "of TF32 there is one block of columns, not gated")
+    gl.static_assert(not (MORE and GATED), "a gated product has one block of columns")
     LEFTS: gl.constexpr = GROUPS * (2 if GATED else 1)
 
     if MORE:

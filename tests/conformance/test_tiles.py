@@ -32,4 +32,5 @@ def test_every_configuration_is_one_that_a_call_can_have():
             assert problem.exists(options)
             assert problem.allows(options)
             assert problem.resources(options).fit(H200)
-        assert {one.block_m for one in found} <= {tile[0] for tile in mm_hopper.known(kind["dtype"])}
+        *rule, _ = mm_hopper.fastest(m, n, k, kind["dtype"], H200.multiprocessors, batch)
+        assert product_configs.Options(*rule, form=product_configs.HOPPER) in found

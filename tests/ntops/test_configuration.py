@@ -40,11 +40,17 @@ def test_products_list_all(dtype, memory, described):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("described", [False, True])
 def test_products_list_the_same_for_any_number_of_products(dtype, described):
-    """A batch and a part of it can then be had in one configuration, which has a number alone."""
+    """A fixed configuration is a number, so it must mean the same for a batch and for a part of it."""
     rest = (1024, dtype, False, 232448, 132, described and dtype is not torch.float64, True)
     known = [product_configs.config.alternatives(1, 1, *rest, products) for products in (1, 2, 3, 64, 1000)]
     assert all(one == known[0] for one in known)
     assert len(known[0]) > 1
+    sizes = (*SIZES, *(11 * 2**power for power in range(12)))[::2]
+    found = {
+        product_configs.config(m, n, *rest, products)
+        for m, n, products in itertools.product(sizes, sizes, (1, 3, 64, 1000))
+    }
+    assert found <= {*known[0]}
 
 
 @pytest.mark.parametrize("tensors", [2, 3, 4])
