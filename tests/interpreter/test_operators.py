@@ -39,6 +39,12 @@ def call(function, case, **watching):
 
 
 def bits(tensor):
+    """The bits, of which any NaN is as good as another: its sign follows from the order in which a CPU's vector
+    instructions take operands, and so from how many programs there are at once."""
+    if tensor.is_floating_point():
+        nan = torch.isnan(tensor.to(torch.float64))
+        tensor = torch.where(nan, torch.full((), float("nan"), dtype=torch.float64).to(tensor.dtype), tensor)
+
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
