@@ -18,7 +18,7 @@ PART = 4096
 
 
 def _terms(input: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    """What is summed, in the dtype that is computed in."""
+    """Return what is summed, in the compute dtype."""
     result = dtype or (input.dtype if input.is_floating_point() else torch.int64)
     cast = input.to(result)
     return cast.double() if cast.is_floating_point() else cast
@@ -254,7 +254,7 @@ def strides_of_input(right: Right, input: Any, dim: Any, *, dtype: Any = None, o
 
 @defect("cumsum", "out", "values")
 def reads_what_it_wrote(right: Right, input: Any, dim: Any, *, dtype: Any = None, out: Any = None) -> Any:
-    """Where ``out`` is the input, the second tile of 32 reads what the first one wrote."""
+    """The second tile of 32 reads what the first one wrote, where ``out`` is the input."""
     result = right(input, dim, dtype=dtype, out=out)
     if out is not input or not result.ndim or result.shape[dim] <= 32:
         return result

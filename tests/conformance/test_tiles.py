@@ -1,4 +1,4 @@
-"""Which products and tiles ``conformance.benchmarks.tiles`` times."""
+"""``conformance.benchmarks.tiles`` times products and tiles that calls can have."""
 
 from __future__ import annotations
 
