@@ -8,7 +8,7 @@ variations of any cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
 from typing import NamedTuple, get_args
@@ -143,6 +143,15 @@ def _with_options(ordinary: Case, others: Sequence[Case]) -> Iterator[Step]:
                 yield Step(ordinary)
             known.add(cases.case_id(case))
             yield Step(case)
+
+
+def _between(calls: Iterable[Step], refused: Sequence[Step], first: int) -> Iterator[Step]:
+    """Yield a refused call before every other one of ``calls``: what it leaves may undo the options of the next call,
+    or hide that an earlier one is remembered."""
+    for place, call in enumerate(calls, first):
+        if refused and place % 2:
+            yield refused[place // 2 % len(refused)]
+        yield call
 
 
 _OF_MEMORY = TensorSpec | Same | View
@@ -325,6 +334,6 @@ def drawn(
             rich = max((ordinary, *filter(_is_ordinary, legal)), key=_richness)
             beyond = _beyond(vary(plain, rich, 0), numbers, f"{seed}/{op}/beyond/{number}")
             count_up = (Step(beyond, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
-            options = _with_options(beyond, legal)
+            options = _between(_with_options(beyond, legal), [Step(one) for one, _ in refused[1:]], number)
             after = (*last, *_after_refusals(ordinary, refused[1:]))
             yield CallSequence(steps=(*steps, *count_up, *options, *after))
