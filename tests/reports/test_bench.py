@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -136,6 +137,26 @@ def test_work_that_was_not_done_is_an_error(tmp_path):
     assert "it did not compute this" in done.stdout
     assert "relu" in done.stdout
     assert "need not hold its result yet" in done.stdout
+
+
+def test_a_result_is_judged_by_exact_sums_where_those_of_torch_are_rounded():
+    """As torch's cumsum of half types on a GPU: each sum is rounded before the next is added."""
+
+    def rounding(input, dim):
+        sums = [input[0]]
+        for term in input[1:]:
+            sums.append(sums[-1] + term)
+        return torch.stack(sums)
+
+    spec = dataclasses.replace(specs.registry()["cumsum"], reference=rounding)
+    terms = torch.linspace(0, 1, 4000).to(torch.bfloat16)
+    exact = terms.double().cumsum(0)
+    _rows.check(spec, "exact", exact.to(torch.bfloat16), (terms, 0), {})
+
+    with pytest.raises(_rows.WrongResult, match="it did not compute this"):
+        _rows.check(spec, "wrong", (exact * 1.1).to(torch.bfloat16), (terms, 0), {})
+    with pytest.raises(_rows.WrongResult, match=r"torch\.float64"):
+        _rows.check(spec, "wide", exact, (terms, 0), {})
 
 
 def test_a_peer_that_does_not_answer_is_left_out_and_named(tmp_path):
