@@ -39,7 +39,8 @@ def saved(ctx):
 
     :raises RuntimeError: A tensor has been written to since.
     """
-    return ctx.others | dict(zip(ctx.saved_names, ctx.saved_tensors, strict=True))
+    tensors = virtual_tensors.without_ended_transforms(ctx.saved_tensors)
+    return ctx.others | dict(zip(ctx.saved_names, tensors, strict=True))
 
 
 def needs(ctx, *places):
@@ -56,6 +57,17 @@ def composed_gradients(function, inputs: Sequence[Any], needed: Sequence[bool], 
     :param gradient: The gradient of the result.
     :return: A gradient for each input, or ``None`` if it needs none.
     """
+    if virtual_tensors.is_transformed():
+        # Which tensors require a gradient depends on the transform, so one more transform differentiates.
+        def of_wanted(*tensors):
+            left = iter(tensors)
+            return function(*(next(left) if is_wanted else one for one, is_wanted in zip(inputs, needed, strict=True)))
+
+        wanted = [one for one, is_wanted in zip(inputs, needed, strict=True) if is_wanted]
+        pull_back = torch.func.vjp(of_wanted, *wanted)[1]
+        found = iter(pull_back(gradient))
+        return [next(found) if is_wanted else None for is_wanted in needed]
+
     again = torch.is_grad_enabled()
 
     with torch.enable_grad():

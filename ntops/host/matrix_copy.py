@@ -5,7 +5,7 @@ import math
 from ntops.host.dim_order import contiguous_strides
 from ntops.kernels import matrix_copy as kernels
 from ntops.launch import recorder
-from ntops.launch.devices import on_device
+from ntops.launch.devices import next_power_of_2, on_device
 
 
 def aligned(matrices):
@@ -38,7 +38,9 @@ def write(target, source):
     # Vectors of at most 16 bytes, such that all rows begin at multiples of a vector.
     unit = math.gcd(8, *steps)
     column_unit = math.gcd(8, columns)
-    block_rows, block_columns = (64, 64) if turned else (8, 256)
+    # A tile has 4 KiB of half types: of short rows there are more.
+    wide = min(max(next_power_of_2(columns), 16), 256)
+    block_rows, block_columns = (64, 64) if turned else (2048 // wide, wide)
     row_tiles, column_tiles = -(-rows // block_rows), -(-columns // block_columns)
 
     with on_device(target.device):

@@ -20,7 +20,10 @@ for _key in ("AutocastCPU", "AutocastCUDA"):
     _AUTOCAST |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _key)).raw_repr()
 
 included, excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
-USUAL = included().raw_repr(), excluded().raw_repr()
+_INCLUDED, _EXCLUDED = included(), excluded()
+_TRANSFORMS = torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode)
+_TRANSFORMS |= torch._C.DispatchKeySet(torch._C.DispatchKey.FuncTorchDynamicLayerBackMode)
+USUAL = _INCLUDED.raw_repr(), _EXCLUDED.raw_repr()
 """The keys that torch's dispatcher includes and excludes in a thread without active modes, as on import."""
 _keys = torch._C._dispatch_keys
 function_modes = torch._C._len_torch_function_stack
@@ -64,6 +67,27 @@ def transforms_gradients():
 
     kinds = torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp
     return any(level.key() in kinds for level in torch._C._functorch.get_interpreter_stack())
+
+
+def is_transformed():
+    """Tell whether a transform of :mod:`torch.func` is active."""
+    return _transform() is not None
+
+
+def without_ended_transforms(tensors):
+    """Return tensors that were saved under a transform of :mod:`torch.func` as they are after its end."""
+    return tuple(map(torch._C._functorch.unwrap_if_dead, tensors))
+
+
+def dispatching_anew():
+    """Return a context in which a kernel's calls pass the transforms of :mod:`torch.func` that are active, as the call
+    of the kernel did: torch excludes their keys while it runs."""
+    return torch._C._ForceDispatchKeyGuard(_INCLUDED | _TRANSFORMS, _EXCLUDED)
+
+
+def below_transforms():
+    """Return a context in which calls with plain tensors do not pass the transforms of :mod:`torch.func`."""
+    return torch._C._ExcludeDispatchKeyGuard(_TRANSFORMS)
 
 
 def is_active():

@@ -1,8 +1,11 @@
 """Register gradients with the dispatcher: formulas where they exist, and an error elsewhere."""
 
 import torch
+from torch._library import utils
+from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd.graph import increment_version
 
+from ntops.launch import virtual_tensors
 from ntops.library import schemas
 
 _DIFFERENTIABLE = {"relu_": "relu", "silu_": "silu", "rotary_position_embedding_": "rotary_position_embedding"}
@@ -27,8 +30,7 @@ def register(library, overload, op, formulas):
     has_formula = formula is not None and overload.name not in {*_WITH_STATISTICS, *schemas.BACKWARD}
 
     if overload.writes is None and has_formula and not op._schema.is_mutable:
-        name = f"{library.ns}::{overload.name}"
-        torch.library.register_autograd(name, formula.backward, setup_context=formula.setup_context, lib=library)
+        library.impl(overload.name, _differentiated(op, formula), "Autograd", with_keyset=True)
         return
 
     refused = _out if overload.writes == "out" else _refuse
@@ -54,6 +56,41 @@ def register(library, overload, op, formulas):
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
 
     library.impl(overload.name, kernel, "Autograd", with_keyset=True)
+
+
+def _differentiated(op, formula):
+    """Return a kernel that records a call for its gradient: as ``torch.library.register_autograd`` does, and under a
+    transform of :mod:`torch.func`, which torch refuses for registered gradients, by a function that has rules for it.
+    """
+    recorded = make_autograd_impl(op, Info(formula.backward, formula.setup_context))
+
+    class Transformed(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args):
+            return op(*args)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            with virtual_tensors.below_transforms():
+                # The dispatcher leaves out arguments that have their defaults.
+                formula.setup_context(ctx, utils.fill_defaults(op._schema, inputs, {})[0], output)
+
+        @staticmethod
+        def backward(ctx, *grads):
+            found = formula.backward(ctx, *grads)
+            found = found if isinstance(found, tuple) else (found,)
+            return found[: len(ctx.needs_input_grad)]
+
+    def kernel(keyset, *args, **kwargs):
+        if virtual_tensors.is_transformed() and torch.is_grad_enabled() and any(map(_requires_grad, args)):
+            with virtual_tensors.dispatching_anew():
+                return Transformed.apply(*args)
+
+        return recorded(keyset, *args, **kwargs)
+
+    return kernel
 
 
 def _counted(op):
