@@ -98,6 +98,47 @@ def factors(tensor):
     return ((places * 5 % 7 - 3) / 4).to(tensor.dtype)
 
 
+VJP, GRAD, BATCH = "vjp", "grad", "batch"
+TRANSFORMED = "transformed"
+TRANSFORMS = {VJP: "torch.func.vjp", GRAD: "torch.func.grad", BATCH: "torch.func.grad under torch.func.vmap"}
+
+
+def _transformed(function, tools, wanted, how):
+    """Let a transform of torch.func differentiate the call: return its result, and the gradients of a sum of the
+    result's elements, each times its factor.
+
+    :param wanted: The places of the tensor arguments that are differentiated.
+    :param how: One of ``TRANSFORMS``. In a batch the call is the first of three; the second has other contents.
+    """
+
+    def call(*args, **kwargs):
+        given = tools.operands(args, kwargs)
+
+        def of_wanted(*tensors):
+            own = dict(zip(wanted, tensors, strict=True))
+            changed = [own.get(place, tensor) for place, tensor in enumerate(given)]
+            args_of_call, kwargs_of_call = tools.replaced(args, kwargs, given, changed)
+            return function(*args_of_call, **kwargs_of_call)
+
+        operands = [given[place] for place in wanted]
+        if how == VJP:
+            value, pull_back = torch.func.vjp(of_wanted, *operands)[:2]
+            # After the end of the transform, as a training loop may keep it.
+            return value, *pull_back(factors(value))
+        value = function(*args, **kwargs)
+        terms = factors(value)
+        gradients = torch.func.grad(lambda *tensors: (of_wanted(*tensors) * terms).sum(), tuple(range(len(wanted))))
+        if how == GRAD:
+            return value, *gradients(*operands)
+        others = tools.copied(given, True)
+        batches = [torch.stack([given[place], others[place], given[place]]) for place in wanted]
+        return value, *(one.select(0, 0).clone() for one in torch.func.vmap(gradients)(*batches))
+
+    return call
+
+
+CONTEXTS = {TRANSFORMED: _transformed}
+"""As ``dispatcher_calls.KINDS``."""
 KINDS = {
     "twice": _twice,
     "between": _between,

@@ -322,7 +322,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
-        others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS, **kind_calls.KINDS}
+        others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS, **kind_calls.KINDS, **gradient_calls.CONTEXTS}
         function = context_calls.within(call["context"], function, others)
     lists = {name: list(value) for name, value in [*enumerate(args), *kwargs.items()] if type(value) is list}
     versions = [operand._version for operand in made.operands]

@@ -39,6 +39,7 @@ from conformance.checks.kinds import has_kinds, kinds
 from conformance.checks.modes import autocast, is_cast, modes
 from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
+from conformance.checks.transforms import is_transformed, transforms
 
 __all__ = [
     "CHECKS",
@@ -65,7 +66,22 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (
         *(memory, guard_bands, fully_written),
         *(errors, metadata, values, inputs_unchanged, written, versions, state, deterministic, bare),
-        *(gradients, modes, kinds, autocast, fake, vmap, opcheck, compiled, export, threads, graph, stream, device),
+        *(
+            gradients,
+            modes,
+            kinds,
+            autocast,
+            fake,
+            vmap,
+            transforms,
+            opcheck,
+            compiled,
+            export,
+            threads,
+            graph,
+            stream,
+            device,
+        ),
         *(config_invariant, settings, layout_invariant, batch_invariant),
         *(keywords, inplace, out_argument, aliasing, special_values, call_forms, layouts, plain_operands, distribution),
     )
@@ -92,7 +108,7 @@ them, in turn; a saved case makes all, and a case on the way to a smaller failin
 RARE = {
     **dict.fromkeys(("modes", "kinds", "autocast", "fake"), 32),
     **dict.fromkeys(("opcheck", "compiled", "export"), 512),
-    **dict.fromkeys(("vmap", *gpu.CONTEXTS), 64),
+    **dict.fromkeys(("vmap", "transforms", *gpu.CONTEXTS), 64),
     "threads": 128,
 }
 """One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
@@ -112,6 +128,7 @@ _APPLY = {
     **dict.fromkeys(("graph", "stream"), on_gpu),
     "device": on_two,
     "gradients": differentiable,
+    "transforms": is_transformed,
     "plain_operands": has_no_plain_operands,
     "layouts": has_layouts,
     "call_forms": has_forms,

@@ -25,11 +25,11 @@ def vmap(trial: Trial) -> Finding:
     and in whichever dim. What torch's function refuses there may be refused, and anything by NotImplementedError."""
     if "vmap" not in trial.implementation.claims(trial.case.op):
         return unclaimed("vmap")
-    given, seed = _given(trial), cases.seed(trial.case) >> 8
-    batched = [place for place in range(len(given)) if seed >> place & 1] or [seed % len(given)]
-    dims = [seed // 7 % (one.ndim + 1) if place in batched else None for place, one in enumerate(given)]
+    arguments, seed = given(trial), cases.seed(trial.case) >> 8
+    batched = [place for place in range(len(arguments)) if seed >> place & 1] or [seed % len(arguments)]
+    dims = [seed // 7 % (one.ndim + 1) if place in batched else None for place, one in enumerate(arguments)]
     other = context_calls.copied(trial.inputs, other=True)
-    numbers = [_number(trial, given[place]) for place in batched]
+    numbers = [number_of(trial, arguments[place]) for place in batched]
     mixed = [other[number] if number in numbers else one for number, one in enumerate(trial.inputs)]
     loop = {False: trial.bare(), True: trial.bare(inputs=mixed)}
     # Other contents may be refused for what they are.
@@ -47,9 +47,9 @@ def vmap(trial: Trial) -> Finding:
     if len(outcome.value) != count * len(dispatcher_calls.BATCH):
         return _wrong(trial, "vmap", f"{where}: returned another number of results than {count}")
     for number, contents in enumerate(dispatcher_calls.BATCH):
-        part = _some(trial, outcome, number)
+        part = one_of(trial, outcome, number)
         inputs = mixed if contents else trial.inputs
-        if message := _unlike(trial, inputs, loop[contents], part, "a call of a loop and of vmap"):
+        if message := unlike_plain(trial, inputs, loop[contents], part, "a call of a loop and of vmap"):
             found = _wrong(trial, "vmap", f"{where}, part {number}: {message}")
             return trial.excused(found, trial.case, "values")
     return Finding("vmap", PASSED)
@@ -71,7 +71,7 @@ def opcheck(trial: Trial) -> Finding:
     apart = not any(layouts.overlaps(one.layout) or one.layout.expanded for one in cases.operands(trial.case))
     if "gradients" in claims and apart and differentiable(trial) and cases.seed(trial.case) >> 11 & 1:
         floating = [one for number, one in enumerate(trial.inputs) if number in floating_operands(trial.case)]
-        wanted = [place for place, one in enumerate(_given(trial)) if any(one is other for other in floating)]
+        wanted = [place for place, one in enumerate(given(trial)) if any(one is other for other in floating)]
     outcome = trial.bare(context={"kind": dispatcher_calls.OPCHECK, "wanted": wanted})
     if outcome.error is None:
         return Finding("opcheck", PASSED)
@@ -100,11 +100,11 @@ def export(trial: Trial) -> Finding:
     count = len(trial.ours.tensors())
     if len(outcome.value) != count * (1 + bool(parts)):
         return _wrong(trial, "export", f"{where}: returned another number of results than {count}")
-    if message := _unlike(trial, trial.inputs, plain, _some(trial, outcome, 0), "a call and the same exported"):
+    if message := unlike_plain(trial, trial.inputs, plain, one_of(trial, outcome, 0), "a call and the same exported"):
         return _wrong(trial, "export", f"{where}: {message}")
     if parts:
-        alone, found = trial.bare(inputs=inputs), _some(trial, outcome, 1)
-        if message := _unlike(trial, inputs, alone, found, "a call of a part of the batch and the same exported"):
+        alone, found = trial.bare(inputs=inputs), one_of(trial, outcome, 1)
+        if message := unlike_plain(trial, inputs, alone, found, "a call of a part of the batch and the same exported"):
             return _wrong(trial, "export", f"{where}: {message}")
     return Finding("export", PASSED)
 
@@ -124,20 +124,20 @@ def _part(trial: Trial) -> tuple[list[Any], list[torch.Tensor]]:
     length = lengths[cases.seed(trial.case) // 5 % len(lengths)]
     narrow = [None if dim is None else (dim, 1, length) for dim in batch.operands]
     inputs = [one if to is None else one.narrow(*to) for one, to in zip(trial.inputs, narrow, strict=True)]
-    return [narrow[_number(trial, one)] for one in _given(trial)], inputs
+    return [narrow[number_of(trial, one)] for one in given(trial)], inputs
 
 
-def _given(trial: Trial) -> list[torch.Tensor]:
+def given(trial: Trial) -> list[torch.Tensor]:
     """Return the tensor arguments of the call, each once."""
     return context_calls.operands(*forms.bind(trial.case, trial.inputs))
 
 
-def _number(trial: Trial, argument: torch.Tensor) -> int:
+def number_of(trial: Trial, argument: torch.Tensor) -> int:
     """Return the number of the operand that an argument is."""
     return next(number for number, one in enumerate(trial.inputs) if one is argument)
 
 
-def _some(trial: Trial, outcome: Outcome, number: int) -> Outcome:
+def one_of(trial: Trial, outcome: Outcome, number: int) -> Outcome:
     """Return the outcome of one call out of that of several, whose results follow each other."""
     count = len(trial.ours.tensors())
     value = tuple(outcome.value[number * count : (number + 1) * count])
@@ -145,7 +145,7 @@ def _some(trial: Trial, outcome: Outcome, number: int) -> Outcome:
     return dataclasses.replace(outcome, value=value, told=None, places=None)
 
 
-def _unlike(trial: Trial, inputs: Sequence[torch.Tensor], plain: Outcome, outcome: Outcome, what: str) -> str:
+def unlike_plain(trial: Trial, inputs: Sequence[torch.Tensor], plain: Outcome, outcome: Outcome, what: str) -> str:
     """Say how an outcome differs from the plain call of the same operands, beyond the bound; empty: not at all."""
     message = difference(plain, outcome, what)
     if message and _alike(plain, outcome):

@@ -84,7 +84,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     seed, floating = cases.seed(case), floating_operands(case)
     some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
     # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
-    asked = case if seed // 5 % 4 == 0 else _tamed(case)
+    asked = case if seed // 5 % 4 == 0 else tamed(case)
     left_out = () if _is_in_place(case, result) else ("in place",)
     if "distribution" in registry()[case.op].checks:
         # Another call draws other numbers.
@@ -96,7 +96,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
     if kind == "second order":
-        asked, dtype = _ordinary(_tamed(case), dtype)
+        asked, dtype = _ordinary(tamed(case), dtype)
     dout = _dout(kind, tuple(result.shape), dtype, seed)
     # The gradient of one operand may be of the others alone, and that of a change has to show.
     training = cases.elements(case) + result.numel() > MOST_OF_ROWS
@@ -122,7 +122,9 @@ def _is_in_place(case: Case, result: torch.Tensor) -> bool:
     return apart and (first.shape, dtypes.to_torch(first.dtype)) == (tuple(result.shape), result.dtype)
 
 
-def _tamed(case: Case) -> Case:
+def tamed(case: Case) -> Case:
+    """Return the case with finite numbers, but for what masks."""
+
     def plain(argument: Any) -> Any:
         if not isinstance(argument, TensorSpec) or not dtypes.is_floating(argument.dtype):
             return argument

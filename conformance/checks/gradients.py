@@ -145,7 +145,7 @@ def _wrong(
     worst: Comparison | None = None
     for turn in range(1 + way.twice):
         for number, gradient, answer in zip(way.wanted, found[turn * count :], answers, strict=False):
-            message, comparison = _compared(gradient, inputs[number], answer)
+            message, comparison = compared(gradient, inputs[number], answer)
             if comparison is not None and (worst is None or not comparison.share <= worst.share):
                 worst = comparison
             if message:
@@ -268,7 +268,8 @@ def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
     return False
 
 
-def _compared(gradient: Any, operand: torch.Tensor, answer: Expected | None) -> tuple[str, Comparison | None]:
+def compared(gradient: Any, operand: torch.Tensor, answer: Expected | None) -> tuple[str, Comparison | None]:
+    """Say what is wrong with the gradient of an operand; empty: nothing, or the oracle says nothing of it."""
     if answer is None:
         return "", None
     if gradient is None:

@@ -22,7 +22,7 @@ DEFAULT = "ntops.torch"
 TORCH = "torch"
 TORCH_SPACES = (torch.nn.functional, torch)
 CLAIMS = ("deterministic", "layout_invariant", "batch_invariant", "gradients", "fake", "compiled")
-CLAIMS += ("autocast", "vmap", "opcheck", "export", "graph", "stream", "device")
+CLAIMS += ("autocast", "vmap", "transforms", "opcheck", "export", "graph", "stream", "device")
 """Checks that fail only implementations that claim them; for others they are measured. For ``gradients`` that holds
 where there are none; wrong ones fail. Those after it are made for who claims them alone."""
 FIXED = ":fixed"

@@ -9,7 +9,7 @@ from conformance.implementations import torch_function
 
 # torch breaks the invariances for some ops (sums are split differently for other layouts and batch sizes). What is
 # composed around its attention, the cache, reads elements on the host.
-_ALL = ("deterministic", "fake", "compiled", "autocast", "vmap", "export", "graph", "stream", "device")
+_ALL = ("deterministic", "fake", "compiled", "autocast", "vmap", "transforms", "export", "graph", "stream", "device")
 conformance_claims = {
     "*": _ALL,
     # Cast for its product and for its loss, it is no call of operands that are cast.

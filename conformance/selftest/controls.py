@@ -67,7 +67,7 @@ def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
 @cache
 def controls(op: str) -> tuple[Implementation, ...]:
     """All right implementations of an op, torch itself (its known deviations excused) first."""
-    from conformance.selftest import attention, contexts, dispatcher, four_kernels, modes
+    from conformance.selftest import attention, contexts, dispatcher, four_kernels, modes, transforms
     from conformance.selftest.kernels import RIGHT
 
     if op == attention.OP:
@@ -88,7 +88,7 @@ def controls(op: str) -> tuple[Implementation, ...]:
         found.append(Implementation("float64 autograd", _provider(op, differentiable(op)), claims))
     found += [
         Implementation(name, _provider(op, correct.with_names(op, make(op, correct.right(op)))), {op: claims})
-        for name, ops, make, claims in (*contexts.CONTROLS, *modes.CONTROLS, *dispatcher.CONTROLS)
+        for name, ops, make, claims in (*contexts.CONTROLS, *modes.CONTROLS, *dispatcher.CONTROLS, *transforms.CONTROLS)
         if op in ops
     ]
     torchs = load(TORCH)

@@ -82,8 +82,9 @@ def _setup_mlp(ctx, inputs, output):
 
 
 def _mlp(x, gate, up, activation):
-    """Compute the operator with torch's functions."""
-    return _ACTIVATIONS[activation](x @ gate.mT) * (x @ up.mT)
+    """Compute the operator with torch's functions, between the products in float32."""
+    gated, raised = ((x @ weight.mT).to(accumulate_dtype(x.dtype)) for weight in (gate, up))
+    return (_ACTIVATIONS[activation](gated) * raised).to(x.dtype)
 
 
 def _backward_mlp(ctx, gradient):

@@ -11,7 +11,7 @@ from ntops.launch import autotuning, configuration, settings
 
 _OF_GPU = ("graph", "stream", "device")
 _ALL = ("deterministic", "layout_invariant", "batch_invariant", "gradients", *_OF_GPU)
-_OF_TORCH = ("fake", "compiled", "autocast", "vmap", "opcheck", "export")
+_OF_TORCH = ("fake", "compiled", "autocast", "vmap", "transforms", "opcheck", "export")
 _NOT_JUDGED = {"linear_cross_entropy": ("autocast",)}
 """Names checks that cannot judge an operator: autocast casts the operands of its product and of its loss to different
 dtypes, and the harness compares with a call of operands that are all cast to one."""

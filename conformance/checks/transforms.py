@@ -1,0 +1,66 @@
+"""A check of calls that are differentiated by the transforms of ``torch.func``, which go past what autograd records."""
+
+from __future__ import annotations
+
+from conformance import cases, gradient_calls
+from conformance.checks.call_record import PASSED, Finding, Trial, describe
+from conformance.checks.contexts import failed, in_context, unclaimed
+from conformance.checks.dispatcher import given, is_batched, number_of, one_of, unlike_plain
+from conformance.checks.gradient_kinds import Wish, floating_operands, tamed
+from conformance.checks.gradients import compared, differentiable, expected
+from strategies.specs import TensorSpec
+from strategies.tensors import materialize
+
+ROUGH = 2
+
+
+def transforms(trial: Trial) -> Finding:
+    """Check that ``torch.func.vjp`` and ``torch.func.grad``, the latter also under ``torch.func.vmap``, give the
+    gradients of all floating-point operands, within the bound of the derivative in float64. Where those of torch's
+    function are beyond it, since a transform composes them of several steps, others may be ``ROUGH`` times as far. What
+    torch's function refuses there may be refused, and anything by NotImplementedError."""
+    if "transforms" not in trial.implementation.claims(trial.case.op):
+        return unclaimed("transforms")
+    seed, floating, arguments = cases.seed(trial.case), floating_operands(trial.case), given(trial)
+    numbers = tuple(n for n in (number_of(trial, one) for one in arguments) if n in floating)
+    wanted = [place for place, one in enumerate(arguments) if number_of(trial, one) in numbers]
+    if not numbers:
+        return Finding("transforms", PASSED)
+    hows = [how for how in gradient_calls.TRANSFORMS if how == gradient_calls.VJP or is_batched(trial)]
+    # Another call draws other numbers.
+    hows = hows[:1] if "distribution" in trial.spec.checks else hows
+    how = hows[seed // 7 % len(hows)]
+    case = tamed(trial.case)
+    inputs = tuple(materialize(spec, number) for number, spec in enumerate(cases.operands(case)))
+    context = {"kind": gradient_calls.TRANSFORMED, "wanted": wanted, "how": how}
+    outcome, where = trial.bare(inputs=inputs, context=context), f"by {gradient_calls.TRANSFORMS[how]}"
+    if outcome.error is not None:
+        refused = isinstance(outcome.error, NotImplementedError)
+        refused = refused or trial.theirs(inputs=inputs, context=context).error is not None
+        message = f"{where}: raised {describe(outcome.error)}"
+        return Finding("transforms", PASSED) if refused else failed(trial, "transforms", trial.case, message)
+    result, *found = outcome.value
+    if len(found) != len(numbers):
+        return failed(trial, "transforms", trial.case, f"{where}: returned {len(found)} gradients of {len(numbers)}")
+    if "distribution" not in trial.spec.checks:
+        plain, first = trial.bare(inputs=inputs), one_of(trial, outcome, 0)
+        if message := unlike_plain(trial, inputs, plain, first, "a call and the same under a transform"):
+            return failed(trial, "transforms", trial.case, f"{where}: {message}")
+    way = Wish("contiguous", case, numbers, TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch.")))
+    answers = expected(trial.spec, way, (*inputs, gradient_calls.factors(result)), result)
+    for place, (number, gradient, answer) in enumerate(zip(numbers, found, answers, strict=True), 1):
+        message, ours = compared(gradient, inputs[number], answer)
+        if not message:
+            continue
+        answered = trial.theirs(inputs=inputs, context=context)
+        theirs = compared(answered.value[place], inputs[number], answer)[1] if answered.error is None else None
+        # A NaN is no share.
+        if ours is None or theirs is None or not ours.share <= ROUGH * theirs.share:
+            message = f"{where}: that of operand {number} is wrong: {message}"
+            return failed(trial, "transforms", trial.case, message)
+    return Finding("transforms", PASSED)
+
+
+def is_transformed(trial: Trial) -> bool:
+    """Tell whether ``transforms`` applies to a call: it is small, and ``gradients`` applies."""
+    return in_context(trial) and differentiable(trial)

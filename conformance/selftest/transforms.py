@@ -1,0 +1,86 @@
+"""Planted defects of calls that the transforms of ``torch.func`` differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from conformance import spec as specs
+from conformance.selftest.contexts import Right, Wrong, entering
+
+
+def _is_transformed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    return any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors)
+
+
+def transformed_as(op: str, wrong: Wrong) -> Wrong:
+    """Return the op whose calls under a transform are ``wrong``, which gets torch's function first."""
+    reference = specs.registry()[op].reference
+
+    def call(right: Right, *args: Any, **kwargs: Any) -> Any:
+        if _is_transformed(args, kwargs):
+            # What is made of the right functions keeps no graph.
+            with torch.enable_grad():
+                return wrong(reference, *args, **kwargs)
+        return right(*args, **kwargs)
+
+    return call
+
+
+def with_transforms(op: str, right: Right) -> Right:
+    """Return a right function that is torch's under a transform."""
+    made = transformed_as(op, lambda reference, *args, **kwargs: reference(*args, **kwargs))
+    return lambda *args, **kwargs: made(right, *args, **kwargs)
+
+
+def transformed(*ops: str) -> Callable[[Any], Any]:
+    """Enter the decorated function as what each of these ops is under a transform, a defect of its own."""
+    return entering(ops, "transforms of torch.func", "transforms", transformed_as)
+
+
+@transformed("add", "softmax", "mm", "rms_norm")
+def no_setup_context(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A transform is refused, as of an autograd.Function of the old form."""
+    raise RuntimeError("In order to use an autograd.Function with functorch transforms, it must override setup_context")
+
+
+@transformed("exp", "gelu", "bmm", "layer_norm")
+def no_graph(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The result knows its operands no more: their gradient is 0."""
+    return right(*args, **kwargs).detach()
+
+
+@transformed("sub", "tanh", "matmul", "log_softmax")
+def counted_twice(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The gradient is added up twice, by the rule of the transform and by autograd."""
+    result = right(*args, **kwargs)
+    return result + (result - result.detach())
+
+
+@transformed("mul", "sigmoid", "addmm", "sum")
+def no_rule_in_batches(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A gradient under vmap is refused: there is no rule for a batch."""
+    if len(torch._C._functorch.get_interpreter_stack()) > 1:
+        raise RuntimeError("To use autograd.Function with vmap, you must override the vmap staticmethod")
+    return right(*args, **kwargs)
+
+
+@transformed("abs", "silu", "cos", "logsumexp")
+def rounds(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Results and gradients pass through bfloat16."""
+    result = right(*args, **kwargs)
+    return result.bfloat16().to(result.dtype)
+
+
+CONTROLS = (
+    (
+        "transforms",
+        ("add", "mul", "exp", "softmax", "mm", "bmm", "gelu", "layer_norm"),
+        with_transforms,
+        ("deterministic", "transforms"),
+    ),
+)
+"""As ``contexts.CONTROLS``."""
