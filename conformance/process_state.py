@@ -340,6 +340,15 @@ NUMERIC = (
 )
 """The state that a user's results depend on: an import may change other things, for its own."""
 
+QUICK = (
+    "torch's gradient mode",
+    "torch's default dtype",
+    "torch's float32 matmul precision",
+    "torch's deterministic algorithms",
+    "autocast",
+)
+"""The state that is quick to read, and that a call which raises may leave as it is inside of the call."""
+
 
 def _watched(device):
     return STATE | ON_CUDA if device.type == "cuda" else STATE
@@ -349,10 +358,14 @@ _AT_FIRST = {FUNCTIONS: _functions(None)}
 """The functions that the import of an implementation may replace, as they were before."""
 
 
-def note(device):
-    """Return all of the state as it is now or was at first, and how many modules there are."""
-    now = {name: get(device) for name, (get, _) in _watched(device).items() if name not in _AT_FIRST}
-    return now | _AT_FIRST, len(sys.modules)
+def note(device, names=None):
+    """Return the state as it is now or was at first, and how many modules there are.
+
+    ``names``: the state to look at; None: all.
+    """
+    watched = _watched(device)
+    wanted = (name for name in watched if name not in _AT_FIRST) if names is None else names
+    return {name: watched[name][0](device) for name in wanted} | _AT_FIRST, len(sys.modules)
 
 
 def restore(noted, device, names=None):

@@ -108,7 +108,8 @@ them, in turn; a saved case makes all, and a case on the way to a smaller failin
 RARE = {
     **dict.fromkeys(("modes", "kinds", "autocast", "fake"), 32),
     **dict.fromkeys(("opcheck", "compiled", "export"), 512),
-    **dict.fromkeys(("vmap", "transforms", *gpu.CONTEXTS), 64),
+    **dict.fromkeys(("vmap", "transforms"), 4),
+    **dict.fromkeys(gpu.CONTEXTS, 64),
     "threads": 128,
 }
 """One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was

@@ -72,6 +72,6 @@ def turn(case: Case, what: str, share: int) -> bool:
         counted = _tried.setdefault((case.op, cases.dtype_of(case), "turns"), Counter())
         if len(_turns) >= MOST:
             _turns.clear()
-        _turns[key] = counted[what] % share == FIRST
+        _turns[key] = counted[what] % share == FIRST % share
         counted[what] += 1
     return _turns[key]

@@ -89,15 +89,15 @@ def beside(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
 
 
 @st.composite
-def _thresholds(draw: st.DrawFn, half: str) -> elementwise.Operands:
-    """A tensor of a half type, and a float32 number without dims that torch rounds to it: to one of its elements."""
-    form = dtype_names.format_of(half)
+def _thresholds(draw: st.DrawFn, narrow: str, wide: str) -> elementwise.Operands:
+    """A tensor, and a number of a wider dtype without dims, which torch rounds to one of the elements."""
+    form = dtype_names.format_of(narrow)
     whole = 2**form.mantissa * draw(st.sampled_from((2, 4, 8)))
-    # Half types hold every fourth number here, or more.
+    # The tensor's dtype holds every fourth number here, or more.
     number, listed = whole + 1, f"{values.LISTED}{whole},{-whole},0,{whole},{2 * whole}"
     shape = (draw(elementwise.shapes.sizes(5, 300)),)
-    spec = replace(draw(tensors.tensors(shape, half, values="zeros", specials=())), values=listed)
-    return spec, TensorSpec((), "float32", f"{values.LISTED}{number}")
+    spec = replace(draw(tensors.tensors(shape, narrow, values="zeros", specials=())), values=listed)
+    return spec, TensorSpec((), wide, f"{values.LISTED}{number}")
 
 
 @st.composite
@@ -127,10 +127,11 @@ def thresholds(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     """Calls of ``_thresholds``."""
 
     def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-        halves = [name for name in dtypes if name in dtype_names.HALF]
-        if not halves or "float32" not in dtypes:
-            return st.nothing()
-        return _thresholds(halves[0]).map(lambda operands: Case(op=op, args=operands))
+        halves = [name for name in dtypes if name in dtype_names.HALF][:1]
+        narrow, wide = [*halves, "float32"], ["float32", "float64"]
+        pairs = [(one, other) for one in narrow for other in wide if one != other and {one, other} <= {*dtypes}]
+        found = [_thresholds(*pair) for pair in pairs]
+        return st.one_of(found).map(lambda operands: Case(op=op, args=operands)) if found else st.nothing()
 
     return draws
 

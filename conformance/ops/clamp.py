@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from conformance import features
 from conformance.cases import Argument, Case, Same
@@ -20,7 +21,7 @@ from conformance.ops import _gradients as gradients
 from conformance.ops import _large, _scenes, _sizes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
-from strategies import scalars, shapes, tensors
+from strategies import scalars, shapes, tensors, values
 from strategies.shapes import Shape
 from strategies.specs import TensorSpec
 
@@ -188,12 +189,28 @@ def features_of(case: Case) -> Features:
     return {group: classes for group, classes in found.items() if group not in dependent}
 
 
+@st.composite
+def _at_bounds(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """A call of which many elements equal a bound: which side they count to shows in their gradient."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if dtype_names.is_floating(name)]))
+    shape = draw(st.sampled_from(((9,), (3, 7), (2, 3, 5))))
+    low, high = draw(st.sampled_from(((-1, 1), (-1.0, None), (None, 1.0), (0, 2), (1, 1), (2, -2))))
+    spec = draw(tensors.tensors(shape, dtype, values="zeros", specials=()))
+    input = replace(spec, values=f"{values.LISTED}-1,0,1,2,-2,3")
+    return Case(op="clamp", args=(input,), kwargs={"min": low, "max": high})
+
+
+def at_bounds(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    """Calls of ``_at_bounds``."""
+    return _at_bounds(dtypes) if any(map(dtype_names.is_floating, dtypes)) else st.nothing()
+
+
 SPEC = OpSpec(
     name="clamp",
     reference=torch.clamp,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(_scenes.of_elements(cases), _integers_beside_0d),
+    scenes=_scenes.beside(_scenes.of_elements(cases), _integers_beside_0d, at_bounds),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

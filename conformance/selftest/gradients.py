@@ -47,6 +47,17 @@ def written_to_dout(step: Step) -> Gradients:
     return found
 
 
+@backward(("rotary_position_embedding", "mul", "layer_norm", "mm"), "dout")
+def written_to_dout_beside_constants(step: Step) -> Gradients:
+    """Where the first operand alone needs a gradient, that is written over the result's."""
+    found = step.gradients()
+    dout = step.dout.detach()
+    alone = step.needed[0] and sum(step.needed) == 1 < len(step.needed)
+    if alone and found[0] is not None and dout.shape == found[0].shape and 0 not in dout.stride():
+        dout.copy_(found[0])
+    return found
+
+
 @backward(("abs", "gelu", "matmul", "rms_norm"), "dout")
 def refuses_strides(step: Step) -> Gradients:
     """A gradient of the result that is not contiguous is refused."""

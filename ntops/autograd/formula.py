@@ -68,7 +68,9 @@ def composed_gradients(function, inputs: Sequence[Any], needed: Sequence[bool], 
         found = iter(pull_back(gradient))
         return [next(found) if is_wanted else None for is_wanted in needed]
 
-    again = torch.is_grad_enabled()
+    given = [one for one in (*inputs, gradient) if isinstance(one, torch.Tensor)]
+    # After the end of a transform nothing is left that asks for a graph.
+    again = torch.is_grad_enabled() and any(one.requires_grad for one in given)
 
     with torch.enable_grad():
         # Each argument gets a tensor object of its own: one tensor may be several arguments.

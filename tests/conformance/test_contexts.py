@@ -203,7 +203,8 @@ def test_a_search_of_few_calls_makes_a_rare_check_once(check):
     large = Case(op="neg", args=(spec(1 << 16),))
     assert not made_of(check, large, thorough=False)
     found = [made_of(check, case, thorough=False) for case in small]
-    assert found == [place == least_tried.FIRST for place in range(8)]
+    assert found == [place % RARE[check] == least_tried.FIRST % RARE[check] for place in range(8)]
+    assert any(found)
     assert [made_of(check, case, thorough=False) for case in small] == found
     noted = msgspec.structs.replace(small[0], note=f"{check} failed for something on cpu")
     assert made_of(check, noted, thorough=False)

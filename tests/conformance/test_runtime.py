@@ -54,6 +54,20 @@ def sent(function, *inputs):
     return remote_calls._outcome(calls.valid(header, remote_calls.Answer), blobs, CPU)
 
 
+@pytest.mark.parametrize("raises", [False, True])
+def test_the_next_call_finds_gradients_on_that_an_unwatched_one_has_switched_off(raises):
+    def exp(input):
+        torch.set_grad_enabled(False)
+        if raises:
+            raise RuntimeError("refused")
+        return torch.exp(input)
+
+    x = torch.ones(3)
+    assert (call(exp, x).error is not None) is raises
+    assert torch.is_grad_enabled()
+    assert "torch's gradient mode (from True to False)" in call(exp, x, state=True).state
+
+
 def test_the_process_holds_nothing_of_the_harness(tmp_path, monkeypatch):
     (tmp_path / "tells.py").write_text(TELLS)
     monkeypatch.syspath_prepend(tmp_path)
