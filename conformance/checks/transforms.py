@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from conformance import cases, gradient_calls
 from conformance.checks.call_record import PASSED, Finding, Trial, describe
 from conformance.checks.contexts import failed, in_context, unclaimed
-from conformance.checks.dispatcher import given, is_batched, number_of, one_of, unlike_plain
+from conformance.checks.dispatcher import ROUGH, given, is_batched, number_of, of_torch, one_of, unlike_plain
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
 from conformance.checks.gradients import compared, differentiable, expected
 from strategies.specs import TensorSpec
 from strategies.tensors import materialize
-
-ROUGH = 2
 
 
 def transforms(trial: Trial) -> Finding:
@@ -45,7 +45,8 @@ def transforms(trial: Trial) -> Finding:
         return failed(trial, "transforms", trial.case, f"{where}: returned {len(found)} gradients of {len(numbers)}")
     if "distribution" not in trial.spec.checks:
         plain, first = trial.bare(inputs=inputs), one_of(trial, outcome, 0)
-        if message := unlike_plain(trial, inputs, plain, first, "a call and the same under a transform"):
+        theirs = functools.partial(of_torch, trial, 0, inputs=inputs, context=context)
+        if message := unlike_plain(trial, inputs, plain, first, "a call and the same under a transform", theirs):
             return failed(trial, "transforms", trial.case, f"{where}: {message}")
     way = Wish("contiguous", case, numbers, TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch.")))
     answers = expected(trial.spec, way, (*inputs, gradient_calls.factors(result)), result)
@@ -54,9 +55,9 @@ def transforms(trial: Trial) -> Finding:
         if not message:
             continue
         answered = trial.theirs(inputs=inputs, context=context)
-        theirs = compared(answered.value[place], inputs[number], answer)[1] if answered.error is None else None
+        own = compared(answered.value[place], inputs[number], answer)[1] if answered.error is None else None
         # A NaN is no share.
-        if ours is None or theirs is None or not ours.share <= ROUGH * theirs.share:
+        if ours is None or own is None or not ours.share <= ROUGH * own.share:
             message = f"{where}: that of operand {number} is wrong: {message}"
             return failed(trial, "transforms", trial.case, message)
     return Finding("transforms", PASSED)

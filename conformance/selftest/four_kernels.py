@@ -34,7 +34,13 @@ def add_kernel(x, y, output, n, BLOCK: tl.constexpr):
 
 def add(right: Right, mistake: bool, input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     """The grid has whole blocks only: the elements after the last one are never written."""
-    if out is not None or alpha != 1 or not _is_plain(input, other) or input.shape != other.shape:
+    if (
+        out is not None
+        or type(alpha) is not int
+        or alpha != 1
+        or not _is_plain(input, other)
+        or input.shape != other.shape
+    ):
         return right(input, other, alpha=alpha, out=out)
     output, n, block = torch.empty_like(input), input.numel(), 256
     programs = n // block if mistake else triton.cdiv(n, block)
@@ -69,7 +75,8 @@ def layer_norm(
 ) -> Any:
     """Lanes past the end of a row hold 0, and 0 minus the mean is in the variance."""
     given = [one for one in (weight, bias) if one is not None]
-    if not _is_plain(input, *given) or type(eps) is not float or input.shape[-1:] != tuple(normalized_shape):
+    of_rows = _is_plain(input, *given) and input.ndim > 0 and input.shape[-1:] == tuple(normalized_shape)
+    if not of_rows or type(eps) is not float:
         return right(input, normalized_shape, weight, bias, eps)
     output, columns = torch.empty_like(input), input.shape[-1]
     weight = torch.ones(columns, device=input.device) if weight is None else weight
@@ -96,7 +103,8 @@ def mm_kernel(a, b, c, M, N, K, BLOCK: tl.constexpr, MISTAKE: tl.constexpr):
 
 def mm(right: Right, mistake: bool, input: Any, mat2: Any, *, out: Any = None) -> Any:
     """The loop over K ends with the last whole block: what is left of K is not in the sums."""
-    if out is not None or not _is_plain(input, mat2):
+    fits = _is_plain(input, mat2) and input.ndim == mat2.ndim == 2 and input.shape[1] == mat2.shape[0]
+    if out is not None or not fits:
         return right(input, mat2, out=out)
     (rows, terms), columns = input.shape, mat2.shape[1]
     output, block = torch.empty(rows, columns, dtype=input.dtype, device=input.device), 32
