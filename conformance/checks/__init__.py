@@ -112,7 +112,7 @@ RARE = {
     **dict.fromkeys(gpu.CONTEXTS, 64),
     "threads": 128,
 }
-"""One case in so many, drawn or saved, makes these, so that together they take 3 % of the time at most. A case that was
+"""One case in so many, drawn or saved, makes these, so that together they take little of the time. A case that was
 saved since one of them failed makes that, as its note says."""
 
 TURNS = {name: share for name, share in RARE.items() if share <= 128}

@@ -100,10 +100,10 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     dout = _dout(kind, tuple(result.shape), dtype, seed)
     # The gradient of one operand may be of the others alone, and that of a change has to show.
     training = cases.elements(case) + result.numel() > MOST_OF_ROWS
-    wanted = tuple(floating) if training or kind == "overwritten" else (tuple(floating), some)[seed // 3 % 2]
-    if wanted == tuple(floating) and seed // 89 % 3 == 0:
-        # Of a model's activations, beside tables, masks and frozen weights.
-        wanted = wanted[:1]
+    wanted = tuple(floating)
+    if not training and kind != "overwritten":
+        # Half of the time some; and the first alone, of a model's activations beside tables, masks and frozen weights.
+        wanted = (wanted[:1] if seed // 89 % 3 == 0 else wanted, some)[seed // 3 % 2]
     settings = SETTINGS[seed // 37 % len(SETTINGS)]
     # What is changed does not follow from the kind, for which the seed is divided by 23.
     return Wish(kind, asked, wanted, dout, changed[seed // 276 % len(changed)], settings)
