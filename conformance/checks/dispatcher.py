@@ -27,7 +27,7 @@ def vmap(trial: Trial) -> Finding:
     and in whichever dim. What torch's function refuses there may be refused, and anything by NotImplementedError."""
     if "vmap" not in trial.implementation.claims(trial.case.op):
         return unclaimed("vmap")
-    arguments, seed = given(trial), cases.seed(trial.case) >> 8
+    arguments, seed = tensor_arguments(trial), cases.seed(trial.case) >> 8
     batched = [place for place in range(len(arguments)) if seed >> place & 1] or [seed % len(arguments)]
     dims = [seed // 7 % (one.ndim + 1) if place in batched else None for place, one in enumerate(arguments)]
     other = context_calls.copied(trial.inputs, other=True)
@@ -49,7 +49,7 @@ def vmap(trial: Trial) -> Finding:
     if len(outcome.value) != count * len(dispatcher_calls.BATCH):
         return _wrong(trial, "vmap", f"{where}: returned another number of results than {count}")
     for number, contents in enumerate(dispatcher_calls.BATCH):
-        part = one_of(trial, outcome, number)
+        part = outcome_of_one(trial, outcome, number)
         inputs = mixed if contents else trial.inputs
         # What torch itself does there has a name.
         is_torch = trial.implementation.name == TORCH
@@ -76,7 +76,7 @@ def opcheck(trial: Trial) -> Finding:
     apart = not any(layouts.overlaps(one.layout) or one.layout.expanded for one in cases.operands(trial.case))
     if "gradients" in claims and apart and differentiable(trial) and cases.seed(trial.case) >> 11 & 1:
         floating = [one for number, one in enumerate(trial.inputs) if number in floating_operands(trial.case)]
-        wanted = [place for place, one in enumerate(given(trial)) if any(one is other for other in floating)]
+        wanted = [place for place, one in enumerate(tensor_arguments(trial)) if any(one is other for other in floating)]
     outcome = trial.bare(context={"kind": dispatcher_calls.OPCHECK, "wanted": wanted})
     if outcome.error is None:
         return Finding("opcheck", PASSED)
@@ -105,10 +105,12 @@ def export(trial: Trial) -> Finding:
     count = len(trial.ours.tensors())
     if len(outcome.value) != count * (1 + bool(parts)):
         return _wrong(trial, "export", f"{where}: returned another number of results than {count}")
-    if message := unlike_plain(trial, trial.inputs, plain, one_of(trial, outcome, 0), "a call and the same exported"):
+    if message := unlike_plain(
+        trial, trial.inputs, plain, outcome_of_one(trial, outcome, 0), "a call and the same exported"
+    ):
         return _wrong(trial, "export", f"{where}: {message}")
     if parts:
-        alone, found = trial.bare(inputs=inputs), one_of(trial, outcome, 1)
+        alone, found = trial.bare(inputs=inputs), outcome_of_one(trial, outcome, 1)
         if message := unlike_plain(trial, inputs, alone, found, "a call of a part of the batch and the same exported"):
             return _wrong(trial, "export", f"{where}: {message}")
     return Finding("export", PASSED)
@@ -129,10 +131,10 @@ def _part(trial: Trial) -> tuple[list[Any], list[torch.Tensor]]:
     length = lengths[cases.seed(trial.case) // 5 % len(lengths)]
     narrow = [None if dim is None else (dim, 1, length) for dim in batch.operands]
     inputs = [one if to is None else one.narrow(*to) for one, to in zip(trial.inputs, narrow, strict=True)]
-    return [narrow[number_of(trial, one)] for one in given(trial)], inputs
+    return [narrow[number_of(trial, one)] for one in tensor_arguments(trial)], inputs
 
 
-def given(trial: Trial) -> list[torch.Tensor]:
+def tensor_arguments(trial: Trial) -> list[torch.Tensor]:
     """Return the tensor arguments of the call, each once."""
     return context_calls.operands(*forms.bind(trial.case, trial.inputs))
 
@@ -142,7 +144,7 @@ def number_of(trial: Trial, argument: torch.Tensor) -> int:
     return next(number for number, one in enumerate(trial.inputs) if one is argument)
 
 
-def one_of(trial: Trial, outcome: Outcome, number: int) -> Outcome:
+def outcome_of_one(trial: Trial, outcome: Outcome, number: int) -> Outcome:
     """Return the outcome of one call out of that of several, whose results follow each other."""
     count = len(trial.ours.tensors())
     value = tuple(outcome.value[number * count : (number + 1) * count])
@@ -151,13 +153,13 @@ def one_of(trial: Trial, outcome: Outcome, number: int) -> Outcome:
 
 
 ROUGH = 2
-"""How many times as far as torch's result another one may be, where torch's is beyond the bound."""
+"""Another result may be so many times as far as torch's, where torch's is beyond the bound."""
 
 
 def of_torch(trial: Trial, number: int, **how: Any) -> Outcome:
     """Return the outcome of torch's function for a call made so, of several calls that of one."""
     outcome = trial.theirs(**how)
-    return outcome if outcome.error is not None else one_of(trial, outcome, number)
+    return outcome if outcome.error is not None else outcome_of_one(trial, outcome, number)
 
 
 def unlike_plain(

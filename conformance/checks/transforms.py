@@ -7,7 +7,15 @@ import functools
 from conformance import cases, gradient_calls
 from conformance.checks.call_record import PASSED, Finding, Trial, describe
 from conformance.checks.contexts import failed, in_context, unclaimed
-from conformance.checks.dispatcher import ROUGH, given, is_batched, number_of, of_torch, one_of, unlike_plain
+from conformance.checks.dispatcher import (
+    ROUGH,
+    is_batched,
+    number_of,
+    of_torch,
+    outcome_of_one,
+    tensor_arguments,
+    unlike_plain,
+)
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
 from conformance.checks.gradients import compared, differentiable, expected
 from strategies.specs import TensorSpec
@@ -21,7 +29,7 @@ def transforms(trial: Trial) -> Finding:
     torch's function refuses there may be refused, and anything by NotImplementedError."""
     if "transforms" not in trial.implementation.claims(trial.case.op):
         return unclaimed("transforms")
-    seed, floating, arguments = cases.seed(trial.case), floating_operands(trial.case), given(trial)
+    seed, floating, arguments = cases.seed(trial.case), floating_operands(trial.case), tensor_arguments(trial)
     numbers = tuple(n for n in (number_of(trial, one) for one in arguments) if n in floating)
     wanted = [place for place, one in enumerate(arguments) if number_of(trial, one) in numbers]
     if not numbers:
@@ -44,7 +52,7 @@ def transforms(trial: Trial) -> Finding:
     if len(found) != len(numbers):
         return failed(trial, "transforms", trial.case, f"{where}: returned {len(found)} gradients of {len(numbers)}")
     if "distribution" not in trial.spec.checks:
-        plain, first = trial.bare(inputs=inputs), one_of(trial, outcome, 0)
+        plain, first = trial.bare(inputs=inputs), outcome_of_one(trial, outcome, 0)
         theirs = functools.partial(of_torch, trial, 0, inputs=inputs, context=context)
         if message := unlike_plain(trial, inputs, plain, first, "a call and the same under a transform", theirs):
             return failed(trial, "transforms", trial.case, f"{where}: {message}")

@@ -80,6 +80,29 @@ def entering(ops: Sequence[str], kind: str, check: str, made: Callable[[str, Wro
     return enter
 
 
+def instead_where(applies: Callable[..., bool]) -> tuple[Callable[[str, Wrong], Wrong], Callable[[str, Right], Right]]:
+    """Return two functions that make an op whose calls to which ``applies`` are another function's: one that is wrong,
+    which gets torch's function first, and torch's own."""
+
+    def wrong_there(op: str, wrong: Wrong) -> Wrong:
+        reference = specs.registry()[op].reference
+
+        def call(right: Right, *args: Any, **kwargs: Any) -> Any:
+            if not applies(*args, **kwargs):
+                return right(*args, **kwargs)
+            # Controls are called without gradients.
+            with torch.enable_grad():
+                return wrong(reference, *args, **kwargs)
+
+        return call
+
+    def torchs_there(op: str, right: Right) -> Right:
+        made = wrong_there(op, lambda reference, *args, **kwargs: reference(*args, **kwargs))
+        return lambda *args, **kwargs: made(right, *args, **kwargs)
+
+    return wrong_there, torchs_there
+
+
 def fake(*ops: str) -> Callable[[Any], Any]:
     """Enter the decorated function as the fake kernel of each of these ops, a defect of its own."""
     return entering(ops, "fake kernel", "fake", _planted)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conformance import spec as specs
-from conformance.selftest.contexts import Right, Wrong, compiled_as, entering
+from conformance.selftest.contexts import Right, Wrong, compiled_as, entering, instead_where
 
 # --- vmap --------------------------------------------------------------------------------------------------------
 
@@ -30,22 +30,7 @@ def _in_batch(result: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return torch._C._functorch._add_batch_dim(result, 0, torch._C._functorch.maybe_get_level(like))
 
 
-def batched_as(op: str, wrong: Wrong) -> Wrong:
-    """Return the op whose calls in a batch are ``wrong``, which gets torch's function first."""
-    reference = specs.registry()[op].reference
-
-    def call(right: Right, *args: Any, **kwargs: Any) -> Any:
-        if _batched(*args, *kwargs.values()):
-            return wrong(reference, *args, **kwargs)
-        return right(*args, **kwargs)
-
-    return call
-
-
-def with_vmap(op: str, right: Right) -> Right:
-    """Return a right function that is torch's in a batch."""
-    made = batched_as(op, lambda reference, *args, **kwargs: reference(*args, **kwargs))
-    return lambda *args, **kwargs: made(right, *args, **kwargs)
+batched_as, with_vmap = instead_where(lambda *args, **kwargs: bool(_batched(*args, *kwargs.values())))
 
 
 def vmap(*ops: str) -> Callable[[Any], Any]:

@@ -49,7 +49,7 @@ def written_to_dout(step: Step) -> Gradients:
 
 @backward(("rotary_position_embedding", "mul", "layer_norm", "mm"), "dout")
 def written_to_dout_beside_constants(step: Step) -> Gradients:
-    """Where the first operand alone needs a gradient, that is written over the result's."""
+    """The gradient is written over the result's where the first operand alone needs one."""
     found = step.gradients()
     dout = step.dout.detach()
     alone = step.needed[0] and sum(step.needed) == 1 < len(step.needed)

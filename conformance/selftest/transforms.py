@@ -7,33 +7,15 @@ from typing import Any
 
 import torch
 
-from conformance import spec as specs
-from conformance.selftest.contexts import Right, Wrong, entering
+from conformance.selftest.contexts import Right, entering, instead_where
 
 
-def _is_transformed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_transformed(*args: Any, **kwargs: Any) -> bool:
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
     return any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors)
 
 
-def transformed_as(op: str, wrong: Wrong) -> Wrong:
-    """Return the op whose calls under a transform are ``wrong``, which gets torch's function first."""
-    reference = specs.registry()[op].reference
-
-    def call(right: Right, *args: Any, **kwargs: Any) -> Any:
-        if _is_transformed(args, kwargs):
-            # What is made of the right functions keeps no graph.
-            with torch.enable_grad():
-                return wrong(reference, *args, **kwargs)
-        return right(*args, **kwargs)
-
-    return call
-
-
-def with_transforms(op: str, right: Right) -> Right:
-    """Return a right function that is torch's under a transform."""
-    made = transformed_as(op, lambda reference, *args, **kwargs: reference(*args, **kwargs))
-    return lambda *args, **kwargs: made(right, *args, **kwargs)
+transformed_as, with_transforms = instead_where(_is_transformed)
 
 
 def transformed(*ops: str) -> Callable[[Any], Any]:

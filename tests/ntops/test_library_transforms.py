@@ -40,7 +40,7 @@ def by_autograd(function, value):
 
     try:
         return torch.autograd.grad(function(leaf), leaf, create_graph=True)[0]
-    except (NotImplementedError, RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError) as error:
         return error
 
 
@@ -59,12 +59,14 @@ def test_transforms_give_the_gradients_of_autograd(name, number, place):
             assert not torch.func.grad(loss(call))(value).any()
             return
 
+        assert "requires grad" in str(expected)
+
         with pytest.raises(type(expected)):
             torch.func.grad(loss(call))(value)
 
         return
 
-    close = {"rtol": 1e-4, "atol": 1e-5}
+    close = {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(torch.func.grad(loss(call))(value), expected.detach(), **close)
 
     # The pullback is called after the transform has ended.
@@ -81,9 +83,8 @@ def test_transforms_give_the_gradients_of_autograd(name, number, place):
     weighted = torch.linspace(-1, 1, value.numel(), device=value.device).view(value.shape)
     second = by_autograd(lambda one: (by_autograd_inside(call, one) * weighted).sum(), value)
 
-    if not isinstance(second, Exception):
-        again = torch.func.grad(lambda one: (torch.func.grad(loss(call))(one) * weighted).sum())(value)
-        torch.testing.assert_close(again, second.detach(), **close)
+    again = torch.func.grad(lambda one: (torch.func.grad(loss(call))(one) * weighted).sum())(value)
+    torch.testing.assert_close(again, second.detach(), **close)
 
 
 def by_autograd_inside(call, leaf):
@@ -94,7 +95,7 @@ def by_autograd_inside(call, leaf):
 def test_a_jacobian_is_made_in_one_batch_of_gradients(name):
     call, value = as_function(name, 0, 0)
     expected = torch.autograd.functional.jacobian(call, value)
-    torch.testing.assert_close(torch.func.jacrev(call)(value), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.func.jacrev(call)(value), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_module_is_differentiated_by_its_parameters():
