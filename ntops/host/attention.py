@@ -113,7 +113,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     if chosen is None:
         problem = Problem(
             *(group * queries, batch * heads, keys, head_dim, value_dim, dtype),
-            *(is_ieee, causal, mask_bytes, aligned, gluon),
+            *(is_ieee, causal, mask_bytes, aligned, gluon, group),
         )
         run = functools.partial(launch, **operands)
         chosen = config_selection.choose("scaled_dot_product_attention", problem, index, run, output)

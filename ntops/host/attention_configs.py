@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from ntops.host import attention_hopper
+from ntops.host import attention_hopper, attention_times
 from ntops.launch import config_selection
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2
@@ -45,6 +45,11 @@ class Problem(config_selection.Problem):
     aligned: bool
     gluon: bool = False
     """Tells whether the Hopper kernel, in Gluon, can take the call."""
+    group: int = 1
+    """The number of query heads that read a key/value head. Measurements serve any number."""
+
+    def kind(self):
+        return {name: value for name, value in super().kind().items() if name != "group"}
 
     def rule(self, device):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -188,6 +193,7 @@ def config(
     multiprocessors,
     hopper=True,
     gluon=False,
+    group=1,
 ):
     """Choose the configuration of a call. Figures are TFLOP/s of 4 x 32 x 4096 x 128 (or 64) bf16 on an H200, Triton
     3.6.
@@ -206,12 +212,20 @@ def config(
     :param multiprocessors: The device's number of multiprocessors.
     :param hopper: Whether the device is of the kind that the figures were measured on.
     :param gluon: Whether the Hopper kernel can take the call.
+    :param group: The number of query heads that read a key/value head.
     """
     # Above 128 dims Triton's kernel has few keys a tile: 8 heads of 256 x 154 x 256 take 17.4 us in it, 12.1 in this.
     enough = 16 if head_dim > 128 else 48
 
-    if gluon and groups * -(-rows // 128) >= enough and _is_hoppers(rows, keys, head_dim, causal):
-        return _hopper_config(rows, groups, keys, head_dim, causal, mask_bytes, multiprocessors)
+    if gluon and groups * -(-rows // 128) >= enough:
+        if mask_bytes or head_dim > 128:
+            chosen = _of_masks_and_wide(rows, keys, head_dim, mask_bytes)
+        else:
+            form = attention_times.fastest(rows // group, group, groups, keys, head_dim, causal, multiprocessors)
+            chosen = Config(form.block_m, form.block_n, 1, 4, form.num_stages, form.warp_groups)
+
+        if chosen is not None and chosen.warp_groups > 1:
+            return chosen
 
     block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
     largest = max(block_e, block_ev)
@@ -240,17 +254,22 @@ def config(
         # 420 full, 389 causal. Compiled for sm_80 and sm_100, 128 keys spill.
         block_m, block_n, num_warps, num_stages = 128, 128 if hopper else 64, 8, 3
 
+    is_decoding = dtype.itemsize == 2 and rows <= 16 and not mask_bytes
+
     if rows <= 64:
         block_m = min(block_m, max(next_power_of_2(rows), 16))
         num_warps = 4
 
-        if dtype.itemsize == 2 and rows <= 16 and not mask_bytes and keys > 256:
-            # Decoding: 4.40 TB/s for 16 x 8192 keys, with 64 keys a tile 4.20 (a copy 4.12). For 16 x 2 heads of 64
-            # keys, 64 keys a tile take 6.4 us, and 128 take 7.8 us. Above 128 dims shared memory holds one stage of 128
-            # keys, so that nothing is prefetched: 16 x 8 heads of 8192 x 160 took 1.74 times as long as torch.
+        if is_decoding and keys > 256:
+            # 4.40 TB/s for 16 x 8192 keys, with 64 keys a tile 4.20 (a copy 4.12). For 16 x 2 heads of 64 keys, 64 keys
+            # a tile take 6.4 us, and 128 take 7.8 us. Above 128 dims shared memory holds one stage of 128 keys, so that
+            # nothing is prefetched: 16 x 8 heads of 8192 x 160 took 1.74 times as long as torch.
             block_n = 128 if largest <= 128 else 64
 
-        if dtype.itemsize == 2 and rows <= 16 and not mask_bytes and groups > multiprocessors and largest > 64:
+        if is_decoding and groups > multiprocessors and keys <= 512:
+            # Few keys in many heads: 256 heads of 300 x 128 take 21.5 us so, and 23.5 us in two stages of 128.
+            block_n, num_stages = 64, 3
+        elif is_decoding and groups > multiprocessors and largest > 64:
             # Programs on one multiprocessor hide each other's first loads if shared memory suffices for several: 64 x
             # 1024 keys take 71.1 us, with three stages 74.8 (torch 69.9). 16 x 8192 keys take 127 us with three stages
             # and 154 with two.
@@ -261,20 +280,35 @@ def config(
         block_m, block_n = min(block_m, 32), min(block_n, 32 if block_ev <= 128 else 16)
         num_warps, num_stages = 4, min(num_stages, 2)
 
-    def fits():
+    def fitting():
         options = Config(block_m, block_n, num_stages=num_stages)
-        return _shared(options, block_e, block_ev, dtype.itemsize, mask_bytes) <= shared_memory
+        return shared_memory // _shared(options, block_e, block_ev, dtype.itemsize, mask_bytes)
 
-    while num_stages > 1 and not fits():
+    while num_stages > 1 and not fitting():
         num_stages -= 1
 
-    while block_n > 16 and not fits():
+    while block_n > 16 and not fitting():
         block_n //= 2
 
-    while block_m > 16 and not fits():
+    while block_m > 16 and not fitting():
         block_m //= 2
 
-    return Config(block_m, block_n, _splits(rows, groups, keys, block_m, multiprocessors), num_warps, num_stages)
+    if is_decoding:
+        splits = _splits_of_decoding(groups, keys, multiprocessors * min(fitting(), 2))
+    else:
+        splits = _splits(rows, groups, keys, block_m, multiprocessors)
+
+    return Config(block_m, block_n, splits, num_warps, num_stages)
+
+
+def _splits_of_decoding(groups, keys, programs):
+    """Return the number of parts of the keys of a few queries: enough for all programs that run at a time, of 128 keys
+    or more, and of 256 or more beyond 16 parts.
+
+    On an H200, adding up the parts takes 4 us: 8 heads of 1500 x 128 take 22.7 us in one part and 13.9 in eight, 16
+    heads of 1024 x 80 take 17.6 and 12.7, 4 heads of 512 x 128 take 12.3 and 11.7.
+    """
+    return max(min(programs // groups, max(keys // 256, min(keys // 128, 16))), 1) if keys >= 700 else 1
 
 
 def _splits(rows, groups, keys, block_m, multiprocessors):
@@ -290,42 +324,19 @@ def _splits(rows, groups, keys, block_m, multiprocessors):
     return max(min(multiprocessors // programs, keys // 256), 1) if keys >= 2048 else 1
 
 
-def _is_hoppers(rows, keys, head_dim, causal):
-    """Tell whether the Hopper kernel is the faster one for a call that it can take and that has enough tiles of 128
-    rows.
+def _of_masks_and_wide(rows, keys, head_dim, mask_bytes):
+    """Choose the configuration of the Hopper kernel with a mask or more than 128 dims; ``None`` where Triton's kernel
+    is faster: few keys of up to 64 dims. 4 x 12 x 128 x 64 with a mask takes 9.4 us, and 8.1 us in Triton's kernel."""
+    if head_dim <= 64 and (rows <= 128 or keys <= 256):
+        return None
 
-    Up to 64 dims its blocks of 128 keys pay where queries see many keys: 8 x 12 x 512 x 64 causal takes 28.3 us, and
-    24.8 us in Triton's kernel; 4 x 12 x 128 x 64 with a mask takes 9.4 and 8.1 us, 4
-    x 71 x 256 x 64 without one 36.7 and 29.4 us. Above 64 dims it is never slower: 1 x 32 x 1000 x 128 causal takes 26
-    and 40 us.
-    """
-    return head_dim > 64 or (rows > 128 and keys > (2047 if causal else 256))
-
-
-def _hopper_config(rows, groups, keys, head_dim, causal, mask_bytes, multiprocessors):
-    """Choose the configuration of the Hopper kernel."""
     if mask_bytes:
         # Bool masks: 8 x 12 x 512 x 64 takes 34.4 us (with 64 keys a tile 39.4), 1 x 8 x 1024 x 128 takes 24.6 (29.2).
         # Masks of half types take registers, so 64 keys a tile: 4 x 64 x 2048 x 128 takes 1730 us (with 128 keys 1963).
         first, second = (*MASKED_SPACE[attention_hopper.block_of(head_dim)], None)[:2]
         return second if mask_bytes == 1 and second else first
 
-    if head_dim > 128:
-        return HOPPER_SPACE[256][0]
-
-    if head_dim > 64:
-        # 688 full and 651 causal (torch 658 and 591). A third stage gains nothing. 64 keys a tile where that leaves
-        # fewer lanes idle: 2 x 16 x 1024 x 128 with 154 keys takes 15.1 us so, and 16.5 us with 128.
-        few = -(-keys // 64) * 64 * 1.15 < -(-keys // 128) * 128
-        return HOPPER_SPACE[128][1 if few else 0]
-
-    # 442 causal and 436 full with two groups; 421 and 480 with four (torch 429 and 483), which cannot hold 128 keys.
-    # The rule takes the number that leaves less of the last wave idle: 1 x 24 x 4608 takes 320 us with two and 346 with
-    # four, 1 x 16 x 1500 takes 41 and 38.
-    two, four = (
-        -(-groups * -(-rows // size) // multiprocessors) * size / speed for size, speed in ((128, 436), (256, 480))
-    )
-    return HOPPER_SPACE[64][1 if causal or two < four else 0]
+    return HOPPER_SPACE[256][0]
 
 
 def on_plain_cores(dtype, ieee):

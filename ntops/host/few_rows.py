@@ -12,9 +12,11 @@ from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 MOST = 16
 """The most rows. 16 x 4096 x 4096 in float32 takes 58 us on an H200 (cuBLAS 58), and 8 x 4096 x 14336 takes 69
 (159)."""
-_NARROW, _WIDE = (16, 128, 4), (128, 32, 8)
+_NARROW, _WIDE, _LONG = (16, 128, 4), (128, 32, 8), (32, 64, 4)
 """Tiles of the other factor, and warps. Of many columns and up to 4 rows the second one is faster if columns are
-innermost: 3 x 49408 x 1280 takes 76 us on an H200 (285 with the first, cuBLAS 80). If K is, they take as long."""
+innermost: 3 x 49408 x 1280 takes 76 us on an H200 (285 with the first, cuBLAS 80). If K is, they take as long. If rows
+of many columns begin anywhere, the third is the fastest: 2 x 30522 x 768 in TF32 takes 42 us (79 with the second,
+cuBLAS 53), 2 x 51866 x 1280 with K innermost 78 us (87, cuBLAS 119)."""
 _MANY = 2**14
 STAGES = 4
 """The number of tiles that shared memory holds, if that pays: 8 x 22016 x 4096 takes 114 us with K innermost, and more
@@ -22,16 +24,35 @@ than 133 with one; but 450 us with columns innermost, and 224 with one. Elements
 3 x 50257 x 768 takes 391 us, and 105 with one."""
 _TOGETHER = 8
 """The most rows whose sums the registers hold."""
+_SMALL = 8
+"""The most rows of half types whose K does not fit. 8 x 896 x 5003 takes 18 us (20 to 24 us with the factors copied for
+tensor cores), 16 x 4096 x 500 takes 15 us (11.4 to 15)."""
+_COPIED = 2**23
+"""From this many elements on, the other factor of half types is copied: 1 x 4096 x 5003 takes 43 us so, 75 us here."""
 _PROGRAMS = 2
 """The programs for each multiprocessor that keep enough loads in flight."""
 
 
 def takes(m, n, k, dtype, ieee):
     """Tell whether the kernel computes products of these sizes: those that tensor cores do not compute, or whose rows
-    do not begin at multiples of 16 bytes."""
-    of_cores = dtype is torch.float64 or (dtype is torch.float32 and ieee)
+    do not begin at multiples of 16 bytes.
+
+    Of half types, only small ones whose K does not fit, and single rows: 16 x 51866 x 1280 takes 338 us in this kernel,
+    75 us in cuBLAS, and 78 to 110 us in tiles of tensor cores.
+    """
+    few, many = min(m, n), max(m, n)
     unit = 16 // dtype.itemsize
-    return min(m, n) <= MOST and (of_cores or k % unit > 0 or n % unit > 0)
+
+    if dtype is torch.float64 or (dtype is torch.float32 and ieee):
+        return few <= MOST
+
+    if dtype.itemsize > 2:
+        return few <= MOST and (k % unit > 0 or n % unit > 0)
+
+    if k % unit:
+        return few <= _SMALL and many * k < _COPIED
+
+    return few == 1 and n % unit > 0
 
 
 def tile(m, n, dtype):
@@ -39,7 +60,10 @@ def tile(m, n, dtype):
     most = _TOGETHER if dtype.itemsize <= 4 else _TOGETHER // 2
     rows = min(max(1 << (min(m, n) - 1).bit_length(), 2), most)
 
-    return rows, *(_WIDE if max(m, n) >= _MANY and rows <= 4 else _NARROW)
+    if max(m, n) < _MANY or rows > 4:
+        return rows, *_NARROW
+
+    return rows, *(_LONG if n * dtype.itemsize % 16 else _WIDE)
 
 
 def splits(m, n, k, tile, multiprocessors):

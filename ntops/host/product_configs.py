@@ -18,11 +18,12 @@ FMA = 3
 FEW_ROWS = 4
 """The form of ``ntops.kernels.few_rows``, which runs everywhere."""
 
-_LARGE, _LARGE_OF_BATCH, _LARGE_UNALIGNED = 2**22, 2**21, 2**20
+_LARGE, _LARGE_OF_BATCH, _LARGE_UNALIGNED, _LARGE_OF_BATCH_UNALIGNED = 2**22, 2**21, 2**20, 2**19
 """The values of M * N * K from which the form is ``HOPPER``. Smaller products take the host longer than the device, and
 this form, which makes three descriptors, takes the host the longest. A batch has many small products: 384 of 197 x 64 x
 197 take 44 us so, and 62 us in the other form; 16 of 197 x 72 x 77 take 10.6 us so, and 7.7 us in the other. If rows
-are no multiple of 32 bytes, the other form loads 2 bytes at a time: 3 x 1000 x 1000 takes 22 us in it (cuBLAS 7)."""
+are no multiple of 32 bytes, the other form loads 2 bytes at a time: 3 x 1000 x 1000 takes 22 us in it (cuBLAS 7), 128
+of 16 x 500 x 64 take 23 us, and 14 us with the factors copied."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +115,14 @@ def _has_parts(options, m, n, k, products=1):
     return options.splits == 1 or options.form in (FMA, FEW_ROWS) or k % (16 * options.splits) == 0
 
 
-_FEW = ((2, 65), (4, 65), (16, 65), (2, 2**14 + 1), (4, 2**14 + 1))
+_FEW = ((1, 65), (4, 65), (16, 65), (1, 2**14 + 1), (4, 2**14 + 1))
+_ODD = (
+    *((rows, columns, 101) for rows in (2, 4) for columns in (2**14, 2**14 + 1)),
+    *((rows, 65, 1001) for rows in (2, 4, 8, 16)),
+    (65, 65, 101),
+)
 _POINTS = (*_FEW, (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
-_POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048))
+_POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048), *_ODD)
 _POINTS = tuple((*point, 1) for point in _POINTS + mm_hopper.POINTS + mm_fma.POINTS)
 
 
@@ -145,7 +151,10 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     if described and ieee:
         return Options(*mm_fma.fastest(m, n, k, multiprocessors, batch), form=FMA)
 
-    large = _LARGE_OF_BATCH if batch else _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
+    if batch:
+        large = _LARGE_OF_BATCH_UNALIGNED if k % 8 else _LARGE_OF_BATCH
+    else:
+        large = _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
 
     if described and m * n * k >= large:
         return Options(*mm_hopper.fastest(m, n, k, dtype, multiprocessors, batch), form=HOPPER)
@@ -169,9 +178,14 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
     elif m <= 16:
         # The product is bound by reading the other matrix: read it in rows of 128 bytes, many in flight, with K in
-        # parts. If its rows are not aligned, 8 x 4096 x 50257 takes 217 us on an H200 (torch 319), and 5 x 1280 x 51866
-        # takes 92 us (72).
-        block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
+        # parts. If its rows are not aligned, longer ones: 3 x 50257 x 768 takes 47 us on an H200 (torch 50) with
+        # columns innermost, in the tiles of aligned rows 51; and 15 x 5003 x 5003 with K innermost 61 and 85 us.
+        if dtype.itemsize == 2 and k % 8:
+            block_m, block_n, block_k, num_warps, num_stages = 16, 64, 256, 8, 4
+        elif dtype.itemsize == 2 and n % 8:
+            block_m, block_n, block_k, num_warps, num_stages = 16, 128, 64, 4, 6
+        else:
+            block_m, block_n, block_k, num_warps, num_stages = 16, 64, 128, 4, 4
     elif m <= 64 or n <= 64 or (batch and min(m, n) < 128):
         block_m, block_n, block_k, num_warps, num_stages = 64, 64, 64, 4, 4
     else:

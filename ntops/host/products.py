@@ -18,6 +18,9 @@ from ntops.launch.configuration import settled
 from ntops.launch.devices import on_device
 from ntops.launch.kernel_sources import Config, make
 
+_MANY = 128
+"""From this many rows and columns of a result on, copying a float32 factor costs less than it saves."""
+
 
 def check_factors(*, mixed_empty=False, **matrices):
     """Refuse tensors that have no product, by argument name; integer dtypes are refused last, as in torch.
@@ -266,7 +269,7 @@ def _laid_out(form, ieee, index, result, input, mat2):
     if form in (FMA, FEW_ROWS) or input.dtype is not torch.float32:
         return input, mat2
 
-    is_large = min(result.shape[-2:]) >= mm_hopper.COPIED
+    is_large = min(result.shape[-2:]) >= _MANY
 
     if ieee:
         # The CUDA cores read rows: 512 x 4096 x 4096 takes 1286 us on an H200 with contiguous columns, and 446 us with

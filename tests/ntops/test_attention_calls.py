@@ -120,8 +120,10 @@ def test_keys_are_split_where_there_are_few_queries():
 
     assert splits(4, 8, 65536) == 16
     assert splits(4, 8, 4096) == 16
-    assert splits(4, 8, 2048) == 8
-    assert splits(4, 8, 2047) == 1
+    assert splits(4, 8, 2048) == 16
+    assert splits(4, 8, 1000) == 7
+    assert splits(4, 8, 699) == 1
+    assert splits(32, 8, 2047) == 1
     assert splits(4, 132, 65536) == 1
     assert splits(4096, 32, 4096) == 1
     assert splits(4096, 1, 65536) == 4

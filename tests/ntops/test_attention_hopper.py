@@ -65,7 +65,7 @@ def test_what_is_chosen():
 
 
 def test_tiles_leave_little_of_the_last_turn_idle():
-    for queries, heads, groups in ((4608, 24, 2), (1500, 16, 4), (577, 256, 2), (4096, 128, 4)):
+    for queries, heads, groups in ((4608, 24, 2), (1500, 16, 1), (2048, 80, 4), (577, 256, 2), (4096, 128, 4)):
         assert problem(queries, queries, heads, 64).rule(H200).warp_groups == groups
     # Keys that are padded to 128 would be, or to 64.
     for keys, block in ((154, 64), (512, 128), (4096, 128)):

@@ -21,16 +21,18 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def test_products_list_all(dtype, memory, described):
     """But for the number of splits, which any may have that divides K."""
     described = described and dtype is not torch.float64
-    # Of so many terms, that each number of parts divides them. Of fewer, small products have other forms.
+    # Of so many terms, that each number of parts divides them. Of fewer, small products have other forms; of rows that
+    # begin anywhere, others.
     rest = (3 * 2**13, dtype, False, memory, 132, described)
-    fewer = (1024, *rest[1:])
+    others = ((terms, *rest[1:]) for terms in (1024, 1001, 101))
 
     def blocks(options):
         return dataclasses.replace(options, splits=1)
 
     known = product_configs.config.alternatives(1, 1, *rest)
     sizes = (*SIZES, *(11 * 2**power for power in range(12)))
-    found = [product_configs.config(m, n, *one) for m, n in itertools.product(sizes, sizes) for one in (rest, fewer)]
+    kinds = [rest, *others]
+    found = [product_configs.config(m, n, *one) for m, n in itertools.product(sizes, sizes) for one in kinds]
     assert {blocks(options) for options in found} == {blocks(options) for options in known}
     assert {options.splits for options in known} > {1}
     assert product_configs.FEW_ROWS in {options.form for options in known}
@@ -126,9 +128,9 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     with configuration.fixed() as names:
         ntops.torch.mm(few, few)
 
-    assert len(names) == 10
+    assert len(names) > 10
 
-    for number in range(11):
+    for number in range(len(names) + 1):
         with configuration.fixed(number) as same:
             ntops.torch.mm(few, few)
             ntops.torch.mm(many, many)
@@ -136,8 +138,8 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
         assert same == names
         assert made[-1] == made[-2]
 
-    # The first one, all ten, and again the first of these.
-    assert len(set(made[1::2])) == 10
+    # The first one, all, and again the first of these.
+    assert len(set(made[1::2])) == len(names)
     assert made[1] == made[-1]
 
     ntops.torch.mm(few, few)
@@ -155,7 +157,7 @@ def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     with configuration.fixed() as names:
         ntops.torch.mm(square, square)
 
-    assert len(names) == 10
+    assert len(names) > 10
     assert dict(made[-1].blocks) == {"block_size_m": 32, "block_size_n": 64, "block_size_k": 32}
 
     with configuration.fixed(0):

@@ -26,8 +26,12 @@ def as_function(name, number, place):
         found = getattr(ntops.torch, name)(*changed, **{k: value if place == k else v for k, v in kwargs.items()})
         return results(found)[0]
 
+    if not value.is_floating_point():
+        return call, value
+
+    # In float32, since CUDA multiplies no float8.
     steps = torch.arange(value.numel(), device=value.device).view(value.shape)
-    return call, value * (0.5 + steps % 7 / 8).to(value.dtype) if value.is_floating_point() else value
+    return call, (value.float() * (0.5 + steps % 7 / 8)).to(value.dtype)
 
 
 def loss(call):

@@ -57,9 +57,14 @@ def test_the_layout_changes_no_bit_of_few_rows(dtype):
 
 def test_few_rows_of_half_types_that_begin_anywhere():
     for dtype in (torch.float16, torch.bfloat16):
-        a, b = whole(3, 40, dtype=dtype), whole(40, 27, dtype=dtype)
-        assert form(3, 27, 40, dtype, False).form == product_configs.FEW_ROWS
-        assert torch.equal(ntops.torch.mm(a, b), a @ b)
+        for m, n, k in ((3, 27, 37), (1, 27, 40), (3, 32, 37)):
+            a, b = whole(m, k, dtype=dtype), whole(k, n, dtype=dtype)
+            assert form(m, n, k, dtype, False).form == product_configs.FEW_ROWS
+            assert torch.equal(ntops.torch.mm(a, b), a @ b)
+        # Tensor cores read rows that are long or many, copied if K does not fit.
+        assert form(3, 27, 40, dtype, False).form == product_configs.POINTERS
+        assert form(3, 5003, 5003, dtype, False, described=True).form == product_configs.HOPPER
+        assert form(16, 1000, 1001, dtype, False, described=True).form == product_configs.HOPPER
     assert form(3, 32, 40, torch.float16, False).form == product_configs.POINTERS
     assert form(3, 32, 40, torch.float32, False).form == product_configs.POINTERS, "TF32"
     assert form(17, 100, 40, torch.float64).form == product_configs.POINTERS
