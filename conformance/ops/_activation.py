@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import mpmath
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from conformance import bounds
 from conformance.cases import Argument, Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
@@ -49,17 +51,24 @@ def expanded(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
 
 
 def rounded(
-    formula: Callable[..., np.ndarray], precise: Callable[..., mpmath.mpf], bound: Callable[..., np.ndarray]
+    formula: Callable[..., np.ndarray],
+    precise: Callable[..., mpmath.mpf] | None = None,
+    *,
+    ulps: float = 0.0,
+    bound: Callable[..., np.ndarray] | None = None,
 ) -> Callable[[Call], Expected]:
-    """The oracle of an activation that takes numbers: ``formula`` and ``precise`` as of ``_unary``, and also of the
-    numbers by name; ``bound``: from the value, the dtype and the input to what is added to half an ulp."""
+    """The oracle of an activation.
+
+    ``formula`` and ``precise``: as of ``_unary``, of the input and of keywords; ``formula`` may take numbers of mpmath,
+    too. What is added to half an ulp: so many ``ulps`` of the compute dtype, or ``bound``, a function of the value, the
+    dtype and the input."""
 
     def expected(call: Call) -> Expected:
         dtype, given = call.args[0].dtype, {name: one for name, one in call.kwargs.items() if name != "inplace"}
-        x, value, low = _unary.value_of(
-            call.args[0], dtype, lambda x: formula(x, **given), lambda x: precise(x, **given)
-        )
-        return expectations.within(call, value, bound(value, dtype, x), dtype, low=low, signed_zero=True)
+        exact = partial(precise, **given) if precise else lambda x: np.asarray(formula(x, **given)).item()
+        x, value, low = _unary.value_of(call.args[0], dtype, partial(formula, **given), exact)
+        added = bound(value, dtype, x) if bound else bounds.ulps(ulps, value, dtype)
+        return expectations.within(call, value, added, dtype, low=low, signed_zero=True)
 
     return expected
 

@@ -20,26 +20,26 @@ __all__ = ["bitwise", "comparison", "floating", "gradient", "kernel", "libdevice
 _ROUNDED = "ntl.cast({}, output.dtype)"
 
 
-def kernel(expression, *, rounded=False, numbers=(), **options):
+def kernel(expression, *, rounded=False, tensors=None, **options):
     """Return the arrangement, application and ``premake`` of a kernel that is one expression.
 
-    :param expression: A lambda of the inputs and the numbers, each cast to the dtype in which the kernel computes; see
+    :param expression: A lambda of the inputs by name, each cast to the dtype in which the kernel computes; see
         :func:`_application`.
     :param rounded: Whether its value is cast to the dtype of the output.
-    :param numbers, options: See :func:`ntops.kernels.element_wise.premaker`.
+    :param tensors: How many inputs may be tensors; those that follow are always Python numbers. ``None``: all.
+    :param options: See :func:`ntops.kernels.element_wise.premaker`.
     """
-    stored = _ROUNDED if rounded else "{}"
-    application, names = _application(expression, stored=stored)
-    operands = (name for name in names if name not in numbers)
-    premake = element_wise.premaker(application, *operands, numbers=numbers, **options)
+    application, names = _application(expression, stored=_ROUNDED if rounded else "{}")
+    inputs, numbers = names[:tensors], names[len(names[:tensors]) :]
+    premake = element_wise.premaker(application, *inputs, numbers=numbers, **options)
 
     return element_wise.arrangement, application, premake
 
 
-def floating(expression, **options):
-    """Return the arrangement, application and ``premake`` of a function with a floating-point result; see
-    :func:`kernel`."""
-    return kernel(expression, rounded=True, result=constants.floating, **options)
+def floating(expression):
+    """Return the arrangement, application and ``premake`` of a function of one tensor, and of Python numbers, with a
+    floating-point result."""
+    return kernel(expression, rounded=True, tensors=1, result=constants.floating)
 
 
 def comparison(expression):
