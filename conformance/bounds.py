@@ -78,9 +78,9 @@ POW = 4.0
 GELU = {"none": 8.0, "tanh": 4.0}
 
 
-def ulps(op: str, value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Return the bound of an op of ``ULPS``: so many ulps of the compute dtype."""
-    return ULPS[op] * ulp(value, compute_dtype(dtype))
+def ulps(count: float | str, value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Return the bound of so many ulps of the compute dtype, or of as many as an op of ``ULPS`` has."""
+    return (ULPS[count] if isinstance(count, str) else count) * ulp(value, compute_dtype(dtype))
 
 
 def sigmoid(value: np.ndarray, dtype: torch.dtype, factor: np.ndarray | float = 1.0) -> np.ndarray:

@@ -14,6 +14,7 @@ from conformance import case_files, cases
 
 ROOT = Path(__file__).parents[1]
 FILE = re.compile(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINE = re.compile(r"^In `(\w+)` of `([\w/]+\.py)`:\n\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -34,6 +35,16 @@ def write_files(page: str, root: Path) -> list[str]:
     return [name for name, _ in files]
 
 
+def write_lines(page: str, root: Path) -> int:
+    """Put the lines that a page shows at the head of the tables that it names, and return how many there are."""
+    lines = LINE.findall((ROOT / "docs" / page).read_text())
+    for table, name, text in lines:
+        before, head, after = (root / name).read_text().partition(f"\n{table} = {{\n")
+        assert head, f"{page} names {table}, which is not in {name}"
+        (root / name).write_text(before + head + text + after)
+    return len(lines)
+
+
 def conformance(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *arguments]
     # One seed, so that these tests say the same every time: they test the pages, not the operators.
@@ -44,12 +55,15 @@ def conformance(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.slow
 def test_an_operator_is_added_by_three_files(copy):
     files = write_files("adding-an-op.md", copy)
-    assert [Path(name).parent.as_posix() for name in files] == ["ntops/kernels", "ntops/torch", "conformance/ops"]
+    assert [Path(name).parent.as_posix() for name in files] == ["ntops/kernels", "ntops/torch", "conformance/ops"] * 3
+    assert write_lines("adding-an-op.md", copy) == 3
     few = ("--dtype", "float16", "--dtype", "int8", "--max-examples", "10")
+    ops = ("log", "leaky_relu", "fmax")
     for implementation in ("torch", "ntops.torch"):
-        done = conformance(copy, "--op", "fmax", "--implementation", implementation, *few)
+        done = conformance(copy, *(f"--op={op}" for op in ops), "--implementation", implementation, *few)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert re.search(r"^fmax +\d+", done.stdout, re.MULTILINE)
+        for op in ops:
+            assert re.search(rf"^{op} +\d+", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow

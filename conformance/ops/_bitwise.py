@@ -51,8 +51,9 @@ def refused(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     return draws
 
 
-def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+def spec(name: str) -> OpSpec:
     """The OpSpec of a bitwise function of two operands: everything follows from torch's function."""
+    function = getattr(torch, name)
     return OpSpec(
         name=name,
         reference=function,

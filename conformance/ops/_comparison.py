@@ -168,8 +168,9 @@ def refused(op: str) -> Callable[[Sequence[str]], st.SearchStrategy[Case]]:
     return draws
 
 
-def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ...]) -> OpSpec:
+def spec(name: str) -> OpSpec:
     """The OpSpec of a comparison: everything follows from torch's function."""
+    function = getattr(torch, name)
 
     def expected(call: Call) -> Expected:
         return expectations.exactly(call, function(*call.args))
@@ -181,7 +182,7 @@ def spec(name: str, function: Callable[..., torch.Tensor], dtypes: tuple[str, ..
         large=_large.grown(cases(name)),
         scenes=_scenes.beside(_scenes.of_elements(cases(name)), thresholds(name), beside_halves(name)),
         refused=refused(name),
-        dtypes=dtypes,
+        dtypes=dtype_names.ALL,
         outs=OUTS,
         batch=elementwise.batch,
         parts=elementwise.parts,

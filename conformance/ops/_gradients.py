@@ -43,11 +43,24 @@ def of(formula: Callable[..., dict[str, Running]], *names: str) -> Formula:
     return gradients
 
 
+def of_input(slope: Callable[..., Running], *names: str) -> Formula:
+    """The gradient of a function of one tensor, ``input``, and of further arguments of these names.
+
+    ``slope``: from the gradient of the result, the input, and the further arguments by name, to the gradient of the
+    input. One that compares elements is a ``formula`` as of ``of``, since a ``Running`` holds finite numbers.
+    """
+
+    def formula(g: Running, input: torch.Tensor, inplace: bool = False, **given: Any) -> dict[str, Running]:
+        return {"input": slope(g, exact(input, g.dtype), **given)}
+
+    return of(formula, "input", *names)
+
+
 def _operand(value: Any, dtype: torch.dtype) -> Running:
     return exact(value, dtype) if isinstance(value, torch.Tensor) else number(value, dtype)
 
 
-def _plain(value: Any, dtype: torch.dtype) -> np.ndarray:
+def plain(value: Any, dtype: torch.dtype) -> np.ndarray:
     """The numbers, NaN and infinities among them, in the dtype in which they are compared."""
     # A Python float would become one of the default dtype.
     wide = torch.float64 if type(value) is float else None
@@ -77,7 +90,7 @@ def divided(g: Running, input: Any, other: Any, rounding_mode: str | None = None
 
 def power(g: Running, input: Any, exponent: Any) -> dict[str, Running]:
     base, by = _operand(input, g.dtype), _operand(exponent, g.dtype)
-    x, y = _plain(input, g.dtype), _plain(exponent, g.dtype)
+    x, y = plain(input, g.dtype), plain(exponent, g.dtype)
     lower = (by - 1.0).stored()
     if isinstance(exponent, torch.Tensor) and exponent.is_floating_point():
         # torch subtracts in the dtype of the exponent.
@@ -108,14 +121,9 @@ def _raised(base: Running, by: Running) -> Running:
     return Running(value, np.where(np.isnan(error), np.inf, error), base.dtype)
 
 
-def magnitude(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    sign = np.sign(_plain(input, g.dtype))
-    return {"input": Running(g.value * sign, np.where(np.isnan(sign), np.inf, g.error * np.abs(sign)), g.dtype)}
-
-
 def clamped(g: Running, input: torch.Tensor, min: Any = None, max: Any = None) -> dict[str, Running]:
-    x = _plain(input, g.dtype)
-    low, high = (None if bound is None else _plain(bound, g.dtype) for bound in (min, max))
+    x = plain(input, g.dtype)
+    low, high = (None if bound is None else plain(bound, g.dtype) for bound in (min, max))
     kept, below, above = np.ones(x.shape, bool), np.zeros(x.shape, bool), np.zeros(x.shape, bool)
     if low is not None:
         kept, below = kept & (x >= low), x < low
@@ -147,39 +155,40 @@ def _sigmoid(x: Running) -> Running:
     return x.applied(lambda v: 1 / (1 + np.exp(-v)), lambda value: bounds.sigmoid(value, x.dtype))
 
 
-def negated(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    return {"input": -g}
+def magnitude(g: Running, input: torch.Tensor) -> dict[str, Running]:
+    sign = np.sign(plain(input, g.dtype))
+    return {"input": Running(g.value * sign, np.where(np.isnan(sign), np.inf, g.error * np.abs(sign)), g.dtype)}
 
 
-def exponential(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    return {"input": g * _by_ulps("exp", exact(input, g.dtype), np.exp).stored()}
+def exponential(g: Running, x: Running) -> Running:
+    return g * _by_ulps("exp", x, np.exp).stored()
 
 
-def rsqrt(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    result = _by_ulps("rsqrt", exact(input, g.dtype), lambda v: 1 / np.sqrt(v)).stored()
-    return {"input": (-0.5 * g).stored() * ((result * result).stored() * result).stored()}
+def rsqrt(g: Running, x: Running) -> Running:
+    result = _by_ulps("rsqrt", x, lambda v: 1 / np.sqrt(v)).stored()
+    return (-0.5 * g).stored() * ((result * result).stored() * result).stored()
 
 
-def sine(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    return {"input": g * _by_ulps("cos", exact(input, g.dtype), np.cos).stored()}
+def sine(g: Running, x: Running) -> Running:
+    return g * _by_ulps("cos", x, np.cos).stored()
 
 
-def cosine(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    return {"input": -(g * _by_ulps("sin", exact(input, g.dtype), np.sin).stored())}
+def cosine(g: Running, x: Running) -> Running:
+    return -(g * _by_ulps("sin", x, np.sin).stored())
 
 
-def sigmoid(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    result = _sigmoid(exact(input, g.dtype)).stored()
-    return {"input": (g * (1.0 - result).stored()).stored() * result}
+def sigmoid(g: Running, x: Running) -> Running:
+    result = _sigmoid(x).stored()
+    return (g * (1.0 - result).stored()).stored() * result
 
 
-def tanh(g: Running, input: torch.Tensor) -> dict[str, Running]:
-    result = _by_ulps("tanh", exact(input, g.dtype), np.tanh).stored()
-    return {"input": g * (1.0 - (result * result).stored()).stored()}
+def tanh(g: Running, x: Running) -> Running:
+    result = _by_ulps("tanh", x, np.tanh).stored()
+    return g * (1.0 - (result * result).stored()).stored()
 
 
 def relu(g: Running, input: torch.Tensor, inplace: bool = False) -> dict[str, Running]:
-    return {"input": g.where(~(_plain(input, g.dtype) <= 0))}
+    return {"input": g.where(~(plain(input, g.dtype) <= 0))}
 
 
 def silu_slope(x: Running) -> Running:
@@ -188,8 +197,8 @@ def silu_slope(x: Running) -> Running:
     return share * (1.0 + x * (1.0 - share))
 
 
-def silu(g: Running, input: torch.Tensor, inplace: bool = False) -> dict[str, Running]:
-    return {"input": g * silu_slope(exact(input, g.dtype))}
+def silu(g: Running, x: Running) -> Running:
+    return g * silu_slope(x)
 
 
 # The distribution function is off by so many units of 1, as ``bounds.gelu`` has it for its product with x.
@@ -214,5 +223,5 @@ def gelu_slope(x: Running, approximate: str) -> Running:
     return share + x * (density * (1 / math.sqrt(2 * math.pi)))
 
 
-def gelu(g: Running, input: torch.Tensor, approximate: str = "none") -> dict[str, Running]:
-    return {"input": g * gelu_slope(exact(input, g.dtype), approximate)}
+def gelu(g: Running, x: Running, approximate: str = "none") -> Running:
+    return g * gelu_slope(x, approximate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mpmath
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import cpu_cuda_differences, oracle
+from conformance import bounds, cpu_cuda_differences, oracle
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
@@ -112,14 +113,20 @@ def value_of(
 
 def spec(
     name: str,
-    function: Callable[..., torch.Tensor],
-    formula: Formula,
-    precise: Precise,
-    bound: Bound,
-    slope: Callable[..., dict[str, Running]],
+    slope: Callable[[Running, Running], Running],
+    *,
+    ulps: float | None = None,
+    formula: Formula | None = None,
+    precise: Precise | None = None,
+    bound: Bound | None = None,
 ) -> OpSpec:
-    """The OpSpec of a function whose results are floats, of integers too; ``slope``: its gradient, as of
-    ``_gradients.of``."""
+    """The OpSpec of a function whose results are floats, of integers too.
+
+    ``slope``: its gradient, as of ``_gradients.of_input``. ``ulps``: its bound, where it is neither of ``bounds.ULPS``
+    nor ``bound``. NumPy and mpmath have the function under the same name, where ``formula`` and ``precise`` are not
+    given."""
+    function, formula = getattr(torch, name), formula or getattr(np, name)
+    precise, bound = precise or getattr(mpmath, name), bound or partial(bounds.ulps, ulps or name)
 
     def expected(call: Call) -> Expected:
         dtype = float_of(call.args[0].dtype)
@@ -138,7 +145,7 @@ def spec(
         batch=elementwise.batch,
         parts=elementwise.parts,
         expected=expected,
-        gradients=gradients.of(slope, "input"),
+        gradients=gradients.of_input(slope),
         benchmarks=elementwise.benchmarks(name, 1),
         sampled=_models.unary(name, 0.2, 1),
     )
@@ -146,13 +153,13 @@ def spec(
 
 def exact_spec(
     name: str,
-    function: Callable[..., torch.Tensor],
-    dtypes: tuple[str, ...],
+    dtypes: tuple[str, ...] = dtype_names.ALL,
     *,
     benchmark: str = "bfloat16",
-    slope: Callable[..., dict[str, Running]] | None = None,
+    gradient: gradients.Formula | None = None,
 ) -> OpSpec:
-    """The OpSpec of a function that rounds nothing, with results of the operand's dtype; ``slope`` as of ``spec``."""
+    """The OpSpec of a function that rounds nothing, with results of the operand's dtype."""
+    function = getattr(torch, name)
 
     def expected(call: Call) -> Expected:
         answer = cpu_cuda_differences.answer(name, function, call)
@@ -170,13 +177,14 @@ def exact_spec(
         batch=elementwise.batch,
         parts=elementwise.parts,
         expected=expected,
-        gradients=None if slope is None else gradients.of(slope, "input"),
+        gradients=gradient,
         benchmarks=elementwise.benchmarks(name, 1, dtype=benchmark),
     )
 
 
-def question_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
+def question_spec(name: str) -> OpSpec:
     """The OpSpec of a question about each element, answered with a bool; there is no ``out``."""
+    function = getattr(torch, name)
 
     def all_cases(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
         return inputs(dtypes, False).map(lambda x: Case(op=name, args=(x,)))

@@ -1,10 +1,5 @@
 """``torch.eq(input, other, *, out=None)``."""
 
-from __future__ import annotations
-
-import torch
-
 from conformance.ops import _comparison
-from strategies import dtypes as dtype_names
 
-SPEC = _comparison.spec("eq", torch.eq, dtype_names.ALL)
+SPEC = _comparison.spec("eq")

@@ -75,11 +75,10 @@ def expected(call: Call) -> Expected:
 
 SPEC = _activation.spec(
     "gelu",
-    torch.nn.functional.gelu,
     expected,
-    _activation.cases("gelu", "approximate", (None, "none", "tanh", "tanh")),
-    refused,
+    gradients.of_input(gradients.gelu, "approximate"),
+    keywords={"approximate": (None, "none", "tanh", "tanh")},
+    refused=refused,
     # Two products, a distribution function and an addition.
     flops=4,
-    slope=gradients.of(gradients.gelu, "input", "approximate"),
 )

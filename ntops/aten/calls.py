@@ -1,6 +1,7 @@
 """Map torch's functions, methods and operators to their equivalents in ``ntops.torch``."""
 
 import functools
+import inspect
 
 import torch
 from torch.nn import functional
@@ -36,8 +37,6 @@ _REFLECTED = {
     "sub": ("rsub", "__rsub__"),
 }
 """torch's names of the same function with the operands swapped."""
-_FLAGGED = ("dropout", "relu", "silu")
-"""Operators that write their input if an argument says so, and have no ``out``."""
 
 
 def _softmax(softmax):
@@ -151,10 +150,12 @@ def _places(name):
 
 def _pairs(name, function):
     """Yield each of torch's functions for an operator with the function to call instead."""
+    flagged = "inplace" in inspect.signature(function).parameters
+
     for alias in (name, *_ALIASES.get(name, ())):
         yield from ((one, function) for one in _places(alias))
         inplace = f"__i{alias[2:]}" if alias.startswith("__") else f"{alias}_"
-        yield from ((one, _written(function, name in _FLAGGED, one)) for one in _places(inplace))
+        yield from ((one, _written(function, flagged, one)) for one in _places(inplace))
 
     for alias in _REFLECTED.get(name, ()):
         yield from ((one, _reflected(function)) for one in _places(alias))

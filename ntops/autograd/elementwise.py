@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ntops.autograd.formula import Formula, is_composed, save, saved
-from ntops.host import gradients
+from ntops.host import families, gradients
 from ntops.host.promotion import accumulate_dtype, rounded
 from ntops.kernels.elementwise_backward import APPLICATIONS
 
@@ -80,7 +80,7 @@ def _gelu_rule(argument, values):
     return "gelu_tanh" if values["approximate"] == "tanh" else "gelu"
 
 
-_PLAIN = {"input": "input", "other": "other", "exponent": "exponent", "low": "min", "high": "max", "result": "result"}
+_NAMES = {"low": "min", "high": "max"}
 
 # For each function: the names of its arguments by position; and for each argument that has a gradient, the formula, or
 # a function that chooses it, and the values of the formula's operands if their names differ.
@@ -100,12 +100,9 @@ RULES: dict[str, tuple[tuple[str, ...], dict[str, tuple[Any, dict[str, Any]]]]] 
         ("input", "min", "max"),
         {"input": (_clamp_rule, {}), "min": (_clamp_rule, {}), "max": (_clamp_rule, {})},
     ),
-    "neg": (("input",), {"input": ("scaled", {"scale": -1.0})}),
-    "exp": (("input",), {"input": ("scaled", {"scale": "result"})}),
     "gelu": (("input", "approximate"), {"input": (_gelu_rule, {})}),
     "relu": (("input",), {"input": ("relu", {})}),
-    "silu": (("input",), {"input": ("silu", {})}),
-} | {name: (("input",), {"input": (name, {})}) for name in ("abs", "rsqrt", "sin", "cos", "sigmoid", "tanh")}
+}
 
 
 def _value(place, values):
@@ -119,9 +116,8 @@ def _value(place, values):
     return values[place]
 
 
-def formula(name):
-    """Return the formula of one of ``RULES``."""
-    names, rules = RULES[name]
+def formula(name, names, rules):
+    """Return the formula of an operator by its arguments and rules, as in ``RULES``."""
     # torch first rounds these operands, if they are numbers, to the dtype of the result.
     rounds = {"pow": ("input", "exponent"), "div": ("input",)}.get(name, ())
 
@@ -141,7 +137,7 @@ def formula(name):
 
             function, places = rules[argument]
             chosen = function(argument, values) if callable(function) else function
-            places = [places.get(one, _PLAIN.get(one)) for one in APPLICATIONS[chosen][1]] if chosen else []
+            places = [places.get(one, _NAMES.get(one, one)) for one in APPLICATIONS[chosen][1]] if chosen else []
             kept |= {str(place): _value(place, values) for place in places}
             # torch passes a gradient on as it is where it is added or subtracted from, and else makes a new one.
             passed = name == "add" or (name == "sub" and argument == "input")
@@ -188,4 +184,16 @@ def _composed(function, shape, dtype, gradient, operands):
     return COMPOSED[function](gradient.to(compute_dtype), *operands).sum_to_size(shape).to(dtype)
 
 
-FORMULAS = {name: formula(name) for name in RULES}
+FORMULAS = {name: formula(name, *rule) for name, rule in RULES.items()}
+
+
+def of_families():
+    """Return the gradients that members of :mod:`ntops.host.families` declare, by the name of the operator."""
+    found = {}
+
+    for name, member in families.MEMBERS.items():
+        if member.gradient:
+            rule = (member.gradient, {}) if isinstance(member.gradient, str) else member.gradient
+            found[name] = formula(name, member.arguments, {"input": rule})
+
+    return found

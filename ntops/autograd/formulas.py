@@ -13,4 +13,4 @@ from ntops.autograd.rows import FORMULAS as _ROWS
 
 FORMULAS: dict[str, Formula] = _ELEMENTWISE | _PRODUCTS | _ROWS | _REDUCTIONS | _ATTENTION | _POSITIONS | _FUSED
 FORMULAS |= _LOSSES | _LINEAR_LOSSES
-"""An operator that is not here raises :class:`NotImplementedError` for an input that requires grad."""
+"""Those that :mod:`ntops.host.families` does not declare."""

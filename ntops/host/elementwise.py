@@ -6,8 +6,8 @@ import functools
 import torch
 
 from ntops.host import dim_order, output
-from ntops.host.arguments import check_operands, check_tensor, common_device
-from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, promote, result_dtype, scalar_type
+from ntops.host.arguments import check_tensor, common_device
+from ntops.host.promotion import TRITON_DTYPES, promote, scalar_type
 from ntops.kernels.element_wise import Tile
 from ntops.launch import autotuning, boundary, recorder
 from ntops.launch.configuration import heuristic
@@ -252,69 +252,3 @@ def _argument(value, number_type):
         return value
 
     return float(value) if number_type == "fp64" else int(value)
-
-
-def unary_float(premake, input, out):
-    """Run a function of one tensor with a floating-point result, of the default dtype if ``input`` is not
-    floating-point."""
-    check_tensor(input, "input")
-    dtype = input.dtype if input.dtype.is_floating_point else torch.get_default_dtype()
-    return elementwise(premake, {"input": input}, dtype, out=out, compute_dtype=accumulate_dtype(dtype))
-
-
-def activation(premake, input, name, inplace=False, **arguments):
-    """Run a function of one floating-point tensor, in place on request.
-
-    :raises NotImplementedError: ``input`` is not floating-point.
-    """
-    check_tensor(input, "input")
-
-    if not input.dtype.is_floating_point:
-        raise NotImplementedError(
-            f"argument 'input' has dtype {input.dtype}; {name} is defined for floating-point only"
-        )
-
-    return elementwise(
-        premake,
-        {"input": input},
-        input.dtype,
-        inplace=inplace,
-        compute_dtype=accumulate_dtype(input.dtype),
-        **arguments,
-    )
-
-
-def comparison(premake, input, other, out):
-    """Run a comparison in the dtype to which both operands are promoted; the result is bool."""
-    check_tensor(input, "input")
-    check_operands(other=other)
-    promoted = result_dtype(input, other)
-    operands = {"input": input, "other": other}
-    return elementwise(premake, operands, torch.bool, out=out, promoted=promoted, compute_dtype=promoted)
-
-
-def bitwise(premake, input, other, out):
-    """Run a bitwise function of integers or bools, at least one of them a tensor.
-
-    :raises NotImplementedError: The promoted dtype or that of ``out`` is floating-point.
-    :raises TypeError: Both are numbers, or one is neither number nor tensor.
-    """
-    check_operands(input=input, other=other)
-
-    if not isinstance(input, torch.Tensor) and not isinstance(other, torch.Tensor):
-        raise TypeError("arguments 'input' and 'other' are numbers; make one of them a tensor")
-
-    if not isinstance(input, torch.Tensor) and out is not None:
-        raise TypeError("argument 'input' is a number, with which there is no 'out'; make it a tensor")
-
-    dtype = result_dtype(input, other)
-
-    if dtype.is_floating_point:
-        raise NotImplementedError(
-            f"arguments 'input' and 'other' promote to {dtype}; bitwise functions take integers and bools"
-        )
-
-    if isinstance(out, torch.Tensor) and out.is_floating_point():
-        raise NotImplementedError(f"argument 'out' has dtype {out.dtype}; bitwise functions give integers and bools")
-
-    return elementwise(premake, {"input": input, "other": other}, dtype, out=out, compute_dtype=dtype)

@@ -1,14 +1,5 @@
 """``input & other``, elementwise; logical on bools."""
 
-import ninetoothed.language as ntl
+from ntops.kernels.expressions import bitwise
 
-from ntops.kernels import element_wise
-
-arrangement = element_wise.arrangement
-
-
-def application(output, input, other, compute_dtype):
-    output = ntl.cast(input, compute_dtype) & ntl.cast(other, compute_dtype)
-
-
-premake = element_wise.premaker(application, "input", "other", computed=lambda dtype, output_dtype: output_dtype)
+arrangement, application, premake = bitwise(lambda input, other: input & other)

@@ -1,12 +1,5 @@
 """``~input``, elementwise; logical on bools."""
 
-from ntops.kernels import element_wise
+from ntops.kernels.expressions import plain
 
-arrangement = element_wise.arrangement
-
-
-def application(output, input):
-    output = ~input
-
-
-premake = element_wise.plain_premaker(application, "input")
+arrangement, application, premake = plain(lambda input: ~input)

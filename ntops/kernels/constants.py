@@ -61,24 +61,33 @@ def _written_in(application, literals):
     tree = ast.parse(textwrap.dedent(inspect.getsource(application)))
     (function,) = tree.body
     function.args.args = [argument for argument in function.args.args if argument.arg not in literals]
-    source = ast.unparse(_Writer(literals).visit(tree)) + "\n"
-    # NineToothed reads the source of a function that it compiles; linecache holds it, as for interactive sessions.
+    source = ast.unparse(Writer(literals).visit(tree)) + "\n"
     name = f"<{application.__module__}.{application.__name__} {literals}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+    return defined(source, application.__name__, name, application.__globals__)
+
+
+def defined(source, function, file, scope):
+    """Return the function that a source defines in a scope.
+
+    NineToothed reads the source of a function that it compiles; linecache holds it, as for interactive sessions.
+    """
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     found = {}
-    exec(compile(source, name, "exec"), application.__globals__, found)
+    exec(compile(source, file, "exec"), scope, found)
 
-    return found[application.__name__]
+    return found[function]
 
 
-class _Writer(ast.NodeTransformer):
-    """Replace names by literals."""
+class Writer(ast.NodeTransformer):
+    """Replace names by expressions."""
 
-    def __init__(self, literals):
-        self._literals = literals
+    def __init__(self, expressions):
+        self._expressions = expressions
 
     def visit_Name(self, node):
-        return ast.parse(self._literals[node.id], mode="eval").body if node.id in self._literals else node
+        found = self._expressions.get(node.id)
+        return ast.parse(found, mode="eval").body if found else node
 
 
 def is_floating(dtype):

@@ -102,36 +102,10 @@ def premaker(
 
         return arranged, *constants.bind(application, made, compute_dtype=compute_dtype)
 
-    return _named(premake, application)
+    return named(premake, application)
 
 
-def comparison_premaker(application):
-    """Return the ``premake`` of a kernel that compares two inputs in the dtype to which both are promoted."""
-    return premaker(application, "input", "other", result=constants.boolean, computed=lambda dtype, output_dtype: dtype)
-
-
-def plain_premaker(application, *operands, result=lambda dtype: dtype):
-    """Return the ``premake`` of a kernel that computes in the dtype of its inputs; see :func:`premaker`.
-
-    :param application: ``application(output, *operands)``.
-    """
-
-    def premake(ndim, dtype=None, output_dtype=None, block_size=None):
-        """Return the arrangement, application and tensors of the kernel.
-
-        :param ndim: The number of dims of the tensors.
-        :param dtype: The element type of the inputs; only ahead-of-time builds need it, and ``output_dtype``, which
-            follows from it.
-        :param block_size: See :func:`arrangement`.
-        """
-        made = tensors(ndim, *operands, dtype=dtype, output_dtype=output_dtype or result(dtype))
-
-        return functools.partial(arrangement, block_size=block_size), application, made
-
-    return _named(premake, application)
-
-
-def _named(premake, application):
-    # Kernels are known by these names.
+def named(premake, application):
+    """Return a ``premake`` under its name in the file of the application, by which kernels are known."""
     premake.__module__, premake.__qualname__ = application.__module__, "premake"
     return premake

@@ -9,12 +9,8 @@ import functools
 import ninetoothed.language as ntl
 from ninetoothed.language import libdevice
 
-from ntops.kernels import constants, element_wise, functions
+from ntops.kernels import constants, element_wise, expressions, functions
 from ntops.kernels.element_wise import arrangement
-
-
-def application_scaled(output, gradient, scale, compute_dtype):
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * ntl.cast(scale, compute_dtype), output.dtype)
 
 
 def application_divided(output, gradient, other, compute_dtype):
@@ -59,21 +55,11 @@ def application_rsqrt(output, gradient, result, compute_dtype):
     output = ntl.cast(-0.5 * ntl.cast(gradient, compute_dtype) * (root * root * root), output.dtype)
 
 
-def application_sin(output, gradient, input, compute_dtype):
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * ntl.cos(ntl.cast(input, compute_dtype)), output.dtype)
-
-
 def application_cos(output, gradient, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
     # Compiled by Triton, libdevice's sine takes subnormal numbers for zeros.
     sine = ntl.where(ntl.abs(value) < 2.0**-100, value, ntl.sin(value))
     output = ntl.cast(ntl.cast(gradient, compute_dtype) * -sine, output.dtype)
-
-
-def application_relu(output, gradient, result, compute_dtype):
-    # A comparison with NaN is false, so the gradient at NaN passes, as torch's does.
-    value = ntl.cast(result, compute_dtype)
-    output = ntl.cast(ntl.where(value <= 0, 0, ntl.cast(gradient, compute_dtype)), output.dtype)
 
 
 def application_sigmoid(output, gradient, result, compute_dtype):
@@ -182,26 +168,6 @@ def application_clamped(output, gradient, input, low, high, compute_dtype):
     output = ntl.cast(ntl.where(inside, ntl.cast(gradient, compute_dtype), 0), output.dtype)
 
 
-def application_raised(output, gradient, input, low, compute_dtype):
-    inside = ntl.cast(input, compute_dtype) >= ntl.cast(low, compute_dtype)
-    output = ntl.cast(ntl.where(inside, ntl.cast(gradient, compute_dtype), 0), output.dtype)
-
-
-def application_lowered(output, gradient, input, high, compute_dtype):
-    inside = ntl.cast(input, compute_dtype) <= ntl.cast(high, compute_dtype)
-    output = ntl.cast(ntl.where(inside, ntl.cast(gradient, compute_dtype), 0), output.dtype)
-
-
-def application_low(output, gradient, input, low, compute_dtype):
-    taken = ntl.cast(input, compute_dtype) < ntl.cast(low, compute_dtype)
-    output = ntl.cast(ntl.where(taken, ntl.cast(gradient, compute_dtype), 0), output.dtype)
-
-
-def application_high(output, gradient, input, high, compute_dtype):
-    taken = ntl.cast(input, compute_dtype) > ntl.cast(high, compute_dtype)
-    output = ntl.cast(ntl.where(taken, ntl.cast(gradient, compute_dtype), 0), output.dtype)
-
-
 def application_low_of_both(output, gradient, input, low, high, compute_dtype):
     bound = ntl.cast(low, compute_dtype)
     taken = (ntl.cast(input, compute_dtype) < bound) & (bound < ntl.cast(high, compute_dtype))
@@ -214,10 +180,6 @@ def application_high_of_both(output, gradient, input, low, high, compute_dtype):
     output = ntl.cast(ntl.where(taken, ntl.cast(gradient, compute_dtype), 0), output.dtype)
 
 
-def application_equal(output, gradient, other, compute_dtype):
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) == ntl.cast(other, compute_dtype), output.dtype)
-
-
 def application_shared(output, gradient, input, other, count, compute_dtype):
     taken = ntl.cast(input, compute_dtype) == ntl.cast(other, compute_dtype)
     # As in torch, an infinity spoils the gradients of all elements, and so does NaN, which equals none.
@@ -226,22 +188,18 @@ def application_shared(output, gradient, input, other, count, compute_dtype):
     output = ntl.cast(quotient, output.dtype)
 
 
-def application_share_of_sum(output, gradient, input, result, compute_dtype):
-    share = libdevice.exp(ntl.cast(input, compute_dtype) - ntl.cast(result, compute_dtype))
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * share, output.dtype)
-
-
 APPLICATIONS = {
-    "scaled": (application_scaled, ("scale",)),
+    "scaled": expressions.gradient(lambda gradient, scale: gradient * scale),
     "divided": (application_divided, ("other",)),
     "divisor": (application_divisor, ("input", "other")),
     "base": (application_base, ("input", "exponent")),
     "exponent": (application_exponent, ("input", "exponent")),
     "abs": (application_abs, ("input",)),
     "rsqrt": (application_rsqrt, ("result",)),
-    "sin": (application_sin, ("input",)),
+    "sin": expressions.gradient(lambda gradient, input: gradient * ntl.cos(input)),
     "cos": (application_cos, ("input",)),
-    "relu": (application_relu, ("result",)),
+    # A comparison with NaN is false, so the gradient at NaN passes, as torch's does.
+    "relu": expressions.gradient(lambda gradient, result: ntl.where(result <= 0, 0, gradient)),
     "sigmoid": (application_sigmoid, ("result",)),
     "tanh": (application_tanh, ("result",)),
     "silu": (application_silu, ("input",)),
@@ -254,14 +212,14 @@ APPLICATIONS = {
     "activated_gelu": (application_activated_gelu, ("input",)),
     "activated_gelu_tanh": (application_activated_gelu_tanh, ("input",)),
     "clamped": (application_clamped, ("input", "low", "high")),
-    "raised": (application_raised, ("input", "low")),
-    "lowered": (application_lowered, ("input", "high")),
-    "low": (application_low, ("input", "low")),
-    "high": (application_high, ("input", "high")),
+    "raised": expressions.gradient(lambda gradient, input, low: ntl.where(input >= low, gradient, 0)),
+    "lowered": expressions.gradient(lambda gradient, input, high: ntl.where(input <= high, gradient, 0)),
+    "low": expressions.gradient(lambda gradient, input, low: ntl.where(input < low, gradient, 0)),
+    "high": expressions.gradient(lambda gradient, input, high: ntl.where(input > high, gradient, 0)),
     "low_of_both": (application_low_of_both, ("input", "low", "high")),
     "high_of_both": (application_high_of_both, ("input", "low", "high")),
-    "share_of_sum": (application_share_of_sum, ("input", "result")),
-    "equal": (application_equal, ("other",)),
+    "share_of_sum": expressions.gradient(lambda gradient, input, result: gradient * libdevice.exp(input - result)),
+    "equal": expressions.gradient(lambda gradient, other: gradient == other),
     "shared": (application_shared, ("input", "other", "count")),
 }
 """The application of each gradient by name, and the names of its operands beside the result's gradient."""

@@ -1,12 +1,6 @@
 """``isnan(input)``, elementwise."""
 
-from ntops.kernels import constants, element_wise
+from ntops.kernels import constants
+from ntops.kernels.expressions import plain
 
-arrangement = element_wise.arrangement
-
-
-def application(output, input):
-    output = input != input
-
-
-premake = element_wise.plain_premaker(application, "input", result=constants.boolean)
+arrangement, application, premake = plain(lambda input: input != input, result=constants.boolean)

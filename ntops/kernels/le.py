@@ -1,14 +1,5 @@
 """``input <= other``, elementwise."""
 
-import ninetoothed.language as ntl
+from ntops.kernels.expressions import comparison
 
-from ntops.kernels import element_wise
-
-arrangement = element_wise.arrangement
-
-
-def application(output, input, other, compute_dtype):
-    output = ntl.cast(input, compute_dtype) <= ntl.cast(other, compute_dtype)
-
-
-premake = element_wise.comparison_premaker(application)
+arrangement, application, premake = comparison(lambda input, other: input <= other)

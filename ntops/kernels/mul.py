@@ -1,14 +1,5 @@
 """``input * other``, elementwise."""
 
-import ninetoothed.language as ntl
+from ntops.kernels.expressions import kernel
 
-from ntops.kernels import element_wise
-
-arrangement = element_wise.arrangement
-
-
-def application(output, input, other, compute_dtype):
-    output = ntl.cast(ntl.cast(input, compute_dtype) * ntl.cast(other, compute_dtype), output.dtype)
-
-
-premake = element_wise.premaker(application, "input", "other")
+arrangement, application, premake = kernel(lambda input, other: input * other, rounded=True)

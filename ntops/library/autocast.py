@@ -6,6 +6,7 @@ if the installed torch does not list it. As in torch, ``out=`` and in-place call
 
 import torch
 
+from ntops.host import families
 from ntops.library import schemas
 
 DEVICES = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -24,7 +25,6 @@ POLICIES = {
     # torch has this loss in that of class indices.
     "cross_entropy": (FLOAT32, "nll_loss"),
     "cumsum": (RESULT_FLOAT32, "cumsum"),
-    "exp": (FLOAT32, "exp"),
     # torch has this product in linear layers.
     "fused_gated_mlp": (LOWER, "linear"),
     "layer_norm": (FLOAT32, "layer_norm"),
@@ -36,11 +36,10 @@ POLICIES = {
     "mm": (LOWER, "mm"),
     "pow": (FLOAT32, "pow.Tensor_Tensor"),
     "rms_norm": (FLOAT32, "rms_norm"),
-    "rsqrt": (FLOAT32, "rsqrt"),
     "scaled_dot_product_attention": (LOWER, "scaled_dot_product_attention"),
     "softmax": (RESULT_FLOAT32, "softmax.int"),
     "sum": (RESULT_FLOAT32, "sum.dim_IntList"),
-}
+} | {name: (FLOAT32, name) for name in families.members("floating")}
 """The policy of each operator, and the function that torch must list for it."""
 
 

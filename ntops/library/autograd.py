@@ -5,15 +5,13 @@ from torch._library import utils
 from torch._library.autograd import Info, make_autograd_impl
 from torch.autograd.graph import increment_version
 
+from ntops.host import families
 from ntops.launch import virtual_tensors
 from ntops.library import schemas
 
-_DIFFERENTIABLE = {"relu_": "relu", "silu_": "silu", "rotary_position_embedding_": "rotary_position_embedding"}
-"""The operators that write their first argument, and the functional operator by which each is differentiated."""
 _WITH_STATISTICS = {"scaled_dot_product_attention": "scaled_dot_product_attention.statistics"}
 """The operators that keep too little for a gradient, and the overload that returns more and is differentiated."""
-_WITHOUT = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "bitwise_and", "bitwise_or", "bitwise_not"}
-_WITHOUT |= {"argmax"}
+_WITHOUT = {"argmax", "bitwise_not", *families.members("bitwise", "comparison", "question")}
 """Operators whose results have no gradients: the dispatcher's own kernel passes their calls on."""
 
 
@@ -42,7 +40,7 @@ def register(library, overload, op, formulas):
             return getattr(getattr(torch.ops.ntops, packet), suffix)(*args, **kwargs)[0]
 
     if overload.writes == "inplace" and formula is not None:
-        functional = getattr(torch.ops.ntops, _DIFFERENTIABLE[overload.name]).default
+        functional = getattr(torch.ops.ntops, overload.functional).default
 
         def refused(op, args, kwargs):
             # The functional operator's result takes part in the graph; what it keeps of its input is not written.

@@ -5,12 +5,15 @@ import itertools
 import torch
 
 import ntops.torch
-from ntops.autograd.formulas import FORMULAS
+from ntops.autograd import elementwise, formulas
 from ntops.launch import boundary
 from ntops.library import autocast, autograd, batching, calls, kernels, schemas
 
 NAMESPACE = "ntops"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+FORMULAS = formulas.FORMULAS | elementwise.of_families()
+"""The gradients by the name of the operator. One that is not here raises :class:`NotImplementedError` for an input that
+requires grad."""
 OVERLOADS = {}
 """The overloads of ``torch.ops.ntops`` by name, such as ``add.Scalar_out``."""
 

@@ -35,6 +35,8 @@ import dataclasses
 import itertools
 import re
 
+from ntops.host import families
+
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
@@ -45,9 +47,15 @@ class Declaration:
     inplace: bool = False
 
 
-_UNARY = Declaration("(Tensor input) -> Tensor", out=True)
-_BINARY = Declaration("(Operand input, Operand other) -> Tensor", out=True)
-_COMPARISON = Declaration("(Tensor input, Operand other) -> Tensor", out=True)
+_FAMILIES = {
+    "activation": Declaration("(Tensor input) -> Tensor", inplace=True),
+    "bitwise": Declaration("(Operand input, Operand other) -> Tensor", out=True),
+    "comparison": Declaration("(Tensor input, Operand other) -> Tensor", out=True),
+    "exact": Declaration("(Tensor input) -> Tensor", out=True),
+    "floating": Declaration("(Tensor input) -> Tensor", out=True),
+    "question": Declaration("(Tensor input) -> Tensor"),
+}
+"""The declarations of the members of families; of a member with further arguments, ``OPERATORS`` has one."""
 _REDUCTION = Declaration(
     "(Tensor input, int[]? dim=None, bool keepdim=False, ScalarType? dtype=None) -> Tensor", out=True
 )
@@ -59,18 +67,13 @@ _ATTENTION = (
 )
 
 OPERATORS = {
-    "abs": _UNARY,
     "add": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
     "addmm": Declaration("(Tensor input, Tensor mat1, Tensor mat2, Scalar beta=1, Scalar alpha=1) -> Tensor", out=True),
     "amax": _EXTREME,
     "amin": _EXTREME,
     "argmax": Declaration("(Tensor input, int? dim=None, bool keepdim=False) -> Tensor", out=True),
-    "bitwise_and": _BINARY,
-    "bitwise_not": _UNARY,
-    "bitwise_or": _BINARY,
     "bmm": Declaration("(Tensor input, Tensor mat2) -> Tensor", out=True),
     "clamp": Declaration("(Tensor input, Operand? min=None, Operand? max=None) -> Tensor", out=True),
-    "cos": _UNARY,
     "cross_entropy": Declaration(
         "(Tensor input, Tensor target, Tensor? weight, str reduction, SymInt ignore_index, float label_smoothing) -> "
         "(Tensor, Tensor, Tensor)"
@@ -79,36 +82,26 @@ OPERATORS = {
     "dequantize_fp8": Declaration("(Tensor quantized, Tensor scale, ScalarType dtype) -> Tensor"),
     "div": Declaration("(Operand input, Operand other, str? rounding_mode=None) -> Tensor", out=True),
     "dropout": Declaration("(Tensor input, Tensor seed, float p) -> Tensor"),
-    "eq": _COMPARISON,
-    "exp": _UNARY,
     "fp8_gemm": Declaration("(Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, ScalarType out_dtype) -> Tensor"),
     "fused_gated_mlp": Declaration('(Tensor x, Tensor gate_weight, Tensor up_weight, str activation="silu") -> Tensor'),
     "fused_rmsnorm_rope": Declaration(
         "(Tensor x, Tensor weight, Tensor cos, Tensor sin, float eps=1e-06, bool interleaved=False, "
         "SymInt? head_dim=None) -> Tensor"
     ),
-    "ge": _COMPARISON,
     "gelu": Declaration('(Tensor input, str approximate="none") -> Tensor'),
-    "gt": _COMPARISON,
-    "isinf": Declaration("(Tensor input) -> Tensor"),
-    "isnan": Declaration("(Tensor input) -> Tensor"),
     "layer_norm": Declaration(
         "(Tensor input, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor"
     ),
-    "le": _COMPARISON,
     "linear_cross_entropy": Declaration(
         "(Tensor input, Tensor linear_weight, Tensor target, Tensor? linear_bias, Tensor? weight, str reduction, "
         "SymInt? ignore_index, float label_smoothing, ScalarType? dtype=None) -> (Tensor, Tensor, Tensor)"
     ),
     "log_softmax": _SOFTMAX,
     "logsumexp": Declaration("(Tensor input, int[] dim, bool keepdim=False) -> Tensor", out=True),
-    "lt": _COMPARISON,
     "matmul": Declaration("(Tensor input, Tensor other) -> Tensor", out=True),
     "mean": _REDUCTION,
     "mm": Declaration("(Tensor input, Tensor mat2) -> Tensor", out=True),
-    "mul": _BINARY,
-    "ne": _COMPARISON,
-    "neg": _UNARY,
+    "mul": Declaration("(Operand input, Operand other) -> Tensor", out=True),
     "pow": Declaration("(Operand input, Operand exponent) -> Tensor", out=True),
     "quantize_fp8": Declaration("(Tensor tensor, ScalarType dtype, str granularity) -> (Tensor, Tensor)"),
     "quantize_fp8.scale": Declaration("(Tensor tensor, Tensor scale, ScalarType dtype) -> Tensor"),
@@ -119,7 +112,6 @@ OPERATORS = {
     "rotary_position_embedding": Declaration(
         "(Tensor input, Tensor sin_table, Tensor cos_table, bool interleaved=True) -> Tensor", inplace=True
     ),
-    "rsqrt": _UNARY,
     "scaled_dot_product_attention": Declaration(_ATTENTION + "Tensor"),
     "scaled_dot_product_attention.gradients": Declaration(
         "(Tensor gradient, Tensor output, Tensor query, Tensor key, Tensor value, Tensor statistics, "
@@ -137,14 +129,11 @@ OPERATORS = {
         "Tensor present_key_slot, Tensor? present_value_slot) -> Tensor"
     ),
     "scaled_dot_product_attention.statistics": Declaration(_ATTENTION + "(Tensor, Tensor)"),
-    "sigmoid": _UNARY,
-    "silu": Declaration("(Tensor input) -> Tensor", inplace=True),
-    "sin": _UNARY,
     "softmax": _SOFTMAX,
     "sub": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
     "sum": _REDUCTION,
-    "tanh": _UNARY,
 }
+OPERATORS = {name: _FAMILIES[member.family] for name, member in families.MEMBERS.items()} | OPERATORS
 """The declarations by operator name, followed by a dot and an overload's name if it has one."""
 
 BACKWARD = {"scaled_dot_product_attention.gradients"}

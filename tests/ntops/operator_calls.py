@@ -1,6 +1,11 @@
 """A call of every operator with every argument that can be a tensor, for tests of all of them."""
 
+import inspect
+
 import torch
+
+import ntops.torch
+from ntops.host import families
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -17,14 +22,12 @@ def calls():
     slots = tensor(1, dtype=torch.int64) - 1
     ops = {}
 
-    for name in ("exp", "rsqrt", "sin", "cos", "sigmoid", "tanh", "abs", "neg"):
+    for name in families.members("floating", "exact"):
         ops[name] = [((x,), {"out": tensor(4, 4)})]
 
-    for name in ("relu", "silu", "dropout"):
-        ops[name] = [((x,), {}), ((x,), {"inplace": True})]
-
-    for name in ("gelu", "isnan", "isinf"):
-        ops[name] = [((x,), {})]
+    for name in ("relu", "dropout", *families.members("activation", "question")):
+        takes_inplace = "inplace" in inspect.signature(getattr(ntops.torch, name)).parameters
+        ops[name] = [((x,), {}), *([((x,), {"inplace": True})] if takes_inplace else [])]
 
     for name in ("add", "sub"):
         ops[name] = [((x, m), {"alpha": scale, "out": tensor(4, 4)})]
@@ -32,10 +35,10 @@ def calls():
     for name in ("mul", "div", "pow"):
         ops[name] = [((x, m), {"out": tensor(4, 4)})]
 
-    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    for name in families.members("comparison"):
         ops[name] = [((x, m), {"out": tensor(4, 4, dtype=torch.bool)})]
 
-    for name in ("bitwise_and", "bitwise_or"):
+    for name in families.members("bitwise"):
         ops[name] = [((i, i.clone()), {"out": i.clone()})]
 
     ops["bitwise_not"] = [((i,), {"out": i.clone()})]

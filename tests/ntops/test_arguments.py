@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import ntops
-from ntops.autograd import FORMULAS
 from ntops.host.arguments import common_device
 from ntops.launch import kernel_sources
+from ntops.library.registration import FORMULAS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntops
 from ntops._runtime import INTERPRETED
-from ntops.autograd import FORMULAS
+from ntops.host import families
 from ntops.launch import recorder
+from ntops.library.registration import FORMULAS
 
 NUMBERS = [(name, number) for name, calls in CALLS.items() for number in range(len(calls))]
 READ = {
@@ -123,8 +124,7 @@ REFUSED = {
     "dual": _within_dual_level,
     "tracked forward": _tracked(lambda inner, value: torch.func.jvp(inner, (value,), (value,))),
 }
-_WITHOUT_GRADIENT = {"eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "bitwise_and", "bitwise_or", "bitwise_not"}
-_WITHOUT_GRADIENT |= {"argmax"}
+_WITHOUT_GRADIENT = {"argmax", "bitwise_not", *families.members("bitwise", "comparison", "question")}
 
 
 @pytest.mark.parametrize("name", CALLS)

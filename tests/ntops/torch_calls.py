@@ -1,8 +1,12 @@
 """Calls of torch's functions, methods and operators, by the operator of ours that each of them is."""
 
+import functools
+
 import torch
 from operator_calls import DEVICE, tensor
 from torch.nn import functional as F
+
+from ntops.host import families
 
 
 def floats(*shape):
@@ -36,7 +40,6 @@ FORMS = {
     "bitwise_or": [lambda: torch.bitwise_or(K, J), lambda: K | J, lambda: K.clone().__ior__(J)],
     "bmm": [lambda: torch.bmm(Q[0], Q[0].mT), lambda: Q[0].bmm(Q[0].mT)],
     "clamp": [lambda: torch.clamp(X, max=0.5), lambda: X.clamp(Y), lambda: X.clip(0, 1), lambda: X.clone().clamp_(0)],
-    "cos": [lambda: torch.cos(X), lambda: X.cos(), lambda: X.clone().cos_()],
     "cross_entropy": [
         lambda: F.cross_entropy(X, J[:4].long(), ROWS[0, 0].abs(), label_smoothing=0.1),
         lambda: torch.nn.CrossEntropyLoss(reduction="none")(X, X.softmax(1)),
@@ -58,7 +61,6 @@ FORMS = {
     ],
     "dropout": [lambda: F.dropout(X, 1.0), lambda: torch.nn.Dropout(1.0)(X), lambda: torch.dropout(X, 1.0, True)],
     "eq": [lambda: torch.eq(X, Y), lambda: X == X, lambda: X.clone().eq_(X)],
-    "exp": [lambda: torch.exp(X), lambda: X.exp()],
     "ge": [lambda: X.ge(Y), lambda: X >= Y],
     "gelu": [lambda: F.gelu(X), lambda: torch.nn.GELU("tanh")(X)],
     "gt": [lambda: torch.greater(X, Y), lambda: X > 0],
@@ -96,11 +98,8 @@ FORMS = {
     "pow": [lambda: X.pow(2), lambda: X**2, lambda: 2**X, lambda: P.clone().pow_(0.5)],
     "relu": [lambda: F.relu(X), lambda: torch.relu(X), lambda: X.clone().relu_(), lambda: F.relu(X.clone(), True)],
     "rms_norm": [lambda: F.rms_norm(X, (5,), Y), lambda: torch.nn.RMSNorm(5, device=DEVICE)(X)],
-    "rsqrt": [lambda: torch.rsqrt(P), lambda: P.clone().rsqrt_()],
     "scaled_dot_product_attention": [lambda: F.scaled_dot_product_attention(Q, Q, Q, is_causal=True)],
-    "sigmoid": [lambda: torch.sigmoid(X), lambda: F.sigmoid(X), lambda: X.sigmoid()],
     "silu": [lambda: F.silu(X), lambda: torch.nn.SiLU(inplace=True)(X.clone())],
-    "sin": [lambda: torch.sin(X), lambda: X.sin()],
     "softmax": [
         lambda: F.softmax(X, dim=-1, dtype=torch.float64),
         lambda: torch.softmax(X, 0),
@@ -109,8 +108,16 @@ FORMS = {
     "sub": [lambda: torch.sub(X, Y, alpha=3), lambda: X - Y, lambda: 1 - X, lambda: torch.rsub(X, Y, alpha=2)],
     "mean": [lambda: torch.mean(X, 1), lambda: X.mean(), lambda: X.mean((0, 1), keepdim=True)],
     "sum": [lambda: torch.sum(X, 1), lambda: X.sum(), lambda: X.sum((0, 1), keepdim=True)],
-    "tanh": [lambda: torch.tanh(X), lambda: F.tanh(X), lambda: X.clone().tanh_()],
 }
+
+
+def _forms(name):
+    calls = [getattr(one, name) for one in (torch, F) if hasattr(one, name)]
+    written = [lambda: getattr(P.clone(), f"{name}_")()] if hasattr(torch.Tensor, f"{name}_") else []
+    return [*(functools.partial(call, P) for call in calls), *written]
+
+
+FORMS |= {name: _forms(name) for name in families.members("floating", "activation") if name not in FORMS}
 
 if not hasattr(F, "linear_cross_entropy"):
     # torch has it from 2.13 on.
