@@ -68,11 +68,27 @@ def _in_a_thread(function):
 
 
 def _accumulated(value, wanted, dout, _):
-    """Return the gradients as ``backward`` leaves them in ``.grad``, where there were zeros."""
+    """Return the gradients as two times ``backward`` leaves them in ``.grad``, where there were zeros: the second one
+    adds nothing."""
     for one in wanted:
         one.grad = torch.zeros_like(one)
-    value.backward(dout)
-    return [one.grad for one in wanted]
+    value.backward(dout, retain_graph=True)
+    first = [one.grad.detach().clone() for one in wanted]
+    value.backward(torch.zeros_like(dout))
+    # Where a derivative is infinite, zero times it is NaN.
+    return [torch.where(one.grad.isnan(), own, one.grad) for one, own in zip(wanted, first, strict=True)]
+
+
+def _shared(value, wanted, dout, _):
+    """Return the gradients where the result is added to another tensor, as beside a residual connection, and last the
+    gradient of that tensor: both are the same tensor for autograd, and nobody else holds it."""
+    beside = torch.zeros_like(value).requires_grad_()
+    return torch.autograd.grad((value + beside) * 1, [*wanted, beside], dout, allow_unused=True)
+
+
+def _negated(value, wanted, dout, _):
+    """Return the gradients for a gradient of the result that is negated when it is read."""
+    return plain(value, wanted, torch._neg_view(-dout))
 
 
 def second_order(value, wanted, dout, _=None):
@@ -143,5 +159,7 @@ KINDS = {
     "twice": _twice,
     "between": _between,
     "accumulated": _accumulated,
+    "shared": _shared,
+    "negated": _negated,
     "second order": second_order,
 }

@@ -413,8 +413,8 @@ def _differentiated(made, given, wish, again, before):
         # torch writes no tensor of which it is sure that several elements have one address; of strided ones it is not.
         if torch._debug_has_internal_overlap(changed) != 1:
             with torch.no_grad():
-                # Not by a sum alone, which a softmax would not notice.
-                changed.mul_(-2).add_(1)
+                # Not by a sum alone, which a softmax would not notice. The first index is one of any tensor.
+                changed.mul_(-2).add_(1) if changed.is_floating_point() else changed.zero_()
     made.reached, wanted, dout = "backward", [given[n] for n in wish["wanted"]], given[wish["dout"]]
     kind = gradient_calls.KINDS.get(wish["kind"], gradient_calls.plain)
 

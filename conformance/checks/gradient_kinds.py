@@ -17,11 +17,12 @@ from strategies.tensors import materialize
 from strategies.values import LISTED
 
 PLAIN = ("contiguous", "transposed", "expanded", "sliced", "cut", "zeros", "one for all")
-OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place")
+OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place", "shared", "negated")
 """The kinds of gradients. In plain ones that of the result is laid out in several ways, also as a part of a larger one,
 of zeros, or one number with strides of 0, often 1. Or all are asked for twice, from one graph; or a tensor that may
 have been saved is changed before they are; or calls with other contents are made and differentiated in between; or they
-are added up in ``.grad``; or they are differentiated again; or the call is made in place."""
+are added up in ``.grad``; or they are differentiated again; or the call is made in place; or the result's gradient is
+that of another tensor, too, or is negated when it is read."""
 KINDS = (*PLAIN, *OTHERS)
 TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
 """Those in which each element of the result has a gradient of its own."""
@@ -106,7 +107,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         wanted = (wanted[:1] if seed // 89 % 3 == 0 else wanted, some)[seed // 3 % 2]
     settings = SETTINGS[seed // 37 % len(SETTINGS)]
     # What is changed does not follow from the kind, for which the seed is divided by 23.
-    return Wish(kind, asked, wanted, dout, changed[seed // 276 % len(changed)], settings)
+    return Wish(kind, asked, wanted, dout, changed[seed // (23 * len(KINDS)) % len(changed)], settings)
 
 
 def kind_of_large(case: Case, results: int) -> str:
@@ -208,10 +209,11 @@ def _orders(rank: int) -> list[tuple[int, ...]]:
 
 
 def _overwritten(case: Case) -> list[int | None]:
-    """Return what can be changed in place: operands that have no two elements at one address, twice, since most
-    backward passes are of these, and -1 for the result."""
-    specs = cases.operands(case)
-    apart = [n for n in floating_operands(case) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)]
+    """Return what can be changed in place: operands that have no two elements at one address, indices and masks among
+    them, twice, since most backward passes are of these, and -1 for the result."""
+    specs, floating = cases.operands(case), floating_operands(case)
+    others = [n for n, spec in enumerate(specs) if not dtypes.is_floating(spec.dtype)]
+    apart = [n for n in (*floating, *others) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)]
     return [*apart, *apart, -1]
 
 
@@ -227,6 +229,8 @@ def told(way: Wish) -> str:
         "accumulated": ", added up in .grad",
         "second order": ", each times 1 plus the result, and theirs",
         "in place": ", of the call in place",
+        "shared": ", of a result to which another tensor is added",
+        "negated": ", lazily negated",
     }
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
     under = "".join(f", {name}={value}" for name, value in way.settings.items())

@@ -150,6 +150,8 @@ def _wrong(
                 worst = comparison
             if message:
                 return f"{'the second time, ' if turn else ''}that of operand {number} is wrong: {message}", worst
+    if way.kind == "shared" and (where := _changed(found[count], inputs[-1])):
+        return f"the result's gradient, which is that of another tensor, too, was changed{where}", worst
     for number, gradient in zip(way.wanted, found, strict=False):
         if message := _overlapping(trial, way, inputs, number, gradient):
             return f"that of operand {number} {message}", worst
@@ -164,6 +166,14 @@ def _wrong(
             ):
                 return f"those of operand {number} differ {where}", worst
     return "", worst
+
+
+def _changed(gradient: Any, dout: torch.Tensor) -> str:
+    """Say where the gradient of a tensor that is added to the result is not the result's; empty: nowhere."""
+    if not isinstance(gradient, torch.Tensor):
+        return ""
+    where = different(gradient.detach().cpu(), dout.contiguous())
+    return f" {where}" if where else ""
 
 
 def _overlapping(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], number: int, gradient: Any) -> str:

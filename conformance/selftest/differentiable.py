@@ -158,16 +158,17 @@ class _Call(torch.autograd.Function):
         args, kwargs = _filled(args, kwargs, places, operands)
         result = right(*args, **kwargs)
         ctx.how = how
-        if unseen:
-            ctx.kept = [one.detach() for one in (*operands, result)]
-        else:
-            ctx.save_for_backward(*operands, result)
+        saved = (*operands, result)
+        ctx.kept = [one.detach() if _is_unseen(one, unseen) else None for one in saved]
+        ctx.save_for_backward(*(None if _is_unseen(one, unseen) else one for one in saved))
         return result
 
     @staticmethod
     def backward(ctx: Any, *douts: torch.Tensor) -> Any:
-        _, wrong, op, args, kwargs, places, unseen = ctx.how
-        *operands, result = ctx.kept if unseen else ctx.saved_tensors
+        _, wrong, op, args, kwargs, places, _ = ctx.how
+        *operands, result = (
+            seen if kept is None else kept for kept, seen in zip(ctx.kept, ctx.saved_tensors, strict=True)
+        )
         step = Step(op, args, kwargs, places, tuple(operands), ctx.needs_input_grad[1:], result, *douts)
         # All or none can be differentiated again: those of a sum are the very dout.
         found = [one if one is None else one.detach() for one in step.gradients()] if wrong is None else wrong(step)
@@ -177,9 +178,13 @@ class _Call(torch.autograd.Function):
         )
 
 
-def differentiable(op: str, wrong: Wrong | None = None, unseen: bool = False) -> Callable[..., Any]:
-    """The op with gradients. ``wrong``: what its backward pass gives instead. ``unseen``: whether autograd does not
-    know what is saved for that."""
+def _is_unseen(tensor: torch.Tensor, unseen: str) -> bool:
+    return unseen == "all" or (unseen == "indices" and not tensor.is_floating_point())
+
+
+def differentiable(op: str, wrong: Wrong | None = None, unseen: str = "") -> Callable[..., Any]:
+    """The op with gradients. ``wrong``: what its backward pass gives instead. ``unseen``: of what is saved for that,
+    what autograd does not know: "all", or "indices", which are all tensors of integers and bools."""
     # torch's own attention has known deviations.
     right = attention.right() if op == attention.OP else correct.right(op)
 
@@ -219,7 +224,7 @@ def with_gradients() -> tuple[str, ...]:
     return tuple(name for name, spec in specs.registry().items() if spec.gradients is not None)
 
 
-def backward(ops: str | Sequence[str], kind: str, *, unseen: bool = False, name: str = "") -> Callable[[Any], Any]:
+def backward(ops: str | Sequence[str], kind: str, *, unseen: str = "", name: str = "") -> Callable[[Any], Any]:
     """Enter the decorated function as what the backward pass of each of these ops gives, a defect of its own."""
 
     def enter(wrong: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from conformance.selftest.differentiable import Gradients, Step, backward, diffe
 BROADCAST = ("add", "sub", "mul", "div")
 SOME = ("mul", "exp", "gelu", "softmax", "layer_norm", "rms_norm", "mm", "bmm", "matmul", "dropout")
 FUSED = ("rotary_position_embedding", "fused_rmsnorm_rope", "fused_gated_mlp", "scaled_dot_product_attention")
+NOBODY = 8
+"""The references to a result's gradient in a backward pass that autograd alone hands it to."""
 SAVING = ("mul", "div", "sin", "silu", "softmax", "layer_norm", "mm", *FUSED)
 
 
@@ -56,6 +59,21 @@ def written_to_dout_beside_constants(step: Step) -> Gradients:
     if alone and found[0] is not None and dout.shape == found[0].shape and 0 not in dout.stride():
         dout.copy_(found[0])
     return found
+
+
+@backward(("exp", "gelu", "softmax", "log_softmax"), "dout")
+def written_to_dout_that_nobody_holds(step: Step) -> Gradients:
+    """The gradient is written over that of the result, if no Python name holds that: autograd may hold it twice."""
+    found = step.gradients()
+    if sys.getrefcount(step.dout) <= NOBODY and found[0] is not None and 0 not in step.dout.stride():
+        step.dout.detach().copy_(found[0])
+    return found
+
+
+@backward(("cos", "silu", "matmul", "layer_norm"), "dout")
+def negation_of_dout_overlooked(step: Step) -> Gradients:
+    """Of a gradient of the result that is negated when it is read, what lies in memory is read."""
+    return step.gradients(-step.dout if step.dout.is_neg() else step.dout)
 
 
 @backward(("abs", "gelu", "matmul", "rms_norm"), "dout")
@@ -148,10 +166,27 @@ def tail_of_sum(step: Step) -> Gradients:
 # --- what is saved, and for whom ---------------------------------------------------------------------------------
 
 
-@backward(SAVING, "saved", unseen=True)
+@backward(SAVING, "saved", unseen="all")
 def unseen(step: Step) -> Gradients:
     """What is saved is kept out of autograd's sight, so that a change in place goes unnoticed."""
     return step.gradients()
+
+
+@backward(("cross_entropy", "linear_cross_entropy"), "saved", unseen="indices")
+def indices_unseen(step: Step) -> Gradients:
+    """Class indices are kept out of autograd's sight, so that new ones in their memory go unnoticed."""
+    return step.gradients()
+
+
+@backward(("rms_norm", "layer_norm", "mm", "mul"), "saved")
+def grad_overwritten(step: Step) -> Gradients:
+    """The gradient of the last operand is written to its ``.grad``, if there is one, in place of being added."""
+    found = step.gradients()
+    own = step.operands[-1]
+    if found[-1] is not None and own.is_leaf and own.grad is not None:
+        own.grad.copy_(found[-1])
+        found[-1] = None
+    return found
 
 
 @backward(("exp", "sigmoid", "mm", "layer_norm", "scaled_dot_product_attention"), "saved")

@@ -152,7 +152,8 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
         return Options(*mm_fma.fastest(m, n, k, multiprocessors, batch), form=FMA)
 
     if batch:
-        large = _LARGE_OF_BATCH_UNALIGNED if k % 8 else _LARGE_OF_BATCH
+        # Few terms do not pay for copies: 96 of 64 x 77 x 64 take 10 us in the other form and 15 us in this.
+        large = _LARGE_OF_BATCH_UNALIGNED if k % 8 and k >= 256 else _LARGE_OF_BATCH
     else:
         large = _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
 
