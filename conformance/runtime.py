@@ -11,6 +11,7 @@ import contextlib
 import enum
 import faulthandler
 import functools
+import gc
 import importlib
 import importlib.util
 import json
@@ -327,6 +328,7 @@ def _make(made, function, call, device, guard, offers, passed):
     lists = {name: list(value) for name, value in [*enumerate(args), *kwargs.items()] if type(value) is list}
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
+    holders = [_holders(one) for one in storages]
     try:
         # The watch is the innermost: it sees what was allocated, and not how it is guarded.
         with (
@@ -372,10 +374,36 @@ def _make(made, function, call, device, guard, offers, passed):
         attributes = [f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)]
         now = {**dict(enumerate(args)), **kwargs}
         changed = [f"the caller's list, argument {name}" for name, was in lists.items() if now[name] != was]
-        made.state = (*made.state, *attributes, *changed)
+        kept = _kept(made, storages, holders) if made.error is None and wish is None else []
+        made.state = (*made.state, *attributes, *changed, *kept)
     made.moved = tuple(operand._version != was for operand, was in zip(made.operands, versions, strict=True))
     now = [operand.untyped_storage() for operand in made.operands]
     made.replaced = tuple(one._cdata != was._cdata for one, was in zip(now, storages, strict=True))
+
+
+def _holders(storage):
+    """Return how many tensors and others hold a storage."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def _kept(made, storages, holders):
+    """Name the operands whose memory more tensors hold than before the call, if no result is one of them: it is not
+    freed with them."""
+    results = made.value if isinstance(made.value, tuple | list) else [made.value]
+    shown = {one.untyped_storage()._cdata for one in results if type(one) is torch.Tensor and _has_storage(one)}
+
+    def more():
+        pairs = enumerate(zip(storages, holders, strict=True))
+        return [n for n, (one, was) in pairs if one._cdata not in shown and _holders(one) > was]
+
+    if more():
+        # What lies in a cycle is freed some time.
+        gc.collect()
+    return [f"who holds the memory of operand {n}" for n in more()]
+
+
+def _has_storage(tensor):
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def _arguments(call, operands):

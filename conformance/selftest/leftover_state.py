@@ -260,6 +260,17 @@ for _name, (_about, _key) in _KEYS.items():
         plant(_op, _name, "memory in place", "bare", _keeping(_key), _about)
 
 
+_held: list[torch.Tensor] = []
+
+
+@defect(("exp", "mm", "softmax", "layer_norm", "amin", "cross_entropy"), "state", "state")
+def operand_held(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The last operand is referred to until the next call, as by a descriptor that is kept: its memory is not freed."""
+    operands = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+    _held[:] = [one.detach() for one in operands[-1:]]
+    return right(*args, **kwargs)
+
+
 @defect(("mul", "sigmoid", "gelu", "bmm", "layer_norm", "lt"), "watching", "bare")
 def right_under_a_mode(right: Right, *args: Any, **kwargs: Any) -> Any:
     """Where no dispatch mode watches, the last element is left at zero."""
