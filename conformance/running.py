@@ -155,7 +155,13 @@ class Running:
             return self
         reach = np.abs(self.value) + self.error
         error = np.where(reach <= float_formats.FORMATS[self.dtype].max, self.error, np.inf)
-        return Running(self.value, error + float_formats.rounding(reach, self.dtype), self.dtype)
+        rounding = float_formats.rounding(reach, self.dtype)
+        # A number of that dtype, such as a gradient that is passed on, stays as it is.
+        same = (self.error == 0) & (
+            torch.from_numpy(np.array(self.value)).to(self.dtype).double().numpy() == self.value
+        )
+        rounding = np.where(same, float_formats.rounding(np.zeros(()), self.dtype), rounding)
+        return Running(self.value, error + rounding, self.dtype)
 
     def summed_to(self, shape: tuple[int, ...]) -> Running:
         """Return the sum over the dims along which a tensor of ``shape`` was broadcast, each term stored."""

@@ -51,6 +51,22 @@ def beside(scenes: Cases, *others: Cases) -> Cases:
     return draws
 
 
+def broadcast(op: str, dtypes: Sequence[str], shapes_of_both: st.SearchStrategy[tuple[Shape, ...]]) -> Cases:
+    """Calls of a binary op of one of ``dtypes`` that say nothing that need not be, as those that models differentiate,
+    with an operand that broadcasts: sums over many terms are its gradient.
+
+    :param shapes_of_both: The shapes of the operands.
+    """
+
+    @st.composite
+    def drawn(draw: st.DrawFn, names: Sequence[str]) -> Case:
+        dtype = draw(st.sampled_from([name for name in names if name in dtypes]))
+        given = draw(shapes_of_both)
+        return Case(op=op, args=tuple(draw(tensors.tensors(shape, dtype, values="normal")) for shape in given))
+
+    return lambda names: drawn(tuple(names)) if set(names) & set(dtypes) else st.nothing()
+
+
 def _given(case: Case) -> list[TensorSpec]:
     """The operands that are read and have dims."""
     out = case.kwargs.get("out")

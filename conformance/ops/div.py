@@ -216,7 +216,10 @@ SPEC = OpSpec(
     reference=torch.div,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.of_elements(cases),
+    # Roundings and dtypes of integers leave few quotients that are differentiated.
+    scenes=_scenes.beside(
+        _scenes.of_elements(cases), _scenes.broadcast("div", dtype_names.FLOATING, shapes.usual(budget=_sizes.ELEMENTS))
+    ),
     refused=refused,
     defined=defined,
     dtypes=dtype_names.ALL,

@@ -56,7 +56,8 @@ class Step:
             result = _reference(self.op, self.result)(*args, **{name: self._number(x) for name, x in named.items()})
             wanted = [one for one in leaves if one.requires_grad]
             found = torch.autograd.grad(result, wanted, dout.double(), allow_unused=True, create_graph=graph)
-        each = iter(found)
+        # Those of a sum are the very dout, which may have a graph while those of others have none.
+        each = iter(found if graph else [one if one is None else one.detach() for one in found])
         return [
             torch.zeros_like(one) if gradient is None else gradient
             for one in leaves
@@ -170,8 +171,7 @@ class _Call(torch.autograd.Function):
             seen if kept is None else kept for kept, seen in zip(ctx.kept, ctx.saved_tensors, strict=True)
         )
         step = Step(op, args, kwargs, places, tuple(operands), ctx.needs_input_grad[1:], result, *douts)
-        # All or none can be differentiated again: those of a sum are the very dout.
-        found = [one if one is None else one.detach() for one in step.gradients()] if wrong is None else wrong(step)
+        found = step.gradients() if wrong is None else wrong(step)
         return None, *(
             gradient.to(one.dtype) if gradient is not None and needed else None
             for one, gradient, needed in zip(operands, found, step.needed, strict=True)

@@ -42,6 +42,21 @@ FLOATING = (
     *PRODUCTS,
 )
 ALL = (*ELEMENTWISE, *ROWS, *PRODUCTS, "dropout", "rotary_position_embedding")
+BACKWARD = {
+    "elementwise": (*FLOAT_FUNCTIONS, *SIGN_FUNCTIONS, *ACTIVATIONS, *ARITHMETIC, "clamp"),
+    "products": PRODUCTS,
+    "softmax": ("softmax", "log_softmax"),
+    "losses": ("cross_entropy", "linear_cross_entropy"),
+    "norms": NORMS,
+    "attention": ("scaled_dot_product_attention",),
+    "rotations": ("rotary_position_embedding", "fused_rmsnorm_rope"),
+    "fused": ("fused_gated_mlp", "fused_rmsnorm_rope"),
+    "dropout": ("dropout",),
+    "reductions": (*TOTALS, *EXTREMES, "logsumexp", *CUMULATIVE),
+}
+"""The operators that have gradients, by family; one is a rotation and fused."""
+BROADCAST = "broadcast"
+"""The kind of a mistake in the gradient of a broadcast operand, which is a family of its own."""
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -49,6 +64,13 @@ HALF = (torch.float16, torch.bfloat16)
 def written(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the call is given memory to write."""
     return kwargs.get("out") is not None or kwargs.get("inplace") is True
+
+
+def of_backward(op: str, check: str, kind: str) -> tuple[str, ...]:
+    """The families whose backward passes a defect is of; none: it is of no backward pass."""
+    if check not in ("gradients", "transforms"):
+        return ()
+    return (BROADCAST,) if kind == BROADCAST else tuple(name for name, ops in BACKWARD.items() if op in ops)
 
 
 def after(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Plant mistakes in any backward pass: in gradients of results that lie otherwise, in sums, in what is saved."""
+"""Plant mistakes in any backward pass: in gradients of results that lie otherwise, in what is saved and for whom."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from conformance.selftest import families as of
 from conformance.selftest.defect_registry import plant
 from conformance.selftest.differentiable import Gradients, Step, backward, differentiable
 
-BROADCAST = ("add", "sub", "mul", "div")
 SOME = ("mul", "exp", "gelu", "softmax", "layer_norm", "rms_norm", "mm", "bmm", "matmul", "dropout")
 FUSED = ("rotary_position_embedding", "fused_rmsnorm_rope", "fused_gated_mlp", "scaled_dot_product_attention")
 NOBODY = 8
@@ -24,13 +23,13 @@ SAVING = ("mul", "div", "sin", "silu", "softmax", "layer_norm", "mm", *FUSED)
 # --- the gradient of the result ----------------------------------------------------------------------------------
 
 
-@backward((*SOME, *FUSED, "add", "clamp", "addmm"), "dout")
+@backward((*SOME, *FUSED, "add", "clamp", "addmm", "sum", "mean", "logsumexp", "amax", "cumsum", "log_softmax"), "dout")
 def strides_assumed(step: Step) -> Gradients:
     """The gradient of the result is read as if it were contiguous."""
     return step.gradients(of.dense(step.dout))
 
 
-@backward(("mul", "silu", "softmax", "rms_norm", "mm", "scaled_dot_product_attention"), "dout")
+@backward(("mul", "silu", "softmax", "rms_norm", "mm", "dropout", "cumsum", "mean", "amax", *FUSED), "dout")
 def expanded_once(step: Step) -> Gradients:
     """Of a gradient of the result with a stride of 0, as that of a sum is, the first element along it counts."""
     dout = step.dout.clone()
@@ -82,85 +81,6 @@ def refuses_strides(step: Step) -> Gradients:
     if not step.dout.is_contiguous():
         raise RuntimeError("grad_output must be contiguous")
     return step.gradients()
-
-
-# --- sums --------------------------------------------------------------------------------------------------------
-
-
-def _half_sum(terms: torch.Tensor, dims: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The sum over leading dims, one term after the other in ``dtype``."""
-    rows = terms.to(dtype).flatten(0, len(dims) - 1) if len(dims) > 1 else terms.to(dtype)
-    total = torch.zeros(rows.shape[1:], dtype=dtype)
-    for row in rows:
-        total = total + row
-    return total.double()
-
-
-def _reduced(step: Step, operand: torch.Tensor) -> tuple[int, ...]:
-    missing = step.result.ndim - operand.ndim
-    return tuple(
-        dim
-        for dim, size in enumerate(step.result.shape)
-        if dim < missing or (operand.shape[dim - missing] == 1 and size != 1)
-    )
-
-
-def _unsummed(step: Step, change: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]) -> Gradients:
-    """The gradients, those of broadcast operands made by ``change`` of what would be summed and over which dims."""
-    found = step.gradients()
-    if len(step.operands) < 2:
-        return found
-    whole = [one.expand(step.result.shape).contiguous() for one in step.operands]
-    terms = step.gradients(operands=whole)
-    return [
-        one
-        if one is None or each is None or not (dims := _reduced(step, operand))
-        else change(each, dims).reshape(one.shape)
-        for one, each, operand in zip(found, terms, step.operands, strict=True)
-    ]
-
-
-@backward(("add", "sub", "mul"), "sums")
-def half_accumulation(step: Step) -> Gradients:
-    """What was broadcast is summed in the half type."""
-    if step.result.dtype not in of.HALF or step.result.numel() > 1 << 14:
-        return step.gradients()
-
-    def summed(terms: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        kept = [dim for dim in range(terms.ndim) if dim not in dims]
-        return _half_sum(terms.permute(*dims, *kept), dims, step.result.dtype)
-
-    return _unsummed(step, summed)
-
-
-@backward((*BROADCAST, "pow"), "sums")
-def first_of_broadcast(step: Step) -> Gradients:
-    """Of what was broadcast the first term is the gradient, and not the sum."""
-    return _unsummed(step, lambda terms, dims: _first(terms, dims))
-
-
-def _first(terms: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    for dim in dims:
-        terms = terms.narrow(dim, 0, min(terms.shape[dim], 1)).sum(dim, keepdim=True)
-    return terms
-
-
-@backward(BROADCAST, "sums")
-def mean_of_broadcast(step: Step) -> Gradients:
-    """What was broadcast has the mean for its gradient."""
-    return _unsummed(step, lambda terms, dims: terms.mean(dims) if terms.numel() else terms.sum(dims))
-
-
-@backward(("mul", "sub"), "sums")
-def tail_of_sum(step: Step) -> Gradients:
-    """A sum over what was broadcast leaves out what lies past the last full block of 16."""
-
-    def summed(terms: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        dim = dims[-1]
-        size = terms.shape[dim]
-        return terms.narrow(dim, 0, size // 16 * 16 if size > 16 else size).sum(dims)
-
-    return _unsummed(step, summed)
 
 
 # --- what is saved, and for whom ---------------------------------------------------------------------------------
@@ -222,7 +142,7 @@ def _twice(op: str) -> Callable[..., torch.Tensor]:
     return call
 
 
-for _op in ("silu", "softmax", "mm", "rms_norm", "fused_rmsnorm_rope"):
+for _op in ("silu", "softmax", "mm", "rms_norm", "fused_rmsnorm_rope", "dropout"):
     _about = "A second pass through one graph adds to what the first left in a buffer."
     plant(_op, "gradient_accumulated", "saved", "gradients", _twice(_op), _about)
 

@@ -74,3 +74,50 @@ def keys_of_full_blocks(step: Step) -> Gradients:
         return torch.cat((one[..., : length // 16 * 16, :], torch.zeros_like(one[..., length // 16 * 16 :, :])), -2)
 
     return step.changed(step.changed(step.gradients(), 1, cut), 2, cut)
+
+
+@backward(attention.OP, "heads")
+def first_head_of_shared_values(step: Step) -> Gradients:
+    """Values that heads share get the gradient of the first head that reads them."""
+    query, value = step.operands[0], step.operands[2]
+    group = query.shape[-3] // max(value.shape[-3], 1) if query.ndim > 2 else 1
+    if group < 2:
+        return step.gradients()
+    dout = step.dout.clone()
+    dout.unflatten(-3, (value.shape[-3], group))[..., 1:, :, :] = 0
+    return _of(step, 2, step.gradients(dout))
+
+
+@backward(attention.OP, "formula")
+def values_for_constants(step: Step) -> Gradients:
+    """The gradient of the scores lacks the row's own sum: queries and keys have that of a softmax without it."""
+    query, key, value = (one.detach().double() for one in step.operands[:3])
+    plain = len(step.operands) == 3 and query.shape[:-2] == key.shape[:-2] and "scale" not in step.kwargs
+    if not plain or set(step.kwargs) - {"enable_gqa"} or len(step.args) > 3 or not query.numel() or not key.numel():
+        return step.gradients()
+    scale = 1 / math.sqrt(query.shape[-1])
+    shares = (query @ key.mT * scale).softmax(-1)
+    scores = shares * (step.dout.double() @ value.mT) * scale
+    both = zip(step.gradients()[:2], (scores @ key, scores.mT @ query), strict=True)
+    return [*(None if one is None else other for one, other in both), step.gradients()[2]]
+
+
+@backward(attention.OP, "sums")
+def queries_of_full_blocks(step: Step) -> Gradients:
+    """Keys and values get nothing of queries past the last full block of 16."""
+    length = step.dout.shape[-2]
+    if length <= 16 or not length % 16:
+        return step.gradients()
+    dout = step.dout.clone()
+    dout[..., length // 16 * 16 :, :] = 0
+    both = zip(step.places, step.gradients(), step.gradients(dout), strict=True)
+    return [other if place in (1, 2) else one for place, one, other in both]
+
+
+@backward(attention.OP, "precision")
+def scores_in_bfloat16(step: Step) -> Gradients:
+    """Gradients of float32 are made of queries, keys and values in bfloat16."""
+    if step.result.dtype != torch.float32:
+        return step.gradients()
+    query, key, value, *others = step.operands
+    return step.gradients(operands=[*(one.detach().bfloat16() for one in (query, key, value)), *others])

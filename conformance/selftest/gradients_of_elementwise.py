@@ -1,4 +1,4 @@
-"""What the backward passes of elementwise operators, dropout and extremes get wrong."""
+"""What the backward passes of elementwise operators get wrong."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 
 import torch
 
-from conformance.ops._reductions import reduced
 from conformance.selftest.differentiable import Gradients, Step, backward, first_operand, input_gradient
 
 
@@ -137,35 +136,3 @@ def in_bfloat16(step: Step) -> Gradients:
     if step.result.dtype != torch.float32:
         return found
     return [one if one is None else one.bfloat16().double() for one in found]
-
-
-@backward("dropout", "mask")
-def mask_drawn_anew(step: Step) -> Gradients:
-    p = float(step.args[1] if len(step.args) > 1 else step.kwargs.get("p", 0.5))
-    kept = torch.rand(step.result.shape) >= p
-    return input_gradient(step, kept / (1 - p) if p < 1 else torch.zeros(step.result.shape, dtype=torch.float64))
-
-
-@backward("dropout", "formula")
-def scale_forgotten(step: Step) -> Gradients:
-    return input_gradient(step, (step.result != 0).double())
-
-
-@backward("dropout", "mask")
-def nothing_dropped(step: Step) -> Gradients:
-    """The gradient passes where elements were dropped, too."""
-    p = float(step.args[1] if len(step.args) > 1 else step.kwargs.get("p", 0.5))
-    return input_gradient(step, torch.full(step.result.shape, 1 / (1 - p) if p < 1 else 0.0, dtype=torch.float64))
-
-
-@backward("amax amin", "formula")
-def ties_get_all(step: Step) -> Gradients:
-    """Each of several equal extremes gets the whole gradient, not its share."""
-    (found,) = step.gradients()
-    if found is None:
-        return [None]
-    # Their gradients are equal, and those of all others are zero.
-    dim = step.kwargs.get("dim", step.args[1] if len(step.args) > 1 else ())
-    dims = reduced(dim, found.ndim)
-    count = (found != 0).sum(dims, keepdim=True) if dims else (found != 0).long()
-    return [found * count]

@@ -40,6 +40,92 @@ def sum_of_full_blocks(step: Step) -> Gradients:
     return _softmax(step, total)
 
 
+@backward("softmax", "precision")
+def half_sum(step: Step) -> Gradients:
+    """The sum of half types is accumulated in the half type."""
+    if step.result.dtype not in of.HALF or step.result.numel() > 1 << 14 or not step.result.ndim:
+        return step.gradients()
+    dim = step.args[1]
+
+    def total(terms: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros((), dtype=step.result.dtype)
+        for one in terms.to(step.result.dtype).split(1, dim):
+            found = found + one
+        return found.double()
+
+    return _softmax(step, total)
+
+
+@backward("softmax log_softmax", "dims")
+def sum_over_the_tensor(step: Step) -> Gradients:
+    """The sum is over all rows."""
+    if step.op == "softmax":
+        return _softmax(step, lambda terms: terms.sum())
+    return _log_softmax(step, lambda terms: terms.sum())
+
+
+@backward("softmax log_softmax", "dtype")
+def rounded_to_operand(step: Step) -> Gradients:
+    """Where a wider dtype was asked for, the result's gradient is rounded to the operand's first."""
+    return step.gradients(step.dout.to(step.operands[0].dtype))
+
+
+def _log_softmax(step: Step, total: Any) -> Gradients:
+    dout = step.dout.double()
+    return [dout - step.result.double().exp() * total(dout)]
+
+
+@backward("log_softmax", "formula")
+def passed_on(step: Step) -> Gradients:
+    """The gradient passes as it is."""
+    return [step.dout.double()]
+
+
+@backward("log_softmax", "formula")
+def result_for_shares(step: Step) -> Gradients:
+    """Logarithms are taken for shares."""
+    dim = step.args[1]
+    dout = step.dout.double()
+    return [dout - step.result.double() * (dout.sum(dim, keepdim=True) if dout.ndim else dout)]
+
+
+@backward("log_softmax", "formula", name="sum_missing")
+def log_sum_missing(step: Step) -> Gradients:
+    """The gradient is that of softmax: each share is subtracted, and not its part of the sum."""
+    return _log_softmax(step, lambda terms: 1.0)
+
+
+@backward("log_softmax", "dims", name="sum_over_last")
+def log_sum_over_last(step: Step) -> Gradients:
+    """The sum is over the last dim, whichever was asked for."""
+    return _log_softmax(step, lambda terms: terms.sum(-1, keepdim=True) if terms.ndim else terms)
+
+
+@backward("log_softmax", "sums", name="sum_of_full_blocks")
+def log_sum_of_full_blocks(step: Step) -> Gradients:
+    """The sum leaves out what lies past the last full block of 32."""
+    dim = step.args[1]
+
+    def total(terms: torch.Tensor) -> torch.Tensor:
+        size = terms.shape[dim] if terms.ndim else 1
+        return terms.narrow(dim, 0, size // 32 * 32).sum(dim, keepdim=True) if size > 32 else _sum(terms, dim)
+
+    return _log_softmax(step, total)
+
+
+def _sum(terms: torch.Tensor, dim: int) -> torch.Tensor:
+    return terms.sum(dim, keepdim=True) if terms.ndim else terms
+
+
+@backward("log_softmax", "precision")
+def shares_in_bfloat16(step: Step) -> Gradients:
+    """Shares of float32 are rounded to bfloat16."""
+    if step.result.dtype != torch.float32:
+        return step.gradients()
+    dout = step.dout.double()
+    return [dout - step.result.double().exp().bfloat16().double() * _sum(dout, step.args[1])]
+
+
 def _norm_terms(step: Step) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[int, ...]]:
     """What is weighed, normalized and scaled by, and the normalized dims."""
     x, shape = first_operand(step), step.args[1]
@@ -113,3 +199,43 @@ def bias_without_gradient(step: Step) -> Gradients:
 @backward("layer_norm rms_norm", "needs")
 def weight_without_gradient(step: Step) -> Gradients:
     return step.changed(step.gradients(), "weight", torch.zeros_like)
+
+
+@backward("layer_norm rms_norm", "formula")
+def usual_eps(step: Step) -> Gradients:
+    """The backward pass has the default epsilon, whatever the call says."""
+    named = (step.op == "layer_norm" and len(step.args) < 5) or len(step.args) < 4
+    return step.gradients(eps=None) if named else step.gradients()
+
+
+@backward("layer_norm rms_norm", "dims")
+def means_over_last_dim(step: Step) -> Gradients:
+    """Of several normalized dims the means of the backward pass are over the last."""
+    slopes, normal, root, _ = _norm_terms(step)
+    found = slopes - normal * (slopes * normal).mean(-1, keepdim=True)
+    if step.op == "layer_norm":
+        found = found - slopes.mean(-1, keepdim=True)
+    return step.changed(step.gradients(), 0, lambda one: root * found)
+
+
+@backward("layer_norm rms_norm", "sums")
+def rows_of_full_blocks(step: Step) -> Gradients:
+    """The gradients of weight and bias leave out rows past the last full block of 16."""
+    rank = step.result.ndim - len(step.args[1])
+    rows = step.dout.shape[:rank].numel()
+    if rows <= 16 or not rows % 16:
+        return step.gradients()
+    dout = step.dout.clone().contiguous()
+    dout.view(rows, -1)[rows // 16 * 16 :] = 0
+    return [step.gradients()[0], *step.gradients(dout)[1:]]
+
+
+@backward("layer_norm rms_norm", "precision")
+def rows_in_half(step: Step) -> Gradients:
+    """The weight's gradient is a sum of rows that were normalized in the half type."""
+    if step.result.dtype not in of.HALF or step.result.ndim == len(step.args[1]):
+        return step.gradients()
+    _, normal, _, _ = _norm_terms(step)
+    terms = step.dout.double() * normal.to(step.result.dtype).double()
+    dims = tuple(range(step.result.ndim - len(step.args[1])))
+    return step.changed(step.gradients(), "weight", lambda one: terms.sum(dims))

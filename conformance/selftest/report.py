@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from conformance import cases, messages
+from conformance.selftest import families
 from conformance.selftest.search import Control, Result
 
 
@@ -21,8 +21,9 @@ def tables(results: Sequence[Result], controls: Sequence[Control]) -> list[str]:
     """Defects by op and by check, the right implementations, and each survivor and false alarm by name."""
     head = ("planted", "caught", "rate", "median", "most", "longest")
     lines = []
-    for key in ("op", "check", "kind") if results else ():
-        lines += [*_table((key, *head), _rows(results, operator.attrgetter(key))), ""]
+    for name, key in _KEYS.items():
+        if counted := [result for result in results if key(result)]:
+            lines += [*_table((name, *head), _rows(counted, key)), ""]
     if controls:
         names = sorted({control.name for control in controls})
         rows = [[control for control in controls if control.name == name] for name in names]
@@ -57,11 +58,20 @@ def as_json(about: Mapping[str, object], results: Sequence[Result], controls: Se
     return b",\n".join(parts) + b"}\n"
 
 
-def _rows(results: Sequence[Result], key: Callable[[Result], str]) -> list[tuple[object, ...]]:
+_KEYS: dict[str, Callable[[Result], tuple[str, ...]]] = {
+    "op": lambda result: (result.op,),
+    "check": lambda result: (result.check,),
+    "kind": lambda result: (result.kind,),
+    "backward pass": lambda result: families.of_backward(result.op, result.check, result.kind),
+}
+"""What each table counts by; a result without a name is in none."""
+
+
+def _rows(results: Sequence[Result], key: Callable[[Result], tuple[str, ...]]) -> list[tuple[object, ...]]:
     """By ``key``: how many there are and were caught, and the cases that it took: median, most, and of which."""
     rows: list[tuple[object, ...]] = []
-    for name in [*sorted({key(result) for result in results}), "all"]:
-        group = [result for result in results if name in ("all", key(result))]
+    for name in [*sorted({one for result in results for one in key(result)}), "all"]:
+        group = [result for result in results if name in ("all", *key(result))]
         caught = [result for result in group if result.killed]
         longest = max(caught, key=lambda result: result.examples, default=None)
         took = [result.examples for result in caught] or [0]

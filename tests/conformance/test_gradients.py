@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from conformance import messages, repro, runner
+from conformance import float_formats, messages, repro, runner
 from conformance.cases import Case, Same, operands
 from conformance.checks import FAILED, PASSED, UNCLAIMED
 from conformance.checks.gradient_kinds import KINDS, wish
@@ -21,6 +21,7 @@ from conformance.ops import _gradients_positions
 from conformance.running import Running, exact
 from conformance.selftest import defect_registry
 from conformance.selftest.differentiable import differentiable
+from conformance.selftest.gradients_of_broadcasts import half_partial_sums
 from conformance.spec import Call
 from strategies.specs import Layout, Special, TensorSpec
 
@@ -193,6 +194,23 @@ def test_what_may_leave_the_range_or_is_not_finite_is_not_followed():
     half = Running(np.array([70000.0, 1.0]), np.zeros(2), torch.float16)
     assert np.isinf(half.stored().error).tolist() == [True, False]
     assert np.isinf((half + 1.0).error).tolist() == [False, False]
+
+
+def test_what_is_of_a_half_type_already_is_stored_as_it_is():
+    """A gradient that is passed on, and summed, is rounded once: at the end."""
+    given = torch.tensor([1.0, 3.0, 0.1], dtype=torch.bfloat16)
+    stored = exact(given, torch.bfloat16).stored()
+    assert stored.error.max() <= float_formats.FORMATS[torch.bfloat16].subnormal
+    (error,) = (exact(torch.tensor([0.1]), torch.bfloat16) * 1.5).stored().error
+    assert error >= 0.15 * 2.0**-9
+
+
+def test_sums_of_half_types_are_not_rounded_in_between():
+    case = in_way(Case(op="add", args=(spec(64, 33, dtype="bfloat16"), spec(33, dtype="bfloat16"))), "contiguous")
+    wrong, right = (
+        Implementation("add", SimpleNamespace(add=differentiable("add", one)), {}) for one in (half_partial_sums, None)
+    )
+    assert [judged(case, one).status for one in (wrong, right, load("torch"))] == [FAILED, PASSED, PASSED]
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
