@@ -6,7 +6,7 @@ from differentiable import DEVICE, tensor
 from torch.utils.checkpoint import checkpoint
 
 import ntops
-from ntops.autograd import FORMULAS
+from ntops.library.registration import FORMULAS
 
 TARGETS = torch.tensor([1, 0, -100, 2], device=DEVICE)
 FUNCTIONS = ("exp", "sin", "cos", "sigmoid", "tanh", "gelu", "silu", "neg")
