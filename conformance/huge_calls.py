@@ -197,7 +197,7 @@ def _elements(number: int, case: Case, place: int, room: int) -> Iterator[Case]:
 def _is_reduced(case: Case, size: int) -> bool:
     """Tell whether a dim of that size, and not the last one, is named: torch's CPU adds up so many in float32."""
     shape = cases.operands(case)[0].shape
-    return any(one % len(shape) < len(shape) - 1 and shape[one] == size for one in _dims(case))
+    return len(shape) > 0 and any(one % len(shape) < len(shape) - 1 and shape[one] == size for one in _dims(case))
 
 
 def _dims(case: Case) -> list[int]:

@@ -221,7 +221,8 @@ def config(
         if mask_bytes or head_dim > 128:
             chosen = _of_masks_and_wide(rows, keys, head_dim, mask_bytes)
         else:
-            form = attention_times.fastest(rows // group, group, groups, keys, head_dim, causal, multiprocessors)
+            queries = max(rows // group, 1)
+            form = attention_times.fastest(queries, group, groups, keys, head_dim, causal, multiprocessors)
             chosen = Config(form.block_m, form.block_n, 1, 4, form.num_stages, form.warp_groups)
 
         if chosen is not None and chosen.warp_groups > 1:

@@ -166,3 +166,10 @@ def test_what_shows_there_alone_is_caught(name, dtype):
     defect = defect_registry.bank()[name]
     found = (runner.judge(case, defect.implementation, search.CPU, checks.OF_HUGE) for case in huge(defect.op, dtype))
     assert any(verdict.failure and verdict.failure.check == defect.check for verdict in found)
+
+
+def test_a_tensor_without_dims_has_no_row_that_is_reduced():
+    """torch takes dim 0 and -1 of one."""
+    scalar = Case(op="cumsum", args=(TensorSpec((), "float32"),), kwargs={"dim": 0})
+    assert not huge_calls._is_reduced(scalar, huge_calls.ROWS)
+    huge_calls.calls(specs.registry()["cumsum"], [scalar], ["float32"], "float32")

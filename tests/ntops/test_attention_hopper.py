@@ -76,6 +76,9 @@ def test_a_fixed_configuration_may_be_any_of_both_forms():
     fields = {field.name: getattr(problem(), field.name) for field in dataclasses.fields(problem())}
     known = attention_configs.config.alternatives(**fields, **dataclasses.asdict(H200))
     assert {config.warp_groups for config in known} == {1, 2}
+    # Of a group of heads there are sizes among the alternatives with fewer rows than heads.
+    grouped = attention_configs.config.alternatives(**fields | {"group": 8, "causal": True}, **dataclasses.asdict(H200))
+    assert {config.warp_groups for config in grouped} == {1, 2}
 
 
 # --- on a GPU ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ntops
-from ntops.host import attention_configs, elementwise, few_rows, product_configs, products, rope, rows
+from ntops.host import attention_configs, elementwise, few_rows, mm_hopper, product_configs, products, rope, rows
 from ntops.host.promotion import accumulate_dtype
 from ntops.launch import config_selection, configuration, recorder
 
@@ -123,6 +123,7 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
     monkeypatch.setattr(few_rows, "launch", lambda chosen, *tensors: made.append(chosen))
+    monkeypatch.setattr(mm_hopper, "launch", lambda chosen, *tensors: made.append(chosen))
     few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (10, 100))
 
     with configuration.fixed() as names:
@@ -150,6 +151,7 @@ def test_what_was_measured_does_not_hide_the_others(monkeypatch):
     made = []
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
     monkeypatch.setattr(few_rows, "launch", lambda chosen, *tensors: made.append(chosen))
+    monkeypatch.setattr(mm_hopper, "launch", lambda chosen, *tensors: made.append(chosen))
     measured = product_configs.Options(32, 64, 32, 4, 2)
     monkeypatch.setattr(config_selection, "_measured", lambda *arguments: measured)
     square = torch.empty(100, 100, dtype=HALF, device=DEVICE)
