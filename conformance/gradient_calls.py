@@ -114,9 +114,15 @@ def factors(tensor):
     return ((places * 5 % 7 - 3) / 4).to(tensor.dtype)
 
 
-VJP, GRAD, BATCH = "vjp", "grad", "batch"
+VJP, GRAD, BATCH, ROWS, OUTSIDE = "vjp", "grad", "batch", "rows", "outside"
 TRANSFORMED = "transformed"
-TRANSFORMS = {VJP: "torch.func.vjp", GRAD: "torch.func.grad", BATCH: "torch.func.grad under torch.func.vmap"}
+TRANSFORMS = {
+    VJP: "torch.func.vjp",
+    GRAD: "torch.func.grad",
+    BATCH: "torch.func.grad under torch.func.vmap",
+    ROWS: "torch.func.vmap of what torch.func.vjp returns, as in a Jacobian",
+    OUTSIDE: "torch.func.grad of torch.func.vmap",
+}
 
 
 def _transformed(function, tools, wanted, how):
@@ -124,7 +130,8 @@ def _transformed(function, tools, wanted, how):
     result's elements, each times its factor.
 
     :param wanted: The places of the tensor arguments that are differentiated.
-    :param how: One of ``TRANSFORMS``. In a batch the call is the first of three; the second has other contents.
+    :param how: One of ``TRANSFORMS``. In a batch the call is the first of three; the second has other contents. Of
+        rows the first is the gradient.
     """
 
     def call(*args, **kwargs):
@@ -137,10 +144,14 @@ def _transformed(function, tools, wanted, how):
             return function(*args_of_call, **kwargs_of_call)
 
         operands = [given[place] for place in wanted]
-        if how == VJP:
+        if how in (VJP, ROWS):
             value, pull_back = torch.func.vjp(of_wanted, *operands)[:2]
+            terms = factors(value)
+            if how == ROWS:
+                rows = torch.func.vmap(pull_back)(torch.stack([terms, terms * STEEPER]))
+                return value, *(one.select(0, 0).clone() for one in rows)
             # After the end of the transform, as a training loop may keep it.
-            return value, *pull_back(factors(value))
+            return value, *pull_back(terms)
         value = function(*args, **kwargs)
         terms = factors(value)
         gradients = torch.func.grad(lambda *tensors: (of_wanted(*tensors) * terms).sum(), tuple(range(len(wanted))))
@@ -148,7 +159,11 @@ def _transformed(function, tools, wanted, how):
             return value, *gradients(*operands)
         others = tools.copied(given, True)
         batches = [torch.stack([given[place], others[place], given[place]]) for place in wanted]
-        return value, *(one.select(0, 0).clone() for one in torch.func.vmap(gradients)(*batches))
+        batched = torch.func.vmap(gradients)
+        if how == OUTSIDE:
+            places = tuple(range(len(wanted)))
+            batched = torch.func.grad(lambda *tensors: (torch.func.vmap(of_wanted)(*tensors) * terms).sum(), places)
+        return value, *(one.select(0, 0).clone() for one in batched(*batches))
 
     return call
 

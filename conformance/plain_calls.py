@@ -217,6 +217,8 @@ def _run(script: Path, output: Any, device: torch.device, seconds: float | None)
         stdout=output,
         stderr=output,
         env=variables,
+        # The folder of the run may tell that a harness is at hand.
+        cwd=script.parent,
         start_new_session=True,
     )
     try:

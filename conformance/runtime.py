@@ -328,7 +328,7 @@ def _make(made, function, call, device, guard, offers, passed):
     lists = {name: list(value) for name, value in [*enumerate(args), *kwargs.items()] if type(value) is list}
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]
-    holders = [_holders(one) for one in storages]
+    holders = _holders(storages, given)
     try:
         # The watch is the innermost: it sees what was allocated, and not how it is guarded.
         with (
@@ -371,35 +371,37 @@ def _make(made, function, call, device, guard, offers, passed):
         made.fault = said(raised) if _is_memory_fault(raised) else ""
     made.value = call_contexts.undressed(call["form"], made.operands, given, made.value)
     if call["state"]:
+        kept = _kept(made, storages, given, holders) if made.error is None and wish is None else []
         attributes = [f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)]
         now = {**dict(enumerate(args)), **kwargs}
         changed = [f"the caller's list, argument {name}" for name, was in lists.items() if now[name] != was]
-        kept = _kept(made, storages, holders) if made.error is None and wish is None else []
         made.state = (*made.state, *attributes, *changed, *kept)
     made.moved = tuple(operand._version != was for operand, was in zip(made.operands, versions, strict=True))
     now = [operand.untyped_storage() for operand in made.operands]
     made.replaced = tuple(one._cdata != was._cdata for one, was in zip(now, storages, strict=True))
 
 
-def _holders(storage):
-    """Return how many tensors and others hold a storage."""
-    return torch._C._storage_Use_Count(storage._cdata)
+def _holders(storages, given):
+    """Return how many tensors hold each storage, and how many names and others each tensor."""
+    counts = [torch._C._storage_Use_Count(storage._cdata) for storage in storages]
+    return list(zip(counts, map(sys.getrefcount, given), strict=True))
 
 
-def _kept(made, storages, holders):
-    """Name the operands whose memory more tensors hold than before the call, if no result is one of them: it is not
-    freed with them."""
+def _kept(made, storages, given, holders):
+    """Name the operands that more names refer to than before the call, or whose memory more tensors hold, if no result
+    is one of them: it is not freed when the caller lets go."""
     results = made.value if isinstance(made.value, tuple | list) else [made.value]
     shown = {one.untyped_storage()._cdata for one in results if type(one) is torch.Tensor and _has_storage(one)}
 
     def more():
-        pairs = enumerate(zip(storages, holders, strict=True))
-        return [n for n, (one, was) in pairs if one._cdata not in shown and _holders(one) > was]
+        pairs = enumerate(zip(_holders(storages, given), holders, strict=True))
+        found = [number for number, (now, was) in pairs if now[0] > was[0] or now[1] > was[1]]
+        return [number for number in found if storages[number]._cdata not in shown]
 
     if more():
         # What lies in a cycle is freed some time.
         gc.collect()
-    return [f"who holds the memory of operand {n}" for n in more()]
+    return [f"the references to operand {n}, more than before" for n in more()]
 
 
 def _has_storage(tensor):

@@ -23,7 +23,7 @@ from strategies.tensors import materialize
 
 
 def transforms(trial: Trial) -> Finding:
-    """Check that ``torch.func.vjp`` and ``torch.func.grad``, the latter also under ``torch.func.vmap``, give the
+    """Check that ``torch.func.vjp`` and ``torch.func.grad``, also under and around ``torch.func.vmap``, give the
     gradients of all floating-point operands, within the bound of the derivative in float64. Where those of torch's
     function are beyond it, since a transform composes them of several steps, others may be ``ROUGH`` times as far. What
     torch's function refuses there may be refused, and anything by NotImplementedError."""

@@ -57,6 +57,44 @@ def rounds(right: Right, *args: Any, **kwargs: Any) -> Any:
     return result.bfloat16().to(result.dtype)
 
 
+def _is_batch_of_transformed(*args: Any, **kwargs: Any) -> bool:
+    tools = torch._C._functorch
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and tools.is_batchedtensor(x)]
+    return any(tools.is_gradtrackingtensor(tools.get_unwrapped(x)) for x in tensors)
+
+
+batch_as, _ = instead_where(_is_batch_of_transformed)
+
+
+@entering(("mul", "exp", "softmax", "mm"), "transforms of torch.func", "transforms", batch_as)
+def no_graph_of_a_batch(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The rule of vmap loses the graph: a gradient of a batch is 0, and one in a batch is right."""
+    return right(*args, **kwargs).detach()
+
+
+class _Copied(torch.autograd.Function):
+    """The same, whose backward pass copies the gradient to memory of its own."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        return value.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return torch.zeros(gradients[0].shape, dtype=gradients[0].dtype).copy_(gradients[0])
+
+
+@transformed("sub", "tanh", "bmm", "layer_norm")
+def one_gradient_at_a_time(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A batch of gradients of the result is refused, as for a Jacobian."""
+    return _Copied.apply(right(*args, **kwargs))
+
+
 CONTROLS = (
     (
         "transforms",
