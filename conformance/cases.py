@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 # Before what it makes sure of.
-from conformance import siblings as siblings
+from conformance import own_strategies as own_strategies
 
 # isort: split
 import strategies.tensors

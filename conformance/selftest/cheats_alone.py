@@ -63,7 +63,7 @@ PLANTED = (
     Cheat("drops_by_fixed_seed", "dropout", ("distribution",)),
     Cheat("exits_with_success", "exp", ("crash",)),
     Cheat("expected_value", "mm"),
-    Cheat("fakes_its_process", "exp", ("crash", "values")),
+    Cheat("sends_replies_twice", "exp", ("crash", "values")),
     Cheat("fills_result_later", "exp", ("values", "deterministic")),
     Cheat("hides_warnings", "exp", ("state",)),
     Cheat("identity_kernel", "exp"),

