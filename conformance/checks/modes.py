@@ -13,10 +13,13 @@ from conformance import spec as specs
 from conformance.checks.bare import changed
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, in_context, unclaimed, unlike, variants
+from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
+from conformance.checks.gradients import differentiable
 from conformance.checks.invariance import entangled
 from conformance.checks.result import failing, inputs_unchanged, judged
 from conformance.forms import is_torchs
 from conformance.spec import Call
+from strategies.specs import TensorSpec
 
 _LOWER = ("bfloat16", "float16")
 """The dtypes to which autocast casts."""
@@ -45,13 +48,13 @@ def modes(trial: Trial) -> Finding:
 def autocast(trial: Trial) -> Finding:
     """Check that a call inside of ``torch.autocast`` gives what torch's function of that name gives there: its dtype
     and strides, and the values of the call with operands cast as torch casts them. So it is with ``out=`` and in
-    place."""
+    place. The gradients are torch's there."""
     if "autocast" not in trial.implementation.claims(trial.case.op):
         return unclaimed("autocast")
     for what, derived in variants(trial, "autocast", ("right",), one=True):
         turn = cases.seed(trial.case) >> 9 & 1
         for lower in _LOWER if trial.thorough else (_LOWER[turn],):
-            if message := _unlike_torchs(derived, lower):
+            if message := _unlike_torchs(derived, lower) or _untrained(derived, lower):
                 words = f"inside of torch.autocast(dtype=torch.{lower}){what}"
                 return failed(trial, "autocast", derived.case, f"{words}: {message}")
     return Finding("autocast", PASSED)
@@ -83,6 +86,44 @@ def _unlike_torchs(trial: Trial, lower: str) -> str:
         return f"the call changed {names}"
     unchanged = inputs_unchanged(dataclasses.replace(trial, ours=outcome))
     return unchanged.message if unchanged.status == FAILED else _values(trial, context, theirs, outcome)
+
+
+def _untrained(trial: Trial, lower: str) -> str:
+    """Say how the gradients of a call inside of autocast differ from torch's by more than casts round; empty: not at
+    all, torch has none there, or the call has none without autocast."""
+    if not differentiable(trial):
+        return ""
+    case, context = ordinary(tamed(trial.case)), {"kind": mode_calls.AUTOCAST, "dtype": lower}
+    result = trial.theirs(context=context).value
+    if not isinstance(result, torch.Tensor):
+        return ""
+    dout = TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch."), seed=cases.seed(case) % 256)
+    way = Wish("contiguous", case, tuple(floating_operands(case)), dout)
+    asked = {"inputs": way.inputs(), "gradients": way.asked(), "context": context}
+    theirs = trial.theirs(**asked)
+    if not isinstance(theirs.value, tuple) or not isinstance(trial.bare(**asked | {"context": None}).value, tuple):
+        return ""
+    ours = trial.bare(**asked)
+    if ours.error is not None:
+        return f"the {ours.reached} pass raised {describe(ours.error)}"
+    if not isinstance(ours.value, tuple):
+        return "the result does not know its operands"
+    for number, own, right in zip(way.wanted, ours.value[1:], theirs.value[1:], strict=True):
+        if not isinstance(right, torch.Tensor) or not right.numel() or not bool(right.isfinite().all()):
+            continue
+        if not isinstance(own, torch.Tensor):
+            own = torch.zeros_like(right)
+        if own.dtype != right.dtype:
+            return f"the gradient of operand {number} has dtype {own.dtype} instead of {right.dtype}"
+        largest, off = float(right.abs().max()), float((own.double() - right.double()).abs().max())
+        if largest > _VANISHING and not off <= _ROUNDED * largest:
+            return f"the gradient of operand {number} is {off:.3g} off torch's, of {largest:.3g} at most"
+    return ""
+
+
+_ROUNDED, _VANISHING = 2.0**-3, 2.0**-8
+"""Of the largest gradient, what operands that are cast to half types, and sums of them, may round away; and the largest
+gradient that may be what roundings leave of 0."""
 
 
 def _values(trial: Trial, context: dict[str, Any], theirs: Outcome, outcome: Outcome) -> str:

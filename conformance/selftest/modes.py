@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from conformance import spec as specs
+from conformance.selftest import families as of
 from conformance.selftest.contexts import PRODUCTS, Right, Wrong, entering
-from conformance.selftest.defect_registry import defect
+from conformance.selftest.defect_registry import defect, plant
+from conformance.selftest.differentiable import differentiable
 
 CAST = (*PRODUCTS, "add", "mul", "exp", "sigmoid", "softmax", "layer_norm", "gelu", "lt")
 """Ops that the control has; on the CPU autocast casts the operands of products alone."""
@@ -68,6 +70,40 @@ def autocast(*ops: str) -> Callable[[Any], Any]:
 def _plainly(right: Right, *args: Any, **kwargs: Any) -> Any:
     with torch.autocast("cpu", enabled=False):
         return right(*args, **kwargs)
+
+
+class _Cast(torch.autograd.Function):
+    """A cast that autograd does not see."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return None, None
+
+
+def _without_gradients(op: str) -> Wrong:
+    function = differentiable(op)
+
+    def call(right: Right, *args: Any, **kwargs: Any) -> Any:
+        dtype = _dtype()
+        if dtype is None or kwargs.get("out") is not None:
+            return function(*args, **kwargs)
+        args = tuple(
+            _Cast.apply(x, dtype) if isinstance(x, torch.Tensor) and x.dtype in (torch.float32, *of.HALF) else x
+            for x in args
+        )
+        with torch.autocast("cpu", enabled=False):
+            return function(*args, **kwargs)
+
+    return call
+
+
+for _op in PRODUCTS:
+    _about = "Inside of autocast no operand gets a gradient: the cast is out of autograd's sight."
+    plant(_op, "autocast_detaches", "autocast", "autocast", _without_gradients(_op), _about)
 
 
 @autocast(*PRODUCTS)
