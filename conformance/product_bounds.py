@@ -25,8 +25,9 @@ EQUAL_SQUARES = 1.01
 # accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993); terms of one sign drift, as those of products
 # do. Torch's float32 on the CPU uses of it and half an ulp 0.56 for K = 3, 0.44 for 16, 0.11 for 257, 0.015 for 4096.
 # One term after the other: 0.70, or 1.9 if all are equal.
-# TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2). Torch: 1.3 x 2^-10 R.
-TF32_BIAS, TF32_WALK = 2.0**-10, 2.0**-9
+# TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2), or what these operands lose if the other bits
+# are cut off, as Hopper's tensor cores do: where terms are alike, none of that averages. Torch: 1.3 x 2^-10 R.
+TF32_BIAS, TF32_WALK, TF32_BITS = 2.0**-10, 2.0**-9, 11
 
 
 def uses_tf32(dtype: torch.dtype) -> bool:
@@ -35,12 +36,20 @@ def uses_tf32(dtype: torch.dtype) -> bool:
 
 
 def tf32_spread(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return the ``spread`` of a product of float32 matrices, with what TF32 loses of subnormal factors: its subnormals
-    are 2^-136 apart, so that up to 2^-136 |b| is lost of each term, and of a row of them nothing averages.
-    ntops on an H200 gives 0 for products of 2^-149."""
+    """Return the ``spread`` of a product of float32 matrices: at least so much that the bound holds where both are cut
+    off to TF32. With what TF32 loses of subnormal factors: its subnormals are 2^-136 apart, so that up to 2^-136 |b| is
+    lost of each term, and of a row of them nothing averages. ntops on an H200 gives 0 for products of 2^-149."""
     lifted = [np.where(x == 0, 0.0, np.maximum(np.abs(x), 2.0**-126)) for x in (a, b)]
     lost = lifted[0] @ lifted[1] - np.abs(a) @ np.abs(b)
-    return np.sqrt(a**2 @ b**2) + TF32_BIAS / TF32_WALK * lost
+    value = a @ b
+    alike = (np.abs(value - cut_off(a) @ cut_off(b)) - TF32_BIAS * np.abs(value)) / TF32_WALK
+    return np.maximum(np.sqrt(a**2 @ b**2), alike) + TF32_BIAS / TF32_WALK * lost
+
+
+def cut_off(a: np.ndarray) -> np.ndarray:
+    """Return the numbers with the bits that TF32 has."""
+    mantissa, exponent = np.frexp(a)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, TF32_BITS)), exponent - TF32_BITS)
 
 
 def aligned(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:

@@ -19,7 +19,16 @@ from conformance.error_analysis.pairs import (
     unit,
 )
 from conformance.float_formats import FORMATS, compute_dtype
-from conformance.product_bounds import EQUAL_DRIFT, EQUAL_SQUARES, EQUAL_TERMS, PRODUCT_DRIFT, PRODUCT_WALK
+from conformance.product_bounds import (
+    EQUAL_DRIFT,
+    EQUAL_SQUARES,
+    EQUAL_TERMS,
+    PRODUCT_DRIFT,
+    PRODUCT_WALK,
+    TF32_BIAS,
+    TF32_WALK,
+    cut_off,
+)
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -279,8 +288,9 @@ def _product(of: Callable[..., torch.Tensor], terms: Callable[..., int], tensor_
                 error = error + of(first, second, *args)
         error = error + _of_casts(of, (input, x), (other, y), *args)
         if tensor_cores and dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-            # TF32, as in ``bounds``.
-            error = error + 2.0**-10 * value.abs() + 2.0**-9 * of(x**2, y**2, *args).sqrt()
+            walk = TF32_BIAS * value.abs() + TF32_WALK * of(x**2, y**2, *args).sqrt()
+            cut = of(*(torch.as_tensor(cut_off(one.numpy())) for one in (x, y)), *args)
+            error = error + torch.maximum(walk, (cut - value).abs().nan_to_num(nan=0.0))
         if not size.isfinite().all():
             # Partial sums may overflow even beside an infinity, and then one infinity meets another.
             size = of(*(torch.where(one.isfinite(), one.abs(), 0.0) for one in (x, y)), *args)

@@ -115,8 +115,11 @@ def _weights(score: np.ndarray) -> np.ndarray:
 
 def _spread(weight: np.ndarray, v: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """sqrt(sum (p v)^2). Of half types also with keys whose weights round to one number as one term, if that is more:
-    what their errors have in common adds up, and what they have not does not cancel."""
+    what their errors have in common adds up, and what they have not does not cancel. With TF32 at least what is lost
+    where values are cut off, as in ``tf32_spread``; what weights lose together, the bound has."""
     each = np.sqrt(weight**2 @ v**2)
+    if product_bounds.uses_tf32(dtype):
+        return np.maximum(each, np.abs(weight @ (v - product_bounds.cut_off(v))) / product_bounds.TF32_WALK)
     if dtype not in HALF or not weight.size:
         return each
     top = weight.max(-1, keepdims=True)

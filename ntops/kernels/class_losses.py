@@ -153,7 +153,7 @@ def losses(
 
     largest = tl.max(maximum, 1)
     apart = largest[:, None] - maximum
-    logarithm = libdevice.log(tl.sum(total * tl.exp(-apart), 1))
+    logarithm = libdevice.log(tl.sum(total * tl.exp(apart * -1.0), 1))
     tl.store(statistics + row, largest, there)
     tl.store(statistics + rows + row, logarithm, there)
 
@@ -389,7 +389,7 @@ def gradients(
         tl.store(output + written, found.to(output.dtype.element_ty), inside)
 
     if TO_TARGET:
-        of_target = -(slope[:, None] * kept) * below
+        of_target = slope[:, None] * kept * -1.0 * below
 
         if WEIGHTED:
             of_target = of_target * tl.load(weight + (columns + first) * weight_stride, inside, other=0).to(DTYPE)

@@ -48,7 +48,7 @@ def application_trunc_integer(output, input, other, compute_dtype):
     # The hardware traps or gives a wrong result for x / 0 and for the lowest integer / -1, which wraps to itself.
     negated = divisor == -1
     quotient = dividend // ntl.where(negated | (divisor == 0), 1, divisor)
-    output = ntl.cast(ntl.where(negated, -dividend, quotient), output.dtype)
+    output = ntl.cast(ntl.where(negated, 0 - dividend, quotient), output.dtype)
 
 
 def application_floor_integer(output, input, other, compute_dtype):
@@ -59,7 +59,7 @@ def application_floor_integer(output, input, other, compute_dtype):
     quotient = dividend // safe
     remainder = dividend - quotient * safe
     below = (remainder != 0) & ((remainder < 0) != (safe < 0))
-    output = ntl.cast(ntl.where(negated, -dividend, ntl.where(below, quotient - 1, quotient)), output.dtype)
+    output = ntl.cast(ntl.where(negated, 0 - dividend, ntl.where(below, quotient - 1, quotient)), output.dtype)
 
 
 APPLICATIONS = {

@@ -23,7 +23,7 @@ def application_divisor(output, gradient, input, other, compute_dtype):
     # Divide twice, since the square may leave the range where the quotient does not.
     once = functions.divide(ntl.cast(input, compute_dtype), divisor, compute_dtype)
     twice = functions.divide(once, divisor, compute_dtype)
-    output = ntl.cast(-ntl.cast(gradient, compute_dtype) * twice, output.dtype)
+    output = ntl.cast(ntl.cast(gradient, compute_dtype) * -1.0 * twice, output.dtype)
 
 
 def application_base(output, gradient, input, exponent, compute_dtype):
@@ -47,7 +47,7 @@ def application_abs(output, gradient, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
     slope = ntl.cast(gradient, compute_dtype)
     # NaN has the gradient of 0, as in torch.
-    output = ntl.cast(ntl.where(value > 0, slope, ntl.where(value < 0, -slope, slope * 0)), output.dtype)
+    output = ntl.cast(ntl.where(value > 0, slope, ntl.where(value < 0, slope * -1.0, slope * 0)), output.dtype)
 
 
 def application_rsqrt(output, gradient, result, compute_dtype):
@@ -59,7 +59,7 @@ def application_cos(output, gradient, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
     # Compiled by Triton, libdevice's sine takes subnormal numbers for zeros.
     sine = ntl.where(ntl.abs(value) < 2.0**-100, value, ntl.sin(value))
-    output = ntl.cast(ntl.cast(gradient, compute_dtype) * -sine, output.dtype)
+    output = ntl.cast(ntl.cast(gradient, compute_dtype) * (sine * -1.0), output.dtype)
 
 
 def application_sigmoid(output, gradient, result, compute_dtype):
@@ -73,14 +73,14 @@ def application_tanh(output, gradient, result, compute_dtype):
 
 
 def silu(value, compute_dtype):
-    power = 1 + libdevice.exp(-value)
+    power = 1 + libdevice.exp(value * -1.0)
     sigmoid = functions.reciprocal(power, compute_dtype)
 
     return value * sigmoid
 
 
 def silu_slope(value, compute_dtype):
-    power = 1 + libdevice.exp(-value)
+    power = 1 + libdevice.exp(value * -1.0)
     sigmoid = functions.reciprocal(power, compute_dtype)
 
     return sigmoid * (1 + value * (1 - sigmoid))

@@ -45,6 +45,17 @@ def multiply_add(factor, number, addend, compute_dtype):
     return total
 
 
+def multiply_subtract(factor, number, minuend, compute_dtype):
+    """Return minuend - factor * number, as ``multiply_add`` does; of zeros with the sign that torch's has, which adds
+    -factor * number."""
+    if (compute_dtype == ntl.float32) | (compute_dtype == ntl.float64):
+        total = ntl.fma(factor * -1.0, number, minuend)
+    else:
+        total = minuend - factor * number
+
+    return total
+
+
 def power(base, exponent, compute_dtype, ordinary):
     """Return base ** exponent, within an ulp or two, subnormal results included: libdevice's flushes these to zero.
 

@@ -50,7 +50,7 @@ def application(output, x, gate, up, compute_dtype, input_precision, activation)
         factor = ntl.dot(rows, up[k], acc=factor, input_precision=input_precision, out_dtype=compute_dtype)
 
     if activation == "silu":
-        activated = gated / (1 + libdevice.exp(-gated))
+        activated = gated / (1 + libdevice.exp(gated * -1.0))
     elif activation == "gelu":
         activated = gated * 0.5 * (1 + ntl.erf(gated * 0.7071067811865476))
     else:

@@ -50,7 +50,7 @@ def application(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, compute_d
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
     # The fused product is chosen explicitly, since compilers choose by layout.
-    output = ntl.cast(ntl.fma(n0, cosine, -(n1 * sine)), output.dtype)
+    output = ntl.cast(ntl.fma(n0, cosine, n1 * sine * -1.0), output.dtype)
     rotated = ntl.cast(ntl.fma(n0, sine, n1 * cosine), rotated.dtype)
 
 
@@ -72,7 +72,7 @@ def application_looped(output, rotated, x0, x1, w0, w1, cos, sin, count, eps, co
     for i in range(output.shape[0]):
         n0 = ntl.cast(x0[i], compute_dtype) * scale[:, None, None] * ntl.cast(w0[i], compute_dtype)
         n1 = ntl.cast(x1[i], compute_dtype) * scale[:, None, None] * ntl.cast(w1[i], compute_dtype)
-        output[i] = ntl.cast(ntl.fma(n0, cosine, -(n1 * sine)), output.dtype.dtype)
+        output[i] = ntl.cast(ntl.fma(n0, cosine, n1 * sine * -1.0), output.dtype.dtype)
         rotated[i] = ntl.cast(ntl.fma(n0, sine, n1 * cosine), rotated.dtype.dtype)
 
 
@@ -86,7 +86,7 @@ def application_interleaved(output, input, weight, cos, sin, count, eps, compute
     cosine = ntl.cast(cos, compute_dtype)
     sine = ntl.cast(sin, compute_dtype)
     # Load and store in memory order, 16 bytes at a time: elements two apart would be loaded one by one.
-    turned = ntl.interleave(ntl.fma(n0, cosine, -(n1 * sine)), ntl.fma(n0, sine, n1 * cosine))
+    turned = ntl.interleave(ntl.fma(n0, cosine, n1 * sine * -1.0), ntl.fma(n0, sine, n1 * cosine))
     output = ntl.cast(turned, output.dtype)
 
 

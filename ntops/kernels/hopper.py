@@ -37,7 +37,7 @@ def make_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 def activated(gate, ACTIVATION: gl.constexpr):
     """Compute silu, or gelu by the error function or by tanh, in float32."""
     if ACTIVATION == "silu":
-        activated = gate / (1 + libdevice.exp(-gate))
+        activated = gate / (1 + libdevice.exp(gate * -1.0))
     elif ACTIVATION == "gelu":
         activated = gate * 0.5 * (1 + gl.erf(gate * 0.7071067811865476))
     else:

@@ -16,7 +16,7 @@ def application(output, input, compute_dtype):
 
     for i in range(1, input.shape[0]):
         values = ntl.cast(input[i], compute_dtype)
-        power = ntl.exp(-ntl.abs(ntl.where(values == maximum, 0, values - maximum)))
+        power = ntl.exp(ntl.abs(ntl.where(values == maximum, 0, values - maximum)) * -1.0)
         total = ntl.where(values > maximum, total * power + 1, total + power)
         maximum = ntl.where(values > maximum, values, maximum)
 

@@ -9,11 +9,11 @@ from ntops.kernels.element_wise import arrangement
 
 
 def application(output, input):
-    output = -input
+    output = 0 - input
 
 
 def application_float(output, input):
-    # Triton's "-x" is 0 - x, which turns 0 into 0 and not -0.
+    # 0 - 0 is 0, and not -0.
     output = ntl.cast(input * -1.0, output.dtype)
 
 

@@ -80,7 +80,7 @@ def norm_and_rotate(
         n0 = x0 * scale * w0
         n1 = x1 * scale * w1
         # The fused product is chosen explicitly, since compilers choose by layout.
-        first = tl.fma(n0, cosine, -(n1 * sine)).to(output.dtype.element_ty)
+        first = tl.fma(n0, cosine, n1 * sine * -1.0).to(output.dtype.element_ty)
         second = tl.fma(n0, sine, n1 * cosine).to(output.dtype.element_ty)
         places = output + number.to(tl.int64) * columns + head
 

@@ -37,7 +37,7 @@ def application(output, rotated, first, second, sin, cos, compute_dtype):
     cosine = ntl.cast(cos, compute_dtype)
     # In place, both are read before either is written. The product that is fused with the addition is chosen
     # explicitly: a compiler's choice would depend on the layout.
-    output = ntl.cast(ntl.fma(x0, cosine, -(x1 * sine)), output.dtype)
+    output = ntl.cast(ntl.fma(x0, cosine, x1 * sine * -1.0), output.dtype)
     rotated = ntl.cast(ntl.fma(x0, sine, x1 * cosine), rotated.dtype)
 
 
@@ -47,7 +47,7 @@ def application_interleaved(output, input, sin, cos, compute_dtype):
     sine = ntl.cast(sin, compute_dtype)
     cosine = ntl.cast(cos, compute_dtype)
     # Load and store in memory order, 16 bytes at a time: elements two apart would be loaded one by one.
-    turned = ntl.interleave(ntl.fma(x0, cosine, -(x1 * sine)), ntl.fma(x0, sine, x1 * cosine))
+    turned = ntl.interleave(ntl.fma(x0, cosine, x1 * sine * -1.0), ntl.fma(x0, sine, x1 * cosine))
     output = ntl.cast(turned, output.dtype)
 
 

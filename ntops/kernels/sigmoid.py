@@ -9,7 +9,7 @@ arrangement = element_wise.arrangement
 
 
 def application(output, input, compute_dtype):
-    power = 1 + libdevice.exp(-ntl.cast(input, compute_dtype))
+    power = 1 + libdevice.exp(ntl.cast(input, compute_dtype) * -1.0)
     sigmoid = functions.reciprocal(power, compute_dtype)
     output = ntl.cast(sigmoid, output.dtype)
 

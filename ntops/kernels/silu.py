@@ -10,7 +10,7 @@ arrangement = element_wise.arrangement
 
 def application(output, input, compute_dtype):
     value = ntl.cast(input, compute_dtype)
-    power = 1 + libdevice.exp(-value)
+    power = 1 + libdevice.exp(value * -1.0)
     # If the reciprocal is 0, exp(-value) is 2^126 or more.
     sigmoid = functions.reciprocal(power, compute_dtype)
     output = ntl.cast(value * sigmoid, output.dtype)

@@ -8,8 +8,8 @@ arrangement = element_wise.arrangement
 
 
 def application(output, input, other, alpha, compute_dtype):
-    factor = -ntl.cast(alpha, compute_dtype)
-    total = functions.multiply_add(
+    factor = ntl.cast(alpha, compute_dtype)
+    total = functions.multiply_subtract(
         factor, ntl.cast(other, compute_dtype), ntl.cast(input, compute_dtype), compute_dtype
     )
     output = ntl.cast(total, output.dtype)

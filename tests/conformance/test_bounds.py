@@ -13,6 +13,14 @@ from conformance import bounds, float_formats, product_bounds
 U = 2.0**-24
 
 
+@pytest.fixture
+def tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
 def test_formats_are_torchs():
     for dtype, form in float_formats.FORMATS.items():
         info = torch.finfo(dtype)
@@ -137,6 +145,23 @@ def test_equal_terms_are_rounded_alike_beside_a_large_start():
         errors.append([abs(total - value) / bound for bound in bounded])
     without, alike = np.array(errors).T
     assert without.max() > 1 >= alike.max()
+
+
+@pytest.mark.parametrize("terms", [1, 16, 128])
+@pytest.mark.usefixtures("tf32")
+def test_tf32_that_cuts_bits_off_is_within_the_bound_where_terms_are_alike(terms):
+    """As it is of operands that are expanded along K: nothing averages."""
+    columns = np.random.default_rng(0).uniform(1, 2, (2, 1000)).astype(np.float32)
+    a, b = (
+        np.repeat(columns[0].astype(np.float64)[:, None], terms, 1),
+        np.tile(columns[1].astype(np.float64), (terms, 1)),
+    )
+    value, cut = a @ b, (columns.view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64)
+    error = np.abs(terms * cut[0][:, None] * cut[1] - value)
+    assert error.max() > 2.0**-9.3 * value.max() / 2
+    bound = product_bounds.product(value, value, product_bounds.tf32_spread(a, b), terms, torch.float32)
+    assert (error <= bound).all()
+    assert (bound <= 2.0**-8 * value).all()
 
 
 def test_tf32_loses_what_lies_below_its_subnormals():

@@ -8,6 +8,33 @@ import ntops
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["add", "sub"])
+def test_zeros_have_torchs_signs(name, dtype):
+    first, second = torch.cartesian_prod(*[torch.tensor([0.0, -0.0, 1.0, -1.0], dtype=dtype)] * 2).T
+    for alpha in (0, 0.0, -0.0, 1, -1.0):
+        for operands in ((first, second), (first, 1.0), (first[1], -1), (first[:1], second)):
+            want = getattr(torch, name)(*operands, alpha=alpha)
+            there = [one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in operands]
+            found = getattr(ntops.torch, name)(*there, alpha=alpha)
+            assert torch.equal(torch.signbit(found.cpu()), torch.signbit(want)), (alpha, operands)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_a_rotation_of_zeros_has_the_signs_of_its_formula(interleaved):
+    table = torch.tensor([[0.0, -0.0, 1.0, -1.0]])
+    first, second = torch.cartesian_prod(*[table[0]] * 2).T
+    x0, x1 = (one.reshape(1, 4, 1, 4).to(DEVICE) for one in (first, second))
+    input = torch.stack((x0, x1), -1).flatten(-2) if interleaved else torch.cat((x0, x1), -1)
+    for sine in (0.0, -0.0):
+        sin, cos = torch.full((4, 4), sine, device=DEVICE), torch.ones(4, 4, device=DEVICE)
+        found = ntops.torch.rotary_position_embedding(input, sin, cos, interleaved=interleaved)
+        found = found.unflatten(-1, (4, 2)).unbind(-1) if interleaved else found.chunk(2, -1)
+        s = sin[:, None]
+        for one, want in zip(found, (x0 - x1 * s, x0 * s + x1), strict=True):
+            assert torch.equal(torch.signbit(one), torch.signbit(want))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["sin", "cos"])
 def test_every_half_number_in_place(name, dtype):

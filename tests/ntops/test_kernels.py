@@ -1,5 +1,8 @@
 """A handful of kernels serves every shape, and defaults take effect on what is cached."""
 
+import ast
+import pathlib
+
 import pytest
 import torch
 
@@ -151,3 +154,20 @@ def test_offsets_past_32_bits_reach_their_elements():
     ntops.torch.relu(far, inplace=True)
     ntops.torch.add(far, 1, out=far)
     assert far.tolist() == [[2, 3, 4], [5, 6, 7]]
+
+
+def test_no_kernel_negates_with_a_minus():
+    """Triton's "-x" is 0 - x, which turns 0 into 0 and not -0: "x * -1.0" does, and "0 - x" of an integer says it."""
+    negations = [
+        f"{path.name}:{node.lineno}: {ast.unparse(node)}"
+        for path in pathlib.Path(ntops.kernels.__path__[0]).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not _of_numbers(node.operand)
+    ]
+    assert not negations
+
+
+def _of_numbers(node):
+    """Tell whether it is computed in Python: of literals and of bits of a dtype."""
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return not any(isinstance(one, ast.Call) for one in ast.walk(node)) and names <= {"bits"}
