@@ -67,6 +67,33 @@ def broadcast(op: str, dtypes: Sequence[str], shapes_of_both: st.SearchStrategy[
     return lambda names: drawn(tuple(names)) if set(names) & set(dtypes) else st.nothing()
 
 
+_ALL_SPECIALS = ("0", "-0", "1", "-1", "inf", "-inf", "nan", "tiny", "-tiny", "max", "min", "0.5", "-3")
+
+
+def special_pairs(op: str, dtypes: Sequence[str], **options: Sequence[Argument]) -> Cases:
+    """Calls of a binary op in which each special number of the first operand meets each of the second, by broadcasting:
+    of chance, signs of zeros and infinities hardly ever meet where an option decides what comes of them.
+
+    :param options: What to pass by name, one of each.
+    """
+
+    def draws(names: Sequence[str]) -> st.SearchStrategy[Case]:
+        chosen = [name for name in names if name in dtypes]
+        if not chosen:
+            return st.nothing()
+        count = len(_ALL_SPECIALS)
+        specials = tuple(Special(index, value) for index, value in enumerate(_ALL_SPECIALS))
+
+        def call(dtype: str, first: bool, given: dict[str, Argument]) -> Case:
+            both = ((count, 1), (1, count)) if first else ((1, count), (count, 1))
+            return Case(op=op, args=tuple(TensorSpec(shape, dtype, specials=specials) for shape in both), kwargs=given)
+
+        given = st.fixed_dictionaries({name: st.sampled_from(tuple(values)) for name, values in options.items()})
+        return st.builds(call, st.sampled_from(chosen), st.booleans(), given)
+
+    return draws
+
+
 def _given(case: Case) -> list[TensorSpec]:
     """The operands that are read and have dims."""
     out = case.kwargs.get("out")

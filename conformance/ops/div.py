@@ -218,7 +218,9 @@ SPEC = OpSpec(
     large=_large.grown(cases),
     # Roundings and dtypes of integers leave few quotients that are differentiated.
     scenes=_scenes.beside(
-        _scenes.of_elements(cases), _scenes.broadcast("div", dtype_names.FLOATING, shapes.usual(budget=_sizes.ELEMENTS))
+        _scenes.of_elements(cases),
+        _scenes.broadcast("div", dtype_names.FLOATING, shapes.usual(budget=_sizes.ELEMENTS)),
+        _scenes.special_pairs("div", dtype_names.FLOATING, rounding_mode=(None, "floor", "trunc")),
     ),
     refused=refused,
     defined=defined,

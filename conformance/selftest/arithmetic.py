@@ -33,6 +33,15 @@ def alpha_0_is_skipped(right, input, other, *, alpha=1, out=None):
     return result
 
 
+@defect("sub", "alpha")
+def alpha_negated_as_a_difference(right, input, other, *, alpha=1, out=None):
+    """-alpha is 0 - alpha: of 0. it is no -0., and -0. - 0. * x becomes 0."""
+    result = right(input, other, alpha=alpha, out=out)
+    if alpha == 0 and out is None and result.is_floating_point():
+        return result.masked_fill_(result == 0, 0.0)
+    return result
+
+
 @defect("add sub", "alpha")
 def half_product(right, input, other, *, alpha=1, out=None):
     """alpha * other is rounded to the half type."""
