@@ -108,7 +108,8 @@ def _untrained(trial: Trial, lower: str) -> str:
         return f"the {ours.reached} pass raised {describe(ours.error)}"
     if not isinstance(ours.value, tuple):
         return "the result does not know its operands"
-    for number, own, right in zip(way.wanted, ours.value[1:], theirs.value[1:], strict=True):
+    for place, number in enumerate(way.wanted, 1):
+        own, right = ours.value[place], theirs.value[place]
         if not isinstance(right, torch.Tensor) or not right.numel() or not bool(right.isfinite().all()):
             continue
         if not isinstance(own, torch.Tensor):
@@ -116,9 +117,24 @@ def _untrained(trial: Trial, lower: str) -> str:
         if own.dtype != right.dtype:
             return f"the gradient of operand {number} has dtype {own.dtype} instead of {right.dtype}"
         largest, off = float(right.abs().max()), float((own.double() - right.double()).abs().max())
-        if largest > _VANISHING and not off <= _ROUNDED * largest:
+        if largest > _VANISHING and not off <= _ROUNDED * largest and _is_exact(trial, asked, right, place):
             return f"the gradient of operand {number} is {off:.3g} off torch's, of {largest:.3g} at most"
     return ""
+
+
+def _is_exact(trial: Trial, asked: dict[str, Any], gradient: torch.Tensor, place: int) -> bool:
+    """Tell whether roundings leave of torch's gradient what they should, as they do not where terms cancel: those of a
+    norm of two elements, say. float64 tells, where torch takes the call.
+
+    :param place: Where the gradient is among the results.
+    """
+    wider = tuple(one.double() if one.is_floating_point() else one for one in asked["inputs"])
+    exact = trial.theirs(**asked | {"context": None, "inputs": wider})
+    if not isinstance(exact.value, tuple):
+        return True
+    right = exact.value[place]
+    off = (gradient.double() - right).abs().max() if isinstance(right, torch.Tensor) else torch.zeros(())
+    return bool(off <= _ROUNDED * gradient.abs().max())
 
 
 _ROUNDED, _VANISHING = 2.0**-3, 2.0**-8

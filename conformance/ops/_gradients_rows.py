@@ -83,6 +83,9 @@ def _norm(
 def norm(x: Running, g: Running, w: Running | None, eps: float, centered: bool) -> dict[str, Running]:
     """Of rows r (gw - mean gw - n mean(n gw)), r being 1 / sqrt(mean d^2 + eps) and n = d r; of the weight sum(g n), of
     the bias sum(g). Without ``centered`` d is x and not x - mean x, and gw has no mean."""
+    if not x.shape[1]:
+        # Nothing has a mean.
+        return {"input": x, "weight": g.sum(0), "bias": g.sum(0)}
     d = x
     if centered:
         size = np.abs(x.value) + np.abs(x.value).mean(1, keepdims=True)

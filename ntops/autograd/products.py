@@ -57,11 +57,12 @@ def _gradients(gradient, left, right, left_shape, right_shape, needed, alpha=1.0
             contracted(left.mT, gradient, (*batch,), (*right_shape[:-2],), alpha) if needed[1] else None,
         ]
 
-    gradient = gradient * alpha if alpha != 1 else gradient
-    return [
+    # As torch does: rounded before the product, alpha times the gradient would be off by more than results that cancel.
+    found = [
         torch.matmul(gradient, right.mT).sum_to_size(left_shape) if needed[0] else None,
         torch.matmul(left.mT, gradient).sum_to_size(right_shape) if needed[1] else None,
     ]
+    return [one if one is None or alpha == 1 else one * alpha for one in found]
 
 
 def _setup_product(ctx, inputs, output):

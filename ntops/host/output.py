@@ -43,7 +43,9 @@ def check_written(tensor, name, shape=None):
     if shape is not None and tensor.shape != shape:
         return
 
-    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    expanded = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+    if expanded and tensor.numel():
         raise RuntimeError(
             f"argument '{name}' is expanded: several of its elements are one place in memory; clone() it first"
         )

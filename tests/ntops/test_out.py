@@ -197,3 +197,26 @@ def test_one_element_may_have_a_stride_of_0(op, shape):
     out = torch.zeros(1, dtype=expected.dtype, device=DEVICE).as_strided(shape, (0,) * len(shape))
     assert getattr(ntops.torch, op)(operand, *others, out=out) is out
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0, 3)])
+@pytest.mark.parametrize("sizes", [(5,), None])
+@pytest.mark.parametrize("name", ["cos", "logsumexp", "sum"])
+def test_an_out_without_elements_may_be_expanded(name, sizes, shape):
+    """No two of them are one place in memory, whether it is resized or not."""
+    arguments = () if name == "cos" else (-1,)
+    results = []
+    for library in (torch, ntops.torch):
+        out = torch.empty(40, device=DEVICE).as_strided(shape, (0,) * len(shape), 8)
+        like = (*out.shape, 4) if arguments else out.shape
+        input = torch.ones(like if sizes is None else sizes, device=DEVICE)
+        results.append(getattr(library, name)(input, *arguments, out=out))
+        assert results[-1] is out
+    torch.testing.assert_close(*results)
+    assert results[0].shape == results[1].shape
+
+
+def test_an_out_that_is_expanded_is_refused():
+    out = torch.empty(1, device=DEVICE).expand(5)
+    with pytest.raises(RuntimeError, match="argument 'out' is expanded"):
+        ntops.torch.cos(torch.ones(5, device=DEVICE), out=out)
