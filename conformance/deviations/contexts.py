@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from conformance.cases import Case
 from conformance.deviations.table import Deviation, number, specs, tensor
 from strategies import dtypes as dtype_names
@@ -12,7 +14,16 @@ _TURNED = Layout(order=(1, 0))
 
 def _resizes(case: Case) -> bool:
     out = case.kwargs.get("out")
-    return isinstance(out, TensorSpec) and all(out.shape != one.shape or one.shape == (0,) for one in specs(case))
+    if not isinstance(out, TensorSpec):
+        return False
+    shapes = [one.shape for one in specs(case)]
+    try:
+        # An operand that broadcasts may have the shape of ``out``.
+        shapes = [torch.broadcast_shapes(*shapes)] if len(shapes) > 1 else shapes
+    except RuntimeError:
+        # Of other functions a result has the shape of no operand.
+        pass
+    return all(out.shape != shape or shape == (0,) for shape in shapes)
 
 
 def _overflows(case: Case) -> bool:

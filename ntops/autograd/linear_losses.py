@@ -64,7 +64,7 @@ def _traced(ctx, gradient, layer, values, needed):
         columns = layer.columns(classes)
         bias = None if linear_bias is None else linear_bias.reshape(-1)[columns]
         logits = torch.nn.functional.linear(layer.input, layer.weight[columns], bias)
-        below = logits.view(layer.rows, -1, *layer.others).to(wide) - maximum - logarithm
+        below = logits.view(layer.rows, classes.stop - first, *layer.others).to(wide) - maximum - logarithm
         sums, factors, scales = parts(classes)
         flow = slope * (below.exp() * sums - factors)
         flow = (flow if is_ignored is None else flow.masked_fill(is_ignored, 0)).flatten(1).to(input.dtype)

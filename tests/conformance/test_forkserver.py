@@ -46,6 +46,13 @@ def test_how_it_ended_is_told(gpu, monkeypatch):
             assert how in verdict.failure.message
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes are forked, as they are without a GPU."""
+    monkeypatch.setattr(forkserver, "_gpu", lambda: False)
+
+
+@pytest.mark.usefixtures("forked")
 def test_a_server_that_ended_is_replaced_and_its_children_end_with_it():
     with contextlib.closing(Child("crashing", "cpu", timeout=60.0)) as child:
         child.ready()
@@ -58,6 +65,7 @@ def test_a_server_that_ended_is_replaced_and_its_children_end_with_it():
         assert forkserver._server(_environment(), forkserver.JUDGED) is not server
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_server_whose_processes_run_is_not_closed_for_another(monkeypatch):
     """A judged process was killed so, and said to be out of memory, where its judge needed a seventh server."""
     monkeypatch.setattr(forkserver, "_running", [])
@@ -82,6 +90,7 @@ def test_a_server_whose_processes_run_is_not_closed_for_another(monkeypatch):
     forkserver._close()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_server_that_cannot_import_is_told(monkeypatch, capfd):
     monkeypatch.setattr(forkserver, "_running", [])
     monkeypatch.setattr(forkserver, "_command", lambda call: ["sh", "-c", "echo no such module >&2"])

@@ -337,3 +337,18 @@ def test_the_kernel_for_builds_ahead_of_time(rows, classes, terms, dtype):
     torch.testing.assert_close(losses, expected.float(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(maximum + logarithm, logits.logsumexp(1).float(), rtol=1e-5, atol=1e-5)
     assert torch.equal(counted, (target != -100).float())
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_no_rows_have_gradients_whatever_the_gradient_of_the_loss_is(probabilities, lazy):
+    """That of autograd may be a lazily negated view, for which torch computes."""
+    input, weight = torch.zeros(0, 3, device=DEVICE), torch.rand(4, 3, device=DEVICE)
+    target = torch.zeros((0, 4) if probabilities else 0, device=DEVICE)
+    target = target if probabilities else target.long()
+    operands = [one.requires_grad_() for one in (input, weight)]
+    loss = linear_cross_entropy(*operands, target, reduction="sum")
+    gradient = torch.ones((), device=DEVICE)
+    found = torch.autograd.grad(loss, operands, torch._neg_view(gradient) if lazy else gradient)
+    assert [one.shape for one in found] == [(0, 3), (4, 3)]
+    assert not found[1].any()
