@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from conformance.cases import Case
@@ -17,12 +19,9 @@ def _resizes(case: Case) -> bool:
     if not isinstance(out, TensorSpec):
         return False
     shapes = [one.shape for one in specs(case)]
-    try:
-        # An operand that broadcasts may have the shape of ``out``.
+    # An operand that broadcasts may have the shape of ``out``. Operands of other functions may not broadcast.
+    with contextlib.suppress(RuntimeError):
         shapes = [torch.broadcast_shapes(*shapes)] if len(shapes) > 1 else shapes
-    except RuntimeError:
-        # Of other functions a result has the shape of no operand.
-        pass
     return all(out.shape != shape or shape == (0,) for shape in shapes)
 
 
