@@ -96,7 +96,8 @@ def product(
     Each term that underflows in the compute dtype is off by half a step of its subnormals."""
     form = FORMATS[compute_dtype(dtype)]
     drift = np.where(equal, EQUAL_DRIFT, PRODUCT_DRIFT)
-    bound = form.unit * (PRODUCT_WALK * math.sqrt(terms) * magnitude + drift * terms * np.abs(value))
+    # Units first, so that what fits the range stays in it.
+    bound = form.unit * PRODUCT_WALK * math.sqrt(terms) * magnitude + form.unit * drift * terms * np.abs(value)
     if uses_tf32(dtype):
         bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
     return bound + terms * form.subnormal / 2
@@ -105,7 +106,7 @@ def product(
 def total(value: np.ndarray, magnitude: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
     """Bound a sum of ``terms`` terms: ``magnitude`` is sum |terms|. A sum does not underflow."""
     unit = FORMATS[compute_dtype(dtype)].unit
-    return unit * (math.log2(max(terms, 1)) * magnitude + PRODUCT_DRIFT * terms * np.abs(value))
+    return unit * math.log2(max(terms, 1)) * magnitude + unit * PRODUCT_DRIFT * terms * np.abs(value)
 
 
 # Cumulative sums: 2 u sqrt(k) sum|terms| + (k / 4) u max|sums|, k the additions before an element. The first is for
@@ -120,9 +121,9 @@ CUMULATIVE_WALK = 2.0
 def cumulative(value: np.ndarray, magnitude: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """Bound cumulative sums along the last dim: ``magnitude`` is sum |terms|. The first one is exact."""
     additions = np.arange(value.shape[-1])
-    walk = CUMULATIVE_WALK * np.sqrt(additions) * magnitude
+    unit = FORMATS[compute_dtype(dtype)].unit
     largest = np.maximum.accumulate(np.abs(value), axis=-1) if value.size else value
-    return FORMATS[compute_dtype(dtype)].unit * (walk + EQUAL_DRIFT * additions * largest)
+    return unit * CUMULATIVE_WALK * np.sqrt(additions) * magnitude + unit * EQUAL_DRIFT * additions * largest
 
 
 def addmm(

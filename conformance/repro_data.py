@@ -93,6 +93,8 @@ def interval(value: float, rest: float, bound: float, ulp: float, form: float_fo
         return math.nan, math.nan
     if math.isinf(value):
         return value, value
+    if math.isinf(bound):
+        return -math.inf, math.inf
     center, reach = Fraction(value) + Fraction(float(rest)), Fraction(float(ulp)) / 2 + Fraction(float(bound))
     last = Fraction(2) ** (math.frexp(form.max)[1] - form.precision)
     overflow = Fraction(form.max) + last / 2

@@ -50,6 +50,8 @@ def within(
 
     ``once``: one operation of IEEE 754 gives it, so that it is rounded to the nearest, ties to even."""
     output = output_dtype(call, result)
+    # Errors beyond the range, times 0 or beside each other, may be anything.
+    bound = np.where(np.isnan(bound) & np.isfinite(value), np.inf, bound)
     rounded = _rounded(value, low, (float_formats.compute_dtype(result), result), output) if once else ()
     if output != result and result != torch.float64:
         # It overflows where it is computed, and where that is in doubt it is not judged.

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from conformance import bounds, float_formats, product_bounds
+from conformance import bounds, float_formats, product_bounds, repro_data
+from conformance.ops import _expectations as expectations
+from conformance.spec import Call
 
 U = 2.0**-24
 
@@ -180,3 +182,22 @@ def test_a_result_stored_as_another_dtype_is_rounded_twice():
     assert float_formats.stored(value, torch.float32, torch.float16).tolist() == [2.0**-24, 2.0**-23]
     assert float_formats.stored(value, torch.float16, torch.float32).tolist() == [2.0**-11, 2.0**-10]
     assert float_formats.stored(np.array([1.0]), torch.float64, torch.float16) == 2.0**-53 + 2.0**-24
+
+
+def test_a_bound_is_in_the_range_where_it_fits():
+    """Its factors times the largest number do not, before the unit makes them small."""
+    large = np.array([1e308])
+    for bound in (
+        product_bounds.product(large, large, np.zeros(()), 64, torch.float64),
+        product_bounds.total(large, large, 64, torch.float64),
+        product_bounds.cumulative(large, large, torch.float64),
+    ):
+        assert (bound < 1e-14 * large).all()
+
+
+def test_a_bound_that_is_unknown_judges_nothing():
+    value = np.array([1.0, np.nan, np.inf])
+    call = Call((torch.zeros(3),), {}, torch.zeros(3))
+    bound = expectations.within(call, value, np.full(3, np.nan), torch.float32).bound
+    assert bound.tolist()[0] == math.inf
+    assert repro_data.interval(1.0, 0.0, math.inf, 0.0, float_formats.FORMATS[torch.float32]) == (-math.inf, math.inf)
