@@ -114,7 +114,7 @@ def factors(tensor):
     return ((places * 5 % 7 - 3) / 4).to(tensor.dtype)
 
 
-VJP, GRAD, BATCH, ROWS, OUTSIDE = "vjp", "grad", "batch", "rows", "outside"
+VJP, GRAD, BATCH, ROWS, OUTSIDE, FORWARD = "vjp", "grad", "batch", "rows", "outside", "forward"
 TRANSFORMED = "transformed"
 TRANSFORMS = {
     VJP: "torch.func.vjp",
@@ -122,6 +122,7 @@ TRANSFORMS = {
     BATCH: "torch.func.grad under torch.func.vmap",
     ROWS: "torch.func.vmap of what torch.func.vjp returns, as in a Jacobian",
     OUTSIDE: "torch.func.grad of torch.func.vmap",
+    FORWARD: "torch.func.jvp",
 }
 
 
@@ -131,7 +132,7 @@ def _transformed(function, tools, wanted, how):
 
     :param wanted: The places of the tensor arguments that are differentiated.
     :param how: One of ``TRANSFORMS``. In a batch the call is the first of three; the second has other contents. Of
-        rows the first is the gradient.
+        rows the first is the gradient. Forward there is one derivative: along ``factors`` of all of the operands.
     """
 
     def call(*args, **kwargs):
@@ -144,6 +145,8 @@ def _transformed(function, tools, wanted, how):
             return function(*args_of_call, **kwargs_of_call)
 
         operands = [given[place] for place in wanted]
+        if how == FORWARD:
+            return torch.func.jvp(of_wanted, tuple(operands), tuple(map(factors, operands)))
         if how in (VJP, ROWS):
             value, pull_back = torch.func.vjp(of_wanted, *operands)[:2]
             terms = factors(value)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
+from typing import Any
+
+import torch
 
 from conformance import cases, gradient_calls
-from conformance.checks.call_record import PASSED, Finding, Trial, describe
+from conformance.checks.call_record import PASSED, Finding, Outcome, Trial, describe
 from conformance.checks.contexts import failed, in_context, unclaimed
 from conformance.checks.dispatcher import (
     ROUGH,
@@ -17,7 +21,7 @@ from conformance.checks.dispatcher import (
     unlike_plain,
 )
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
-from conformance.checks.gradients import compared, differentiable, expected
+from conformance.checks.gradients import COARSE, compared, differentiable, expected
 from strategies.specs import TensorSpec
 from strategies.tensors import materialize
 
@@ -26,7 +30,8 @@ def transforms(trial: Trial) -> Finding:
     """Check that ``torch.func.vjp`` and ``torch.func.grad``, also under and around ``torch.func.vmap``, give the
     gradients of all floating-point operands, within the bound of the derivative in float64. Where those of torch's
     function are beyond it, since a transform composes them of several steps, others may be ``ROUGH`` times as far. What
-    torch's function refuses there may be refused, and anything by NotImplementedError."""
+    torch's function refuses there may be refused, and anything by NotImplementedError. ``torch.func.jvp`` may be
+    refused by any exception; else its derivative is torch's."""
     if "transforms" not in trial.implementation.claims(trial.case.op):
         return unclaimed("transforms")
     seed, floating, arguments = cases.seed(trial.case), floating_operands(trial.case), tensor_arguments(trial)
@@ -43,6 +48,11 @@ def transforms(trial: Trial) -> Finding:
     inputs = tuple(materialize(spec, number) for number, spec in enumerate(cases.operands(case)))
     context = {"kind": gradient_calls.TRANSFORMED, "wanted": wanted, "how": how}
     outcome, where = trial.bare(inputs=inputs, context=context), f"by {gradient_calls.TRANSFORMS[how]}"
+    if how == gradient_calls.FORWARD:
+        message = _unlike_forward(trial, inputs, context, outcome)
+        return (
+            failed(trial, "transforms", trial.case, f"{where}: {message}") if message else Finding("transforms", PASSED)
+        )
     if outcome.error is not None:
         refused = isinstance(outcome.error, NotImplementedError)
         refused = refused or trial.theirs(inputs=inputs, context=context).error is not None
@@ -69,6 +79,30 @@ def transforms(trial: Trial) -> Finding:
             message = f"{where}: that of operand {number} is wrong: {message}"
             return failed(trial, "transforms", trial.case, message)
     return Finding("transforms", PASSED)
+
+
+def _unlike_forward(trial: Trial, inputs: tuple[torch.Tensor, ...], context: dict[str, Any], outcome: Outcome) -> str:
+    """Say how a derivative of forward mode is not torch's in float64; empty: it is, or there is none. Who has no
+    forward mode says so, whatever the class of the exception; a derivative of 0 in its place is an error."""
+    wider = tuple(one.double() if one.is_floating_point() else one for one in inputs)
+    theirs, exact = (trial.theirs(inputs=given, context=context) for given in (inputs, wider))
+    if any(one.error is not None for one in (outcome, theirs, exact)):
+        return ""
+    (_, ours), (_, own), (_, right) = outcome.value, theirs.value, exact.value
+    if not isinstance(ours, torch.Tensor) or (ours.dtype, ours.shape) != (own.dtype, own.shape):
+        return "the derivative is not of the dtype and shape of the result"
+    if not right.numel() or not right.is_floating_point():
+        return ""
+    sure = right.isfinite() & own.isfinite()
+    largest, off, worst = (
+        float(torch.where(sure, one, 0.0).abs().nan_to_num(nan=math.inf).amax())
+        for one in (right, own.double() - right, ours.cpu().double() - right)
+    )
+    return (
+        f"the derivative is {worst:.3g} off, of {largest:.3g} at most"
+        if worst > max(COARSE, 4 * torch.finfo(ours.dtype).eps) * largest + ROUGH * off
+        else ""
+    )
 
 
 def is_transformed(trial: Trial) -> bool:

@@ -57,6 +57,20 @@ def rounds(right: Right, *args: Any, **kwargs: Any) -> Any:
     return result.bfloat16().to(result.dtype)
 
 
+def _is_dual(*args: Any, **kwargs: Any) -> bool:
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    return any(torch.autograd.forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+forward_as, _ = instead_where(_is_dual)
+
+
+@entering(("mul", "exp", "log_softmax", "mm"), "transforms of torch.func", "transforms", forward_as)
+def no_tangent(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The kernel takes the operands' memory, so that the derivative of forward mode is 0."""
+    return right(*args, **kwargs).detach()
+
+
 def _is_batch_of_transformed(*args: Any, **kwargs: Any) -> bool:
     tools = torch._C._functorch
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor) and tools.is_batchedtensor(x)]

@@ -57,10 +57,11 @@ def test_each_transform_is_made():
             raise ValueError("no transform")
         return torch.exp(input, out=out)
 
-    messages = [one.message for one in findings(ALL["exp"], claiming("exp", "transforms", exp))]
+    messages = [one.message for one in findings(ALL["exp"], claiming("exp", "transforms", exp), 30) if one.message]
     assert all("raised ValueError: no transform" in one for one in messages)
     made = {one.split(": ")[0].removeprefix("by ") for one in messages}
-    assert made == set(gradient_calls.TRANSFORMS.values())
+    # Forward mode may be left out.
+    assert made == set(gradient_calls.TRANSFORMS.values()) - {"torch.func.jvp"}
 
 
 def test_who_leaves_transforms_out_may_say_so():
