@@ -88,7 +88,12 @@ def _shared(value, wanted, dout, _):
 
 def _negated(value, wanted, dout, _):
     """Return the gradients for a gradient of the result that is negated when it is read."""
-    return plain(value, wanted, torch._neg_view(-dout))
+    once = dout
+    for dim, (size, stride) in enumerate(zip(dout.shape, dout.stride(), strict=True)):
+        once = once.narrow(dim, 0, 1) if stride == 0 and size > 1 else once
+    # With the strides that were asked for.
+    opposite = torch.empty_strided(once.shape, once.stride(), dtype=dout.dtype, device=dout.device).copy_(-once)
+    return plain(value, wanted, torch._neg_view(opposite.expand(dout.shape)))
 
 
 def second_order(value, wanted, dout, _=None):

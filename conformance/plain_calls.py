@@ -205,7 +205,7 @@ def environment(inherited: Mapping[str, str]) -> dict[str, str]:
 def _run(script: Path, output: Any, device: torch.device, seconds: float | None) -> str:
     """Run a script; return how it ended, where that is not well."""
     # Without the paths that an interpreter finds by itself.
-    paths = [path or os.getcwd() for path in (*sys.path, os.getcwd())]
+    paths = [os.path.abspath(path) for path in (*sys.path, "")]
     own = [path for path in dict.fromkeys(paths) if not path.startswith((sys.prefix, sys.base_prefix))]
     variables = environment(os.environ) | {"PYTHONPATH": os.pathsep.join(own)}
     if device.type == "cpu":

@@ -126,7 +126,7 @@ def spec(
     nor ``bound``. NumPy and mpmath have the function under the same name, where ``formula`` and ``precise`` are not
     given."""
     function, formula = getattr(torch, name), formula or getattr(np, name)
-    precise, bound = precise or getattr(mpmath, name), bound or partial(bounds.ulps, ulps or name)
+    precise, bound = precise or getattr(mpmath, name), bound or partial(bounds.ulps, name if ulps is None else ulps)
 
     def expected(call: Call) -> Expected:
         dtype = float_of(call.args[0].dtype)

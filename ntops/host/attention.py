@@ -77,6 +77,10 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     if mask is not None:
         keys = min(keys, mask.shape[-1])
 
+    if lower_right is False and slots is None:
+        # No query sees a later key.
+        keys = min(keys, queries)
+
     is_float_mask = mask is not None and mask.dtype.is_floating_point
     # The kernel takes positive scales only, so that the largest product is the largest score.
     magnitude, sign = (abs(scale), math.copysign(1, scale)) if scale else (1.0, 0.0)

@@ -14,7 +14,8 @@ from ntops.host import attention_hopper
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """The constants of a form: a block of tiles of a program takes ``block`` microseconds, and so on."""
+    """A form and its constants, in microseconds: ``once`` for a call, ``turn`` for each tile that a multiprocessor
+    computes in turn, and ``block`` for each block of keys that it reads."""
 
     block_m: int
     block_n: int
@@ -60,7 +61,7 @@ def microseconds(form, queries, group, heads, keys, causal, multiprocessors):
     size = form.block_m * form.warp_groups
     row_tiles = -(-rows // size)
     most = -(-keys // form.block_n)
-    # The first tile of a causal call sees the fewest keys, the last one all.
+    # The first tile of a causal call sees the fewest keys, the last one all: others are not counted among them.
     fewest = -(-min(max(keys - queries, 0) + -(-size // packed), keys) // form.block_n) if causal else most
     mean = (most + fewest) / 2
     tiles = heads * row_tiles

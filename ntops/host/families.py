@@ -29,6 +29,8 @@ class Member:
     gradient: str | tuple[str, dict[str, Any]] | None
     """The formula of the gradient of ``input`` (:mod:`ntops.autograd.elementwise`), with the values of the formula's
     operands if their names differ; ``None`` if it has none."""
+    inplace: bool
+    """Tells whether it takes ``inplace``."""
 
 
 MEMBERS: dict[str, Member] = {}
@@ -60,8 +62,9 @@ def _declared(function, family, name, gradient=None, **texts):
     function.__name__ = function.__qualname__ = name
     function.__module__ = f"ntops.torch.{name}"
     function.__doc__ = inspect.cleandoc(function.__doc__ or "").format(name=name, **texts)
-    arguments = (one for one in inspect.signature(function).parameters if one not in ("out", "inplace"))
-    MEMBERS[name] = Member(family, tuple(arguments), gradient)
+    parameters = inspect.signature(function).parameters
+    arguments = (one for one in parameters if one not in ("out", "inplace"))
+    MEMBERS[name] = Member(family, tuple(arguments), gradient, "inplace" in parameters)
 
     return repeatable(function)
 

@@ -1,5 +1,5 @@
 """Products of a few rows, or columns: tell which calls the kernel takes that reads the other factor once, and launch
-it."""
+it. Figures are of M x N x K."""
 
 import itertools
 
@@ -60,10 +60,12 @@ def tile(m, n, dtype):
     most = _TOGETHER if dtype.itemsize <= 4 else _TOGETHER // 2
     rows = min(max(1 << (min(m, n) - 1).bit_length(), 2), most)
 
-    if max(m, n) < _MANY or rows > 4:
+    many = max(m, n)
+
+    if many < _MANY or rows > 4:
         return rows, *_NARROW
 
-    return rows, *(_LONG if n * dtype.itemsize % 16 else _WIDE)
+    return rows, *(_LONG if many * dtype.itemsize % 16 else _WIDE)
 
 
 def splits(m, n, k, tile, multiprocessors):

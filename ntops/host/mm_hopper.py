@@ -80,8 +80,8 @@ _OTHERS = 3072
 
 
 _FEW = 16
-"""Up to this many rows of a result the other factor is not copied: 8 x 4096 x 50257 takes 342 us with a copy, 217
-without."""
+"""Up to this many rows of a result the other factor is not copied if its K fits: 8 x 4096 x 50257 (M x K x N) takes
+342 us with a copy, 217 without."""
 
 
 def takes_sizes(result, input, ieee, batch_dims, index):

@@ -1,4 +1,5 @@
-"""Configurations of matrix products: the rule that chooses one, and those that it may be forced to take."""
+"""Configurations of matrix products: the rule that chooses one, and those that it may be forced to take. Figures are of
+M x K x N."""
 
 import dataclasses
 
@@ -18,7 +19,7 @@ FMA = 3
 FEW_ROWS = 4
 """The form of ``ntops.kernels.few_rows``, which runs everywhere."""
 
-_LARGE, _LARGE_OF_BATCH, _LARGE_UNALIGNED, _LARGE_OF_BATCH_UNALIGNED = 2**22, 2**21, 2**20, 2**19
+_LARGE, _LARGE_OF_BATCH, _LARGE_UNALIGNED, _LARGE_OF_BATCH_UNALIGNED = 2**22, 2**21, 2**20, 500_000
 """The values of M * N * K from which the form is ``HOPPER``. Smaller products take the host longer than the device, and
 this form, which makes three descriptors, takes the host the longest. A batch has many small products: 384 of 197 x 64 x
 197 take 44 us so, and 62 us in the other form; 16 of 197 x 72 x 77 take 10.6 us so, and 7.7 us in the other. If rows
@@ -153,7 +154,7 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
 
     if batch:
         # Few terms do not pay for copies: 96 of 64 x 77 x 64 take 10 us in the other form and 15 us in this.
-        large = _LARGE_OF_BATCH_UNALIGNED if k % 8 and k >= 256 else _LARGE_OF_BATCH
+        large = _LARGE_OF_BATCH_UNALIGNED if k % (16 // dtype.itemsize) and k >= 256 else _LARGE_OF_BATCH
     else:
         large = _LARGE_UNALIGNED if k % 16 or n % 16 else _LARGE
 
@@ -179,7 +180,7 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
         block_m, block_n, block_k, num_warps, num_stages = 128, 256, 64, 8, 4
     elif m <= 16:
         # The product is bound by reading the other matrix: read it in rows of 128 bytes, many in flight, with K in
-        # parts. If its rows are not aligned, longer ones: 3 x 50257 x 768 takes 47 us on an H200 (torch 50) with
+        # parts. If its rows are not aligned, longer ones: 3 x 768 x 50257 takes 47 us on an H200 (torch 50) with
         # columns innermost, in the tiles of aligned rows 51; and 15 x 5003 x 5003 with K innermost 61 and 85 us.
         if dtype.itemsize == 2 and k % 8:
             block_m, block_n, block_k, num_warps, num_stages = 16, 64, 256, 8, 4

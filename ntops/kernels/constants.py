@@ -62,7 +62,8 @@ def _written_in(application, literals):
     (function,) = tree.body
     function.args.args = [argument for argument in function.args.args if argument.arg not in literals]
     source = ast.unparse(Writer(literals).visit(tree)) + "\n"
-    name = f"<{application.__module__}.{application.__name__} {literals}>"
+    # Applications that are expressions have one name; their files tell them apart.
+    name = f"<{application.__code__.co_filename}.{application.__name__} {literals}>"
 
     return defined(source, application.__name__, name, application.__globals__)
 

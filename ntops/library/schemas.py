@@ -48,7 +48,7 @@ class Declaration:
 
 
 _FAMILIES = {
-    "activation": Declaration("(Tensor input) -> Tensor", inplace=True),
+    "activation": Declaration("(Tensor input) -> Tensor"),
     "bitwise": Declaration("(Operand input, Operand other) -> Tensor", out=True),
     "comparison": Declaration("(Tensor input, Operand other) -> Tensor", out=True),
     "exact": Declaration("(Tensor input) -> Tensor", out=True),
@@ -133,7 +133,10 @@ OPERATORS = {
     "sub": Declaration("(Operand input, Operand other, Scalar alpha=1) -> Tensor", out=True),
     "sum": _REDUCTION,
 }
-OPERATORS = {name: _FAMILIES[member.family] for name, member in families.MEMBERS.items()} | OPERATORS
+OPERATORS = {
+    name: dataclasses.replace(_FAMILIES[member.family], inplace=member.inplace)
+    for name, member in families.MEMBERS.items()
+} | OPERATORS
 """The declarations by operator name, followed by a dot and an overload's name if it has one."""
 
 BACKWARD = {"scaled_dot_product_attention.gradients"}

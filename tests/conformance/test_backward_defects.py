@@ -38,7 +38,6 @@ def test_every_family_has_its_defects():
     text = PAGE.read_text()
     (least, each) = re.findall(r"more than (\d+) defects of backward passes, and (\d+) or more kinds", text)[0]
     assert len(planted) > int(least) >= 0.8 * len(planted)
-    assert int(least) >= 120
     assert {name: len(kinds) for name, kinds in found.items() if len(kinds) < int(each)} == {}
     assert set(found) == {*of.BACKWARD, of.BROADCAST}
     assert int(each) >= 10

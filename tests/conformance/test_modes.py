@@ -47,6 +47,24 @@ def test_gradients_may_be_more_exact_than_torchs(seed):
     assert (finding.status, finding.message) == (PASSED, "")
 
 
+def test_gradients_of_scores_may_be_more_exact_than_torchs():
+    """Where few keys have weights, the terms of their derivatives cancel."""
+
+    def attention(query, key, value, scale=None, **options):
+        if torch.is_autocast_enabled("cpu"):
+            query, key, value = (one.to(torch.get_autocast_dtype("cpu")) for one in (query, key, value))
+        wide = (one.double() for one in (query, key, value))
+        result = torch.nn.functional.scaled_dot_product_attention(*wide, scale=scale, **options)
+        return result.to(query.dtype)
+
+    op = "scaled_dot_product_attention"
+    for seed in range(12):
+        query, key, value = (TensorSpec((1, 1, rows, 64), "float32", seed=seed) for rows in (1, 3, 3))
+        case = Case(op=op, args=(query, key, value), kwargs={"scale": 2.0})
+        finding = judged("autocast", case, claiming(op, "autocast", attention))
+        assert (finding.status, finding.message) == (PASSED, "")
+
+
 @pytest.mark.parametrize("op", ["add", "exp", "softmax", "mm", "matmul"])
 def test_casts_by_another_way_to_compute_pass(op):
     """The bound decides: the bits are not those of torch's function."""

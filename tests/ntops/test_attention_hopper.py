@@ -9,7 +9,7 @@ from attention_definition import assert_attends, random
 from hopper import hopper
 
 import ntops
-from ntops.host import attention_configs, attention_hopper
+from ntops.host import attention_configs, attention_hopper, attention_times
 from ntops.kernels.scaled_dot_product_attention import CausalVariant
 from ntops.launch import config_selection
 
@@ -62,6 +62,24 @@ def test_what_is_chosen():
 
     for other in (problem(gluon=False), problem(queries=128), problem(heads=1, queries=1000), problem(128, dim=64)):
         assert other.rule(H200).warp_groups == 1
+
+
+def test_a_form_that_is_estimated_is_one_that_may_be_chosen():
+    for (dims, _), forms in attention_times.FORMS.items():
+        known = {
+            (one.block_m, one.block_n, one.num_stages, one.warp_groups) for one in attention_configs.HOPPER_SPACE[dims]
+        }
+        found = {(one.block_m, one.block_n, one.num_stages, one.warp_groups) for one in forms if one.warp_groups > 1}
+        assert found
+        assert found <= known
+
+
+def test_what_is_measured_has_the_parts_that_the_rule_takes():
+    device = config_selection.Device(multiprocessors=132, shared_memory=232448, hopper=True)
+    problem = attention_configs.Problem(4, 8, 1500, 128, 128, torch.bfloat16, False, False, 0, True)
+    chosen = problem.rule(device).splits
+    assert chosen > 1
+    assert chosen in {one.splits for one in problem.space(device)}
 
 
 def test_tiles_leave_little_of_the_last_turn_idle():

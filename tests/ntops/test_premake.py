@@ -26,3 +26,11 @@ def test_every_kernel_has_its_parts(op):
     assert len(arrangement(*tensors)) == len(tensors) == len(inspect.signature(application).parameters)
     kernel = ninetoothed.make(arrangement, application, tensors, kernel_name=op, num_warps=4, num_stages=1)
     assert callable(kernel)
+
+
+def test_expressions_of_one_name_have_sources_of_their_own():
+    """NineToothed reads them when it compiles, which may be after others were made."""
+    kernels = ntops.kernels.elementwise_backward
+    made = {name: kernels.premake(1, name, dtype="fp32")[1] for name in ("sin", "relu", "equal")}
+    sources = {name: inspect.getsource(application) for name, application in made.items()}
+    assert len(set(sources.values())) == len(sources)
