@@ -148,3 +148,19 @@ def test_a_sine_whose_operand_is_not_known_may_be_anything():
 def test_products_of_places_have_no_rule():
     with pytest.raises(NoRule, match="scatter_reduce of products"):
         analyse(lambda x: x.scatter_reduce(1, ZEROS, x, "prod"), (torch.ones(ROWS, COLUMNS),), {})
+
+
+def test_tf32_that_cuts_bits_off_is_within_the_bound_where_terms_are_alike():
+    """As it is of operands that are expanded along K: nothing averages."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        row, column = (torch.rand(200, generator=torch.Generator().manual_seed(0)) + 1 for _ in range(2))
+        a, b = row[:, None].expand(200, 128), column.expand(128, 200)
+        (found, *_), _ = analyse(torch.mm, (a, b), {})
+    finally:
+        torch.set_float32_matmul_precision(before)
+    cut = [(one.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for one in (row, column)]
+    error = (128 * cut[0][:, None] * cut[1] - found.value).abs()
+    assert (error <= found.bound).all()
+    assert (found.bound <= 2.0**-8 * found.value).all()
