@@ -40,7 +40,7 @@ def saved(ctx):
     :raises RuntimeError: A tensor has been written to since.
     """
     tensors = virtual_tensors.without_ended_transforms(ctx.saved_tensors)
-    return ctx.others | dict(zip(ctx.saved_names, tensors, strict=True))
+    return ctx.others | dict(zip(ctx.saved_names, map(virtual_tensors.resolved, tensors), strict=True))
 
 
 def needs(ctx, *places):

@@ -109,3 +109,8 @@ def is_hidden():
 
     levels = () if _transform() is None else torch._C._functorch.get_interpreter_stack()
     return any(level.key() != torch._C._functorch.TransformType.Vmap for level in levels)
+
+
+def resolved(value):
+    """Return a tensor that is negated lazily with its elements in memory, and any other value itself."""
+    return value.resolve_neg() if isinstance(value, torch.Tensor) and value.is_neg() else value

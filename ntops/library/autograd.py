@@ -60,7 +60,11 @@ def _differentiated(op, formula):
     """Return a kernel that records a call for its gradient: as ``torch.library.register_autograd`` does, and under a
     transform of :mod:`torch.func`, which torch refuses for registered gradients, by a function that has rules for it.
     """
-    recorded = make_autograd_impl(op, Info(formula.backward, formula.setup_context))
+
+    def backward_of(ctx, *grads):
+        return formula.backward(ctx, *map(virtual_tensors.resolved, grads))
+
+    recorded = make_autograd_impl(op, Info(backward_of, formula.setup_context))
 
     class Transformed(torch.autograd.Function):
         generate_vmap_rule = True
@@ -77,7 +81,7 @@ def _differentiated(op, formula):
 
         @staticmethod
         def backward(ctx, *grads):
-            found = formula.backward(ctx, *grads)
+            found = backward_of(ctx, *grads)
             found = found if isinstance(found, tuple) else (found,)
             return found[: len(ctx.needs_input_grad)]
 

@@ -77,6 +77,15 @@ def test_gradcheck(name):
 
 
 @pytest.mark.parametrize("name", REPEATABLE)
+def test_what_is_negated_lazily_is_read_and_not_composed(name):
+    """The gradient of the result, or what was saved: kernels compute, and give the same bits."""
+    function, args, wanted = call(name)
+    expected, result = asked(function(*args), wanted), function(*args)
+    found = torch.autograd.grad(result, wanted, torch._neg_view(-factors(result)))
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("name", REPEATABLE)
 def test_gradients_of_compiled_code(name):
     function, args, wanted = call(name)
     torch._dynamo.reset()

@@ -10,6 +10,7 @@ from operator_calls import DEVICE
 from torch._dynamo.backends.common import aot_autograd
 
 import ntops
+from ntops.autograd import linear_losses
 from ntops.host import cross_entropy, mm_hopper
 from ntops.host import linear_cross_entropy as host
 from ntops.host.product_configs import Options
@@ -339,16 +340,17 @@ def test_the_kernel_for_builds_ahead_of_time(rows, classes, terms, dtype):
     assert torch.equal(counted, (target != -100).float())
 
 
-@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("probabilities", [False, True])
-def test_no_rows_have_gradients_whatever_the_gradient_of_the_loss_is(probabilities, lazy):
-    """That of autograd may be a lazily negated view, for which torch computes."""
+def test_no_rows_have_gradients(probabilities, traced, monkeypatch):
+    """Those of kernels, and those of torch's functions, as they are traced."""
+    if traced:
+        monkeypatch.setattr(linear_losses, "is_composed", lambda *_: True)
     input, weight = torch.zeros(0, 3, device=DEVICE), torch.rand(4, 3, device=DEVICE)
     target = torch.zeros((0, 4) if probabilities else 0, device=DEVICE)
     target = target if probabilities else target.long()
     operands = [one.requires_grad_() for one in (input, weight)]
     loss = linear_cross_entropy(*operands, target, reduction="sum")
-    gradient = torch.ones((), device=DEVICE)
-    found = torch.autograd.grad(loss, operands, torch._neg_view(gradient) if lazy else gradient)
+    found = torch.autograd.grad(loss, operands)
     assert [one.shape for one in found] == [(0, 3), (4, 3)]
     assert not found[1].any()
