@@ -191,6 +191,28 @@ def _by_cast_factor(
     return function(input, mat1, mat2, beta=torch.scalar_tensor(beta, dtype=input.dtype).item(), out=out)
 
 
+def _ignored_input(call: Call) -> bool:
+    """Tell whether ``input`` does not broadcast to the product, and ``beta`` is 0: then CUDA looks at none of its
+    sizes."""
+    beta = call.kwargs.get("beta", 1)
+    if len(call.args) != 3 or not isinstance(beta, int | float) or beta != 0:
+        return False
+    if not all(isinstance(x, torch.Tensor) for x in call.args) or not call.args[1].numel():
+        return False
+    input, mat1, mat2 = call.args
+    result = (*mat1.shape[:1], *mat2.shape[1:])
+    try:
+        return torch.broadcast_shapes(input.shape, result) != result
+    except RuntimeError:
+        return True
+
+
+def _without_input(
+    function: Function, input: torch.Tensor, mat1: torch.Tensor, mat2: torch.Tensor, **kwargs: Any
+) -> torch.Tensor:
+    return function(input.new_zeros(1), mat1, mat2, **kwargs)
+
+
 # --- what CUDA lays out in another way ---------------------------------------------------------------------------
 
 
@@ -313,6 +335,18 @@ STAND_INS: tuple[StandIn, ...] = (
             op="addmm",
             args=(_tensor("int32", 2), _tensor("int32", 3, 0), _tensor("int32", 0, 2)),
             kwargs={"beta": 2.5},
+        ),
+    ),
+    StandIn(
+        "an input that is ignored, of any size",
+        ops=("addmm",),
+        check="errors",
+        applies=_ignored_input,
+        answer=_without_input,
+        case=Case(
+            op="addmm",
+            args=(_tensor("float32", 3, 9), _tensor("float32", 3, 4), _tensor("float32", 4, 2)),
+            kwargs={"beta": 0},
         ),
     ),
     # The CPU promotes operands before it looks at their strides, and a promoted copy has no gaps.

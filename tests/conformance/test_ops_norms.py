@@ -16,7 +16,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.spec import Call, registry
 from strategies import dtypes as dtype_names
 from strategies import layouts
-from strategies.specs import TensorSpec
+from strategies.specs import Special, TensorSpec
 
 OPS = ("layer_norm", "rms_norm")
 INF, NAN = math.inf, math.nan
@@ -269,3 +269,18 @@ def test_benchmarks_count_bytes(op):
         assert benchmark.flops > operands[0].numel()
     shapes = [cases.operands(benchmark.case)[0].shape for benchmark in registry()[op].benchmarks]
     assert {(8192, 1024), (8192, 4096), (4096, 16384)} <= set(shapes)
+
+
+def test_what_overflows_or_not_by_the_bound_is_not_judged():
+    """Of nearly equal elements rms_norm is about the weight, the largest number here; of [0, 1] sqrt(2) times it."""
+    largest = torch.finfo(torch.float64).max
+    weight = TensorSpec((2,), "float64", "listed:1", specials=(Special(0, "max"), Special(1, "max")))
+    nearly = normal("rms_norm", "float64", 2, "ascending", rows=40, weight=weight)
+    expected = registry()["rms_norm"].expected(call(nearly))
+    assert compare(by_torch(nearly), expected).passed
+    either = expected.value.isinf() & ~expected.judged
+    assert either.any()
+    assert compare(torch.where(either, largest, expected.value), expected).passed
+    certain = Case(op="rms_norm", args=(TensorSpec((1, 2), "float64", "listed:0,1"), (2,)), kwargs={"weight": weight})
+    assert compare(by_torch(certain), registry()["rms_norm"].expected(call(certain))).judged == 2
+    assert not judged(certain, torch.tensor([[0.0, largest]], dtype=torch.float64)).passed
