@@ -275,7 +275,7 @@ def test_what_overflows_or_not_by_the_bound_is_not_judged():
     """Of nearly equal elements rms_norm is about the weight, the largest number here; of [0, 1] sqrt(2) times it."""
     largest = torch.finfo(torch.float64).max
     weight = TensorSpec((2,), "float64", "listed:1", specials=(Special(0, "max"), Special(1, "max")))
-    nearly = normal("rms_norm", "float64", 2, "listed:1,1.0000000000000009", rows=1, weight=weight, eps=0.0)
+    nearly = normal("rms_norm", "float64", 2, f"listed:{2**52},{2**52 + 4}", rows=1, weight=weight, eps=0.0)
     expected = registry()["rms_norm"].expected(call(nearly))
     assert compare(by_torch(nearly), expected).passed
     either = expected.value.isinf() & ~expected.judged
