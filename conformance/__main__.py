@@ -71,8 +71,8 @@ def reproduce(options: argparse.Namespace) -> int:
     with contextlib.closing(Child(options.implementation, options.device, **how)) as child:
         verdict = child.judge(case) if isinstance(case, Case) else child.play(case)
         if isinstance(case, Case) and plain_calls.fits(case, verdict):
-            again = child.plain([case])[0]
-            verdict = again if again.failure else verdict
+            # Of a call that resizes there is none.
+            verdict = next((again for again in child.plain([case]) if again.failure), verdict)
         print(child.output(), end="")
     name, device = options.implementation, child.about.device
     print(messages.told(case))

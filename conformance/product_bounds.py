@@ -100,7 +100,8 @@ def product(
     bound = form.unit * PRODUCT_WALK * math.sqrt(terms) * magnitude + form.unit * drift * terms * np.abs(value)
     if uses_tf32(dtype):
         bound = bound + TF32_BIAS * np.abs(value) + TF32_WALK * spread
-    return bound + terms * form.subnormal / 2
+    # float64 has no half steps.
+    return bound + np.maximum(terms * form.subnormal / 2, min(terms, 1) * FORMATS[torch.float64].subnormal)
 
 
 def total(value: np.ndarray, magnitude: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:

@@ -119,8 +119,10 @@ def fma(x, y, z):
     correction = error + product_error
     # -0 + 0 is 0.
     exact = np.where(correction == 0, total, total + correction)
-    # Splitting overflows near the limits; there the plain sum is used.
-    return np.where(np.isfinite(product_error) & np.isfinite(exact), exact, product + z)
+    # Splitting overflows near the limits, and the error of a tiny product is no float64: there the plain sum is used,
+    # which of subnormal numbers is exact.
+    known = np.isfinite(product_error) & np.isfinite(exact) & (np.abs(product) >= 2.0**-960)
+    return np.where(known, exact, product + z)
 
 
 def _two_sum(a, b):

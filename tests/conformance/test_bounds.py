@@ -195,6 +195,14 @@ def test_a_bound_is_in_the_range_where_it_fits():
         assert (bound < 1e-14 * large).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_of_subnormals_may_be_off_by_a_step(dtype):
+    """A sum of two roundings is, and float64 has no half steps."""
+    step = np.array([float_formats.FORMATS[dtype].subnormal])
+    assert product_bounds.product(7 * step, 7 * step, np.zeros(()), 1, dtype) >= step / 2
+    assert product_bounds.product(7 * step, 7 * step, np.zeros(()), 1, dtype) > 0
+
+
 def test_a_bound_that_is_unknown_judges_nothing():
     value = np.array([1.0, np.nan, np.inf])
     call = Call((torch.zeros(3),), {}, torch.zeros(3))

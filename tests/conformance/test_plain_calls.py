@@ -92,6 +92,13 @@ def test_a_saved_case_is_made_by_a_script_when_it_is_replayed(judged, tmp_path, 
     assert "plain script" in capsys.readouterr().out
 
 
+def test_a_call_that_resizes_is_replayed_without_a_script(judged, tmp_path):
+    path = tmp_path / "case.json"
+    path.write_bytes(cases.encode(Case(op="neg", args=OTHER.args, kwargs={"out": TensorSpec((0,), "float32")})))
+    with judged("return input.clone()"):
+        assert command.main(["reproduce", str(path), "--implementation", "seen", "--device", "cpu"]) == 0
+
+
 def test_a_pool_gives_the_largest_of_each_dtype_in_turn():
     pool = Pool()
     for dtype in ("float16", "float32"):

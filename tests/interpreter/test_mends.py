@@ -247,6 +247,15 @@ def test_fma_rounds_once(dtype):
         assert all(abs(fractions.Fraction(r) - exact) <= abs(fractions.Fraction(float(n)) - exact) for n in neighbours)
 
 
+def test_fma_of_subnormal_products_is_their_product():
+    """Its error is no number of the dtype."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(512, generator=generator).double() * 2.0**-1030
+    y, none = torch.randn(512, generator=generator).double(), torch.zeros(512).double()
+    assert torch.equal(launch(fused, torch.empty(512).double(), x, y, none), x * y)
+    assert torch.equal(launch(fused, torch.empty(512).double(), x, y, x), x * y + x)
+
+
 @triton.jit
 def exactly_rounded(out, x, y, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
