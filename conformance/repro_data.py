@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import operator
 import zlib
 from fractions import Fraction
 from typing import Any
@@ -120,7 +121,8 @@ def _places(result: torch.Tensor, verdict: Verdict) -> np.ndarray:
         return np.arange(result.numel(), dtype=np.int64)
     places = set(range(0, result.numel(), -(-result.numel() // (MAX_PLACES - 1))))
     worst = verdict.failure.index if verdict.failure else None
-    if worst is not None and len(worst) == result.ndim:
+    # It is that of one gradient; others have other shapes.
+    if worst is not None and len(worst) == result.ndim and all(map(operator.lt, worst, result.shape)):
         places.add(int(np.ravel_multi_index(worst, tuple(result.shape))))
     return np.array(sorted(places), np.int64)
 

@@ -7,6 +7,7 @@ import math
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,3 +135,10 @@ def test_script_names_its_torch_function(tmp_path, monkeypatch):
     for op, found in {"relu": "torch.nn.functional:relu", "add": "torch:add"}.items():
         arguments = (X,) if op == "relu" else (X, 1)
         assert f"'reference': '{found}'" in made(Case(op=op, args=arguments))
+
+
+def test_the_worst_place_of_one_gradient_is_none_of_a_smaller_one():
+    verdict = SimpleNamespace(failure=SimpleNamespace(index=(99, 64)))
+    places = repro_data._places(torch.zeros(100, 65), verdict)
+    assert 99 * 65 + 64 in places
+    assert len(repro_data._places(torch.zeros(64, 100), verdict)) <= repro_data.MAX_PLACES
