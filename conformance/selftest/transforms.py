@@ -15,7 +15,7 @@ def _is_transformed(*args: Any, **kwargs: Any) -> bool:
     return any(torch._C._functorch.is_gradtrackingtensor(x) for x in tensors)
 
 
-transformed_as, with_transforms = instead_where(_is_transformed)
+transformed_as, _ = instead_where(_is_transformed)
 
 
 def transformed(*ops: str) -> Callable[[Any], Any]:
@@ -78,6 +78,9 @@ def _is_batch_of_transformed(*args: Any, **kwargs: Any) -> bool:
 
 
 batch_as, _ = instead_where(_is_batch_of_transformed)
+_, with_transforms = instead_where(
+    lambda *args, **kwargs: _is_transformed(*args, **kwargs) or _is_batch_of_transformed(*args, **kwargs)
+)
 
 
 @entering(("mul", "exp", "softmax", "mm"), "transforms of torch.func", "transforms", batch_as)
