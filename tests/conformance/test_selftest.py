@@ -189,7 +189,8 @@ def test_command_and_what_ends_its_process(tmp_path, capsys):
     assert [one["name"] for one in found["defects"]] == [*names]
     assert [one["first"] for one in found["defects"]] == ["errors", "crash", "values"]
     assert all(one["case"] for one in found["defects"])
-    assert found["versions"]["torch"] == torch.__version__.split("+")[0]
+    # A wheel's version may have no local part where torch's own has one.
+    assert found["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
 @pytest.mark.slow
