@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -248,15 +249,20 @@ def _moved(
     by luck where others need not be, as the mean of equal numbers is."""
     random = torch.Generator().manual_seed(0)
     stirred = tuple(
-        one.double() * (1 + 2.0**-22 * (2 * torch.rand(one.shape, generator=random, dtype=torch.float64) - 1))
+        one * (1 + 2.0**-22 * (2 * torch.rand(one.shape, generator=random, dtype=torch.float64) - 1))
         if one.is_floating_point()
         else one
-        for one in inputs
+        for one in in_float64(inputs)
     )
     found = _of_torch(trial, way, stirred, torch.float64, again=True)
     if found is None:
         return 0.0
     return float(torch.where(sure, found[place] - right, 0.0).abs().nan_to_num(nan=0.0).amax())
+
+
+def in_float64(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the tensors, floating-point ones in float64."""
+    return tuple(one.double() if one.is_floating_point() else one for one in tensors)
 
 
 def _of_torch(

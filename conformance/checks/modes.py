@@ -14,7 +14,7 @@ from conformance.checks.bare import changed
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, in_context, unclaimed, unlike, variants
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
-from conformance.checks.gradients import differentiable
+from conformance.checks.gradients import differentiable, in_float64
 from conformance.checks.invariance import entangled
 from conformance.checks.result import failing, inputs_unchanged, judged
 from conformance.forms import is_torchs
@@ -128,8 +128,7 @@ def _is_exact(trial: Trial, asked: dict[str, Any], gradient: torch.Tensor, place
 
     :param place: Where the gradient is among the results.
     """
-    wider = tuple(one.double() if one.is_floating_point() else one for one in asked["inputs"])
-    exact = trial.theirs(**asked | {"context": None, "inputs": wider})
+    exact = trial.theirs(**asked | {"context": None, "inputs": in_float64(asked["inputs"])})
     if not isinstance(exact.value, tuple):
         return True
     right = exact.value[place]

@@ -21,7 +21,7 @@ from conformance.checks.dispatcher import (
     unlike_plain,
 )
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
-from conformance.checks.gradients import COARSE, compared, differentiable, expected
+from conformance.checks.gradients import COARSE, compared, differentiable, expected, in_float64
 from strategies.specs import TensorSpec
 from strategies.tensors import materialize
 
@@ -84,8 +84,7 @@ def transforms(trial: Trial) -> Finding:
 def _unlike_forward(trial: Trial, inputs: tuple[torch.Tensor, ...], context: dict[str, Any], outcome: Outcome) -> str:
     """Say how a derivative of forward mode is not torch's in float64; empty: it is, or there is none. Who has no
     forward mode says so, whatever the class of the exception; a derivative of 0 in its place is an error."""
-    wider = tuple(one.double() if one.is_floating_point() else one for one in inputs)
-    theirs, exact = (trial.theirs(inputs=given, context=context) for given in (inputs, wider))
+    theirs, exact = (trial.theirs(inputs=given, context=context) for given in (inputs, in_float64(inputs)))
     if any(one.error is not None for one in (outcome, theirs, exact)):
         return ""
     (_, ours), (_, own), (_, right) = outcome.value, theirs.value, exact.value

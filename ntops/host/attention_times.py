@@ -61,7 +61,7 @@ def microseconds(form, queries, group, heads, keys, causal, multiprocessors):
     size = form.block_m * form.warp_groups
     row_tiles = -(-rows // size)
     most = -(-keys // form.block_n)
-    # The first tile of a causal call sees the fewest keys, the last one all: others are not counted among them.
+    # The first tile of a causal call sees the fewest keys, the last one all; ``keys`` counts none that no query sees.
     fewest = -(-min(max(keys - queries, 0) + -(-size // packed), keys) // form.block_n) if causal else most
     mean = (most + fewest) / 2
     tiles = heads * row_tiles

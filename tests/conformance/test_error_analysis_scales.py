@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from conformance import mode_calls
 from conformance.compare import compare
 from conformance.error_analysis import NoRule, analyse
 from conformance.spec import Expected
@@ -152,14 +153,9 @@ def test_products_of_places_have_no_rule():
 
 def test_tf32_that_cuts_bits_off_is_within_the_bound_where_terms_are_alike():
     """As it is of operands that are expanded along K: nothing averages."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        row, column = (torch.rand(200, generator=torch.Generator().manual_seed(0)) + 1 for _ in range(2))
-        a, b = row[:, None].expand(200, 128), column.expand(128, 200)
-        (found, *_), _ = analyse(torch.mm, (a, b), {})
-    finally:
-        torch.set_float32_matmul_precision(before)
+    row, column = torch.rand(2, 200, generator=torch.Generator().manual_seed(0)) + 1
+    with mode_calls.reduced_precision(True):
+        (found, *_), _ = analyse(torch.mm, (row[:, None].expand(200, 128), column.expand(128, 200)), {})
     cut = [(one.view(torch.int32) & ~0x1FFF).view(torch.float32).double() for one in (row, column)]
     error = (128 * cut[0][:, None] * cut[1] - found.value).abs()
     assert (error <= found.bound).all()

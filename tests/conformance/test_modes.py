@@ -48,7 +48,7 @@ def test_gradients_may_be_more_exact_than_torchs(seed):
 
 
 def test_gradients_of_scores_may_be_more_exact_than_torchs():
-    """Where few keys have weights, the terms of their derivatives cancel."""
+    """The derivatives of scores are sums whose terms cancel where few keys have weights."""
 
     def attention(query, key, value, scale=None, **options):
         if torch.is_autocast_enabled("cpu"):
