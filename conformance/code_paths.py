@@ -35,13 +35,16 @@ def traced(function, tools, others, counted, hidden=None):
         return "hidden" if package == "triton" else "other" if package in others else "own"
 
     def step(frame, event, _):
-        if event == "opcode":
+        # A line begins with an instruction. Python 3.13 tells none of the first call of a function, and its lines.
+        if event in ("opcode", "line"):
             _SEEN.add((frame.f_code, frame.f_lasti))
         return step
 
     @tools.without_collector()
     def call(*args, **kwargs):
         before, known = sys.gettrace(), len(_SEEN)
+        # Python 3.12 tells instructions if some frame has asked for them before the trace function is set.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(tools.tracer(kind_of, step, opcodes=True))
         try:
             return function(*args, **kwargs)

@@ -117,6 +117,27 @@ def _checked(tools, op, args, kwargs):
         if message != "SUCCESS":
             text = " ".join(str(message).split())
             raise RuntimeError(f"{check} of {op}: {type(message).__name__}: {text[:200]}")
+    _compare_strides(op, args, kwargs, results)
+
+
+def _compare_strides(op, args, kwargs, results):
+    """Raise RuntimeError where fake tensors lie otherwise than the results: some versions of torch (2.11) compare
+    strides on CUDA alone."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        args, kwargs = _pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        fakes = _pytree.tree_leaves(op(*args, **kwargs))
+    for real, fake in zip(results, fakes, strict=True):
+        if isinstance(real, torch.Tensor) and real.numel() and _strides(real) != _strides(fake):
+            raise RuntimeError(
+                f"test_faketensor of {op}: strides {fake.stride()} of fake tensors, {real.stride()} of others"
+            )
+
+
+def _strides(tensor):
+    # A dim of one element has any stride.
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
 # --- export ------------------------------------------------------------------------------------------------------

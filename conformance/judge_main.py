@@ -181,6 +181,8 @@ def main(descriptor: int, judged_descriptor: int, time_descriptor: int) -> None:
         try:
             device = runner.resolve_device(setup.device, setup.worker)
             runner.choose_semantics(setup.semantics, device)
+            if device.type == "cpu":
+                _limit_memory()
             spec_files.bring(setup.specs)
             connection.send_bytes(msgspec.json.encode(Importing()))
             implementation = load_judged(setup.implementation, judged, device)
@@ -215,6 +217,18 @@ def _prepare() -> None:
         with contextlib.suppress(OSError):
             # As the judged process: the one that takes the memory is killed.
             Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _limit_memory() -> None:
+    """Let an allocation beyond the machine's memory fail where it is made: some systems grant any, and kill whoever
+    uses it. Of a GPU far more than there is is mapped, so not for those."""
+    mapped = 0
+    with contextlib.suppress(OSError):
+        mapped = int(Path("/proc/self/statm").read_text().split()[0])
+    most = (mapped + os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if before == resource.RLIM_INFINITY or before > most:
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def _end(status: int) -> None:

@@ -264,7 +264,14 @@ def test_nothing_is_added_to_the_module_of_a_kernel():
 def python(code, **environment):
     return subprocess.run(
         [sys.executable, "-c", code],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": os.environ["PYTHONPATH"], "HOME": "/nonexistent", **environment},
+        # Without a GPU, also where there is one.
+        env={
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": os.environ["PYTHONPATH"],
+            "HOME": "/nonexistent",
+            "CUDA_VISIBLE_DEVICES": "",
+            **environment,
+        },
         capture_output=True,
         text=True,
     )
