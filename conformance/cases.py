@@ -313,7 +313,7 @@ def written(case: Case) -> frozenset[int]:
         case TensorSpec():
             before = [case.kwargs[name] for name in sorted(case.kwargs) if name < "out"]
             numbers.add(sum(isinstance(argument, TensorSpec) for argument in (*case.args, *before)))
-        case Same(operand):
+        case Same(operand) | View(operand):
             numbers.add(operand)
     return frozenset(numbers)
 

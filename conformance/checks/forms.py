@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import torch
@@ -84,7 +84,16 @@ def aliasing(trial: Trial) -> Finding:
     if well and earlier.intersection(again.memory()):
         return Finding("aliasing", FAILED, "the second of two calls returned the memory that the first had returned")
     # One element before an operand lies NaN, which torch's CPU does not propagate in all of its fused operators.
-    return first(trial, "aliasing", _aliases(trial.case, apart=bool(trial.spec.outs)))
+    shapes = [operand.shape for operand in trial.inputs]
+    broadcasts = trial.reference.error is None and trial.reference.tensors()[0].shape == _broadcast(shapes)
+    return first(trial, "aliasing", _aliases(trial.case, apart=bool(trial.spec.outs), broadcasts=broadcasts))
+
+
+def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size | None:
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        return None
 
 
 def special_values(trial: Trial) -> Finding:
@@ -212,10 +221,14 @@ def _outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
             case "strided" if shape:
                 order, steps = tuple(reversed(range(len(shape)))), (*(1 for _ in shape[1:]), 2)
                 found["out= with strides"] = TensorSpec(shape, dtype, layout=Layout(order, steps))
+                if len(shape) > 1:
+                    columns = _changed(case, out=_column_major(TensorSpec(shape, dtype)))
+                    turned["out= and operands column-major"] = with_operands(columns, _column_major)
             case "turned":
                 turned |= dict(_turned_out(case, shape, dtype))
             case "input" | "overlap":
                 found |= dict(_operands_as_out(case, shape, dtype, kind))
+                turned |= dict(_parts_with_out(case, shape, dtype, kind))
     variants = {what: _changed(case, out=out) for what, out in found.items()}
     for what, changed in variants.items():
         if what.startswith("out= of a part"):
@@ -239,6 +252,8 @@ def _operands_as_out(case: Case, shape: tuple[int, ...], dtype: str, kind: str) 
         if (spec.shape, spec.dtype) == (shape, dtype) and not spec.layout.expanded:
             if kind == "input":
                 yield f"operand {number} for out=", Same(number)
+                if shape:
+                    yield f"another view of operand {number} for out=", View(number, 0, 0, shape[0])
             elif max(shape, default=1) > 1:
                 yield f"out= of a part of operand {number}", Same(number, shift=-1)
 
@@ -257,6 +272,37 @@ def _turned_out(case: Case, shape: tuple[int, ...], dtype: str) -> Iterator[tupl
             yield f"operand {number} turned for out=", _changed(square, out=Same(number, turned=True))
 
 
+def _parts_with_out(case: Case, shape: tuple[int, ...], dtype: str, kind: str) -> Iterator[tuple[str, Case]]:
+    """Yield calls with an ``out`` whose rows lie between those of an operand, which is no overlap; and with an operand
+    for ``out`` of which another one is a row, which is one."""
+    if len(shape) < 2 or min(shape) < 2:
+        return
+    width = shape[-1]
+    beside = Layout(padding=(*(0 for _ in shape[1:]), width), offset=width)
+    specs = cases.operands(case)
+    for number, spec in enumerate(specs):
+        if (spec.shape, spec.dtype) != (shape, dtype):
+            continue
+        if kind == "input":
+            changed = _changed(case, out=Same(number, shift=-width))
+            yield (
+                f"out= between the rows of operand {number}",
+                _with_operand(changed, number, lambda spec: replace(spec, layout=beside)),
+            )
+        elif number == 0 and spec is case.args[0] and len(specs) == 2 and case.args[1] is specs[1]:
+            row = View(0, 0, shape[0] - 1, 1)
+            changed = _changed(case, out=Same(0))
+            whole = _with_operand(changed, 0, lambda spec: replace(spec, layout=CONTIGUOUS))
+            yield "out= of which operand 1 is a row", replace(whole, args=(whole.args[0], row, *whole.args[2:]))
+
+
+def _column_major(spec: TensorSpec) -> TensorSpec:
+    if len(spec.shape) < 2:
+        return spec
+    rest = range(len(spec.shape) - 2)
+    return replace(spec, layout=Layout(order=(*rest, len(spec.shape) - 1, len(spec.shape) - 2)))
+
+
 def _of_shape(spec: TensorSpec, shape: tuple[int, ...]) -> TensorSpec:
     return replace(spec, shape=shape, layout=CONTIGUOUS)
 
@@ -268,9 +314,9 @@ def _shifted(case: Case) -> Case:
     return _with_operand(case, out.operand, lambda spec: replace(spec, layout=Layout(offset=1)))
 
 
-def _aliases(case: Case, apart: bool) -> Variants:
+def _aliases(case: Case, apart: bool, broadcasts: bool) -> Variants:
     """Return calls with two inputs of one dtype that are one tensor, or views of one: turned, or (``apart``) one
-    element apart."""
+    element apart, or (where it ``broadcasts``) a row of it."""
     if any(isinstance(x, Same | View) for x in (*case.args, *case.kwargs.values())):
         return {}
     specs = [spec for spec in case.args if isinstance(spec, TensorSpec)]
@@ -293,6 +339,12 @@ def _aliases(case: Case, apart: bool) -> Variants:
                     found[f"{names} a column and its row"] = _with_operand(
                         turned, first, lambda spec, column=column: _of_shape(spec, column)
                     )
+            if broadcasts and earlier.shape and earlier.shape[0] > 1 and "out" not in case.kwargs:
+                args[place] = View(first, 0, 0, 1)
+                row = replace(case, args=tuple(args), digests=())
+                if cases.seed(case) // 17 % 2:
+                    row = _with_operand(row, first, _column_major)
+                found[f"operand {number} the first row of operand {first}"] = row
             if earlier.shape != spec.shape:
                 continue
             args[place] = Same(first)

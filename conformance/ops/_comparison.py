@@ -180,7 +180,12 @@ def spec(name: str) -> OpSpec:
         reference=function,
         cases=cases(name),
         large=_large.grown(cases(name)),
-        scenes=_scenes.beside(_scenes.of_elements(cases(name)), thresholds(name), beside_halves(name)),
+        scenes=_scenes.beside(
+            _scenes.of_elements(cases(name)),
+            thresholds(name),
+            beside_halves(name),
+            _scenes.with_numbers(name, _scenes.ROUNDING),
+        ),
         refused=refused(name),
         dtypes=dtype_names.ALL,
         outs=OUTS,

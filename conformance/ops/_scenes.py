@@ -22,7 +22,7 @@ from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 
 _BATCH, _SEVERAL, _SHORT_ROWS = st.integers(1, 3), st.integers(2, 4), st.integers(513, 700)
-_FLAG = st.booleans()
+_FLAG, _SELDOM = st.booleans(), st.sampled_from((False, False, False, True))
 _MANY_DIMS = st.tuples(*(st.integers(1, 4) for _ in range(6)))
 """As many dims as kernels take strides, or more."""
 _SPREAD = (0, 1, 3, 4, 6, 7)
@@ -90,6 +90,48 @@ def special_pairs(op: str, dtypes: Sequence[str], **options: Sequence[Argument])
 
         given = st.fixed_dictionaries({name: st.sampled_from(tuple(values)) for name, values in options.items()})
         return st.builds(call, st.sampled_from(chosen), st.booleans(), given)
+
+    return draws
+
+
+UNHELD = (0.1, -0.7, 1 / 3, 1e-3, 2**24 + 1, -(2**25) - 1, 1e39, 1e-46)
+"""Numbers that float32 does not hold: torch rounds them to it before it computes, the last two to inf and 0."""
+
+ROUNDING = "float32", "float64", "int32", "int64"
+"""The dtypes beside which they are rounded to float32, and float64, which holds them."""
+
+
+def with_numbers(
+    op: str,
+    dtypes: Sequence[str],
+    numbers: Sequence[float] = UNHELD,
+    names: Sequence[str] = ("",),
+    **options: Sequence[Argument],
+) -> Cases:
+    """Calls of a tensor and a Python number. Among the elements are special numbers, and what the number is rounded to.
+
+    :param names: What the number may be passed as; empty: it is the second argument.
+    :param options: What to pass by name, one of each.
+    """
+
+    @st.composite
+    def drawn(draw: st.DrawFn, chosen: Sequence[str]) -> Case:
+        dtype, number = draw(st.sampled_from(chosen)), draw(st.sampled_from(tuple(numbers)))
+        spec = draw(tensors.tensors((), dtype) if draw(_SELDOM) else tensors.tensors((40,), dtype, specials=()))
+        if is_floating(dtype):
+            rounded = repr(float(number))
+            places = (rounded, f"-{rounded}".removeprefix("--"), *_ALL_SPECIALS)
+            spec = msgspec.structs.replace(spec, specials=tuple(Special(n, one) for n, one in enumerate(places)))
+            if not spec.shape:
+                spec = msgspec.structs.replace(spec, specials=spec.specials[:1])
+        name = draw(st.sampled_from(tuple(names)))
+        given = {option: draw(st.sampled_from(values)) for option, values in options.items()}
+        args = (spec,) if name else (spec, number)
+        return registry()[op].defined(Case(op=op, args=args, kwargs=given | ({name: number} if name else {})))
+
+    def draws(names: Sequence[str]) -> st.SearchStrategy[Case]:
+        chosen = tuple(name for name in names if name in dtypes)
+        return drawn(chosen) if chosen else st.nothing()
 
     return draws
 

@@ -25,6 +25,7 @@ from strategies import scalars, shapes, tensors, values
 from strategies.shapes import Shape
 from strategies.specs import TensorSpec
 
+_BOUNDS = [number for number in _scenes.UNHELD if abs(number) < 1e38]
 Bounds = tuple[Argument, Argument]
 """min and max."""
 
@@ -210,7 +211,12 @@ SPEC = OpSpec(
     reference=torch.clamp,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(_scenes.of_elements(cases), _integers_beside_0d, at_bounds),
+    scenes=_scenes.beside(
+        _scenes.of_elements(cases),
+        _integers_beside_0d,
+        at_bounds,
+        _scenes.with_numbers("clamp", ("float32", "float64"), _BOUNDS, ("min", "max")),
+    ),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

@@ -33,6 +33,7 @@ _LONGEST = 8
 """The class indices of a list, which a target repeats."""
 _FEW_ROWS, _BANNED = 32, 3
 """The most rows of which each has classes of its own that are -inf, and the most of these."""
+_FEW_SEQUENCES = (1, 2, 3)
 _FEWER = st.sampled_from((True, *(False,) * 7))
 """Draws whether a row has fewer classes than a vocabulary: they are the simplest draw, to which failures shrink."""
 
@@ -151,18 +152,20 @@ def _shapes(small: bool) -> st.SearchStrategy[Shape]:
 
 @st.composite
 def _large_shapes(draw: st.DrawFn, small: bool, elements: int) -> Shape:
-    """A row of a vocabulary, or many rows or pixels of a few classes; of float64, which is dear, a long row or two."""
+    """Few rows of a vocabulary, or many rows or pixels of few classes; of float64, which is dear, a long row or two."""
     kind = draw(st.sampled_from((*("vocabulary",) * 4, "rows", "pixels")))
     if small:
         rows = draw(st.integers(1, 2))
         return rows, draw(shapes.near(min(elements, _sizes.FLOAT64_ROWS) // rows))
     if kind == "vocabulary":
-        # A row, since losses are judged whole.
         classes = draw(st.sampled_from([size for size in models.VOCABULARIES if size <= elements] or [elements]))
-        return 1, draw(st.integers(1, classes)) if draw(_FEWER) else classes
+        # Losses are judged whole.
+        most = min(elements, _sizes.WHOLE // 2) // classes
+        rows = draw(st.sampled_from([rows for rows in _FEW_SEQUENCES if rows <= most] or [1]))
+        return rows, draw(st.integers(1, classes)) if draw(_FEWER) else classes
     classes = draw(st.integers(2, 8))
     rows = draw(shapes.near(min(elements, _sizes.LARGE_LOSSES) // classes))
-    return (rows, classes) if kind == "rows" else (1, classes, rows)
+    return (rows, classes) if kind == "rows" else (draw(st.sampled_from(_FEW_SEQUENCES)), classes, rows)
 
 
 def _rows(shape: Shape) -> Shape:

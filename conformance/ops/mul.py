@@ -61,7 +61,11 @@ SPEC = OpSpec(
     reference=torch.mul,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(_scenes.of_elements(cases), _scenes.special_pairs("mul", dtype_names.FLOATING)),
+    scenes=_scenes.beside(
+        _scenes.of_elements(cases),
+        _scenes.special_pairs("mul", dtype_names.FLOATING),
+        _scenes.with_numbers("mul", _scenes.ROUNDING),
+    ),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

@@ -28,6 +28,8 @@ ODD = (2**31 + 1, -(2**33) - 1, 2.0**53 - 1)
 """Odd exponents beyond 32 bits, which float64 holds."""
 WHOLE = (4, 6, 5, 7, 8, -3, -4, 33, 40)
 """Exponents for which libraries multiply."""
+SHORTCUTS = (0.25, 0.5, -0.5, 1.5, 0.75, 2, 3, 4, -1, -2, 1, 0)
+"""Exponents for which libraries take roots or multiply, each of them of special numbers."""
 FRACTIONS = (1 / 3, 0.2, 1 / 3, 2 / 3, 1 / 3, 2.5, -1 / 3)
 """Exponents that stand for roots, which negative numbers have or not."""
 
@@ -216,7 +218,13 @@ SPEC = OpSpec(
     reference=torch.pow,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(_scenes.of_elements(cases), _high, _scenes.special_pairs("pow", dtype_names.FLOATING)),
+    scenes=_scenes.beside(
+        _scenes.of_elements(cases),
+        _high,
+        _scenes.special_pairs("pow", dtype_names.FLOATING),
+        _scenes.with_numbers("pow", dtype_names.FLOATING, SHORTCUTS),
+        _scenes.with_numbers("pow", ("float32", "float64"), FRACTIONS),
+    ),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=OUTS,

@@ -87,7 +87,8 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
         batch, length, heads, half = draw(shapes.large(4, min(affordable, _sizes.WHOLE) // 2))
         if draw(st.booleans()):
             heads, half = draw(st.one_of(st.sampled_from(_sizes.PROMPT_HEADS), _model_heads()))
-            batch, length = 1, draw(st.integers(33, max(33, affordable // (8 * heads * half))))
+            batch = draw(st.sampled_from((1, 1, 2, 3)))
+            length = draw(st.integers(33, max(33, affordable // (8 * batch * heads * half))))
     elif scenes:
         batch, length, heads, half = draw(_prompt(dtype == "float64"))
     elif dtype != "float64" and draw(st.integers(0, 5)) == 5:

@@ -49,6 +49,9 @@ def div(input, other, *, rounding_mode=None, out=None):
     elif rounding_mode == "floor" and dtype.is_floating_point:
         compute_dtype = torch.float64  # libdevice's remainder of float32 takes subnormal numbers for zeros
 
+        if not isinstance(other, torch.Tensor):
+            other = rounded(other, accumulate_dtype(dtype))
+
     return elementwise(
         premake,
         {"input": input, "other": other},
