@@ -267,6 +267,7 @@ STATE = {
     "torch.utils.deterministic": _flags(torch.utils.deterministic, ("fill_uninitialized_memory",)),
     "autocast": (_autocast, _set_autocast),
     "torch's backends of attention": (_attention, _set_attention),
+    "torch's repetition of warnings": _simple(torch.is_warn_always_enabled, torch.set_warn_always),
     "torch's search for anomalies": _simple(
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda state: torch.set_anomaly_enabled(*state),

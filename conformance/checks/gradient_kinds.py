@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from conformance import cases
 from conformance.cases import Case, DType
 from conformance.spec import registry
 from strategies import dtypes, layouts
-from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 from strategies.tensors import materialize
 from strategies.values import LISTED
 
@@ -28,6 +29,8 @@ TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
 """Those in which each element of the result has a gradient of its own."""
 KINDS_OF_STEP = (*TELLING, "overwritten")
 """Those of a call of more than ``MOST_OF_ROWS`` elements."""
+_WITHOUT_SPECIALS = ("zeros", "expanded", "one for all", "second order", "twice")
+_SPECIALS = ("nan", "inf", "-inf", "100000", "-1e+30")
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
@@ -195,7 +198,11 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
     if not rank and kind != "zeros" and seed // 47 % 3:
         # Of a loss, as loss.backward() begins.
         values = ONES
-    return TensorSpec(shape, dtype, values, seed // 17 % 256, layout)
+    specials: tuple[Special, ...] = ()
+    if rank and kind not in _WITHOUT_SPECIALS and seed // 53 % 4 == 0:
+        # One element of another size, as an overflow of a scaled loss leaves it: nothing else may become like it.
+        specials = (Special(seed // 59 % max(math.prod(shape), 1), _SPECIALS[seed // 61 % len(_SPECIALS)]),)
+    return TensorSpec(shape, dtype, values, seed // 17 % 256, layout, specials)
 
 
 def _orders(rank: int) -> list[tuple[int, ...]]:
@@ -233,5 +240,6 @@ def told(way: Wish) -> str:
         "negated": ", lazily negated",
     }
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
+    values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
     under = "".join(f", {name}={value}" for name, value in way.settings.items())
     return f"gradients of operands {operands}{how.get(way.kind, '')}{under}, for that of the result {values}"

@@ -29,6 +29,8 @@ def dropout(call: Call, dout: torch.Tensor) -> Gradients:
         scaled = g * (Running(np.ones(()), np.zeros(()), g.dtype) / (1 - p))
         found = scaled.where(result != 0)
         told = np.isfinite(x) & np.isfinite(result) & (x != 0) & (np.abs(x) / (1 - p) >= 2.0**-14)
+        # torch multiplies by the mask: what is not finite times 0 is NaN.
+        told &= np.isfinite(g.error) | (result != 0)
         return {0: Running(found.value, np.where(told, found.error, np.inf), g.dtype)}
 
 

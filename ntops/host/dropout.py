@@ -33,7 +33,7 @@ def masked(input, seed, p):
 def dropped(input, p, seed, inplace=False):
     """Apply the mask of ``seed`` to a checked ``input``, in new memory or in place.
 
-    :param seed: As in :func:`masked`; ``None`` if the dtype is not floating-point and ``p`` is 1.
+    :param seed: As in :func:`masked`; of no account if ``p`` is 1.
     """
     if inplace:
         output = input

@@ -235,16 +235,16 @@ def drawn(device):
     return tensor
 
 
-def constant(value, device):
-    """Return a float32 tensor of one element with a fixed address, for arguments that a caller left out."""
+def constant(value, device, dtype=torch.float32):
+    """Return a tensor of one element with a fixed address, for arguments that a caller left out."""
     if boundary.is_abstract():
-        return torch.empty(1, dtype=torch.float32, device=device)
+        return torch.empty(1, dtype=dtype, device=device)
 
-    key = (value, device)
+    key = (value, device, dtype)
 
     if key not in _constants:
         with known():
-            _constants[key] = torch.full((1,), value, dtype=torch.float32, device=device)
+            _constants[key] = torch.full((1,), value, dtype=dtype, device=device)
 
     return _constants[key]
 

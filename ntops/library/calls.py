@@ -269,7 +269,11 @@ def _dropout(bind, parameters, implementation, forms, ops):
             return implementation(*args, **kwargs)
 
         # The tensor is of the kind of ``input``: fake, functional, or one for each part of a batch.
-        seed = torch.randint_like(input.new_empty((), dtype=torch.int64), replay.SEEDS)
+        seed = input.new_zeros((), dtype=torch.int64)
+
+        if p < 1:
+            seed = torch.randint_like(seed, replay.SEEDS)
+
         result = op(input, seed, p)
         return input.copy_(result) if inplace else result
 

@@ -53,5 +53,6 @@ def dropout(input, p=0.5, training=True, inplace=False):
     if inplace:
         check_written(input, "input")
 
-    seed = recorder.drawn(device) if input.dtype.is_floating_point else None
+    # Where all is dropped torch draws no number.
+    seed = recorder.drawn(device) if p < 1 else recorder.constant(0, device, torch.int64).view(())
     return dropped(input, p, seed, inplace)
