@@ -71,6 +71,20 @@ def _wide_probabilities(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
 
 
 @st.composite
+def _ruled_out(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Classes of the probability 0 whose logits are -inf: torch multiplies the two, which gives NaN."""
+    dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
+    rows, classes = draw(st.integers(2, 9)), draw(st.integers(2, 30))
+    place, several = draw(st.integers(0, rows * classes - 1)), draw(st.integers(1, 2))
+    input = TensorSpec(
+        (rows, classes), dtype, "normal", draw(tensors.SEEDS), specials=(Special(place, "-inf", several),)
+    )
+    target = TensorSpec((rows, classes), dtype, "positive", draw(tensors.SEEDS), specials=(Special(place, "0"),))
+    smoothing = draw(st.sampled_from((None, 0.1)))
+    return elementwise.case("cross_entropy", (input, target), reduction="none", label_smoothing=smoothing)
+
+
+@st.composite
 def _first_words_banned(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     """Rows of a vocabulary of which the first words, a tile of them or several, may not be said."""
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
@@ -358,7 +372,9 @@ SPEC = OpSpec(
     reference=torch.nn.functional.cross_entropy,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
-    scenes=lambda dtypes: st.one_of(_no_weights(dtypes), _first_words_banned(dtypes), _wide_probabilities(dtypes)),
+    scenes=lambda dtypes: st.one_of(
+        _no_weights(dtypes), _first_words_banned(dtypes), _wide_probabilities(dtypes), _ruled_out(dtypes)
+    ),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     defined=defined,
