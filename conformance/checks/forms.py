@@ -84,9 +84,9 @@ def aliasing(trial: Trial) -> Finding:
     if well and earlier.intersection(again.memory()):
         return Finding("aliasing", FAILED, "the second of two calls returned the memory that the first had returned")
     # One element before an operand lies NaN, which torch's CPU does not propagate in all of its fused operators.
-    shapes = [operand.shape for operand in trial.inputs]
-    broadcasts = trial.reference.error is None and trial.reference.tensors()[0].shape == _broadcast(shapes)
-    return first(trial, "aliasing", _aliases(trial.case, apart=bool(trial.spec.outs), broadcasts=broadcasts))
+    apart, shapes = bool(trial.spec.outs), [operand.shape for operand in trial.inputs]
+    broadcasts = apart and trial.reference.error is None and trial.reference.tensors()[0].shape == _broadcast(shapes)
+    return first(trial, "aliasing", _aliases(trial.case, apart, broadcasts))
 
 
 def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size | None:
@@ -289,7 +289,7 @@ def _parts_with_out(case: Case, shape: tuple[int, ...], dtype: str, kind: str) -
                 f"out= between the rows of operand {number}",
                 _with_operand(changed, number, lambda spec: replace(spec, layout=beside)),
             )
-        elif number == 0 and spec is case.args[0] and len(specs) == 2 and case.args[1] is specs[1]:
+        elif number == 0 and len(specs) == 2 and case.args[:2] == specs:
             row = View(0, 0, shape[0] - 1, 1)
             changed = _changed(case, out=Same(0))
             whole = _with_operand(changed, 0, lambda spec: replace(spec, layout=CONTIGUOUS))

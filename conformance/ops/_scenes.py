@@ -46,7 +46,8 @@ def beside(scenes: Cases, *others: Cases) -> Cases:
 
     def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
         own = [one for one in (other(dtypes) for other in others) if not one.is_empty]
-        return st.one_of(*[scenes(dtypes)] * max(len(own), 1), *own)
+        # Each an object of its own: one_of drops what it has already.
+        return st.one_of(*(scenes(dtypes) for _ in range(max(len(own), 1))), *own)
 
     return draws
 

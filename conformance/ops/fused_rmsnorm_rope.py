@@ -136,7 +136,9 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
         batch, heads, half = (draw(st.integers(1, 3)) for _ in range(3))
         length = draw(shapes.near(elements // (16 * batch)))
         # Of a prompt as models have it, nothing is said that need not be.
-        prompt, plain = draw(st.sampled_from(((False, False), (True, False), (True, True), (True, True))))
+        prompt, plain = draw(
+            st.sampled_from(((False, False), (True, False), (False, False), (True, True), (True, True)))
+        )
         if prompt:
             batch, (heads, half) = draw(st.sampled_from((1, 1, 2, 3))), draw(st.sampled_from(_sizes.PROMPT_HEADS))
             length = draw(st.integers(8, max(40, elements // (2 * batch * heads * half))))

@@ -116,6 +116,14 @@ _GENERATOR = torch.Generator().manual_seed(1)
 # --- dropout: what becomes of them ---------------------------------------------------------------------------------
 
 
+@defect("dropout", "seeds", "state")
+def draws_for_nothing(right, input, p=0.5, training=True, inplace=False):
+    """Draws numbers where nothing is dropped, or all."""
+    if isinstance(input, torch.Tensor) and (not training or p in (0, 1)):
+        torch.rand(1, device=input.device)
+    return right(input, p, training, inplace=inplace)
+
+
 @defect("dropout", "scale")
 def not_scaled(right, input, p=0.5, training=True, inplace=False):
     """What is kept is not scaled."""

@@ -93,6 +93,18 @@ def passes_zero(step: Step) -> Gradients:
     return input_gradient(step, (~(first_operand(step) < 0)).double())
 
 
+@backward("relu", "formula")
+def times_the_mask(step: Step) -> Gradients:
+    """The gradient of the result is multiplied with a mask, so that one that is not finite becomes NaN, and not 0."""
+    return [step.dout.double() * (first_operand(step) > 0)]
+
+
+@backward("silu sigmoid tanh", "formula")
+def limited_to_half(step: Step) -> Gradients:
+    """The gradient of the result is limited to the range of float16."""
+    return step.gradients(dout=step.dout.clamp(-65504, 65504))
+
+
 @backward("exp", "formula")
 def exponential_of_result(step: Step) -> Gradients:
     """The input is saved where the result should be."""

@@ -179,3 +179,13 @@ def excluded_from_the_end(step: Step) -> Gradients:
     if found is not None and found.ndim and found.shape[dim]:
         found.select(dim, -1).zero_()
     return [found]
+
+
+@backward("cumsum", "formula")
+def total_less_what_is_before(step: Step) -> Gradients:
+    """The sum of all that follows is the total less the sum before: what is not finite spoils the others."""
+    dim = step.args[1] if len(step.args) > 1 else step.kwargs["dim"]
+    if not step.dout.ndim:
+        return step.gradients()
+    wide = step.dout.double()
+    return [wide.sum(dim, True) - wide.cumsum(dim) + wide]

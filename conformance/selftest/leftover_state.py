@@ -163,6 +163,7 @@ CHANGES: dict[str, tuple[str, Callable[[], object]]] = {
     "replaces_a_stream": ("It leaves what is printed elsewhere.", lambda: setattr(sys, "stdout", io.StringIO())),
     "pins_the_thread": ("It leaves the thread on one core.", _one_core),
     "traces": ("It leaves a trace function set.", lambda: sys.settrace(lambda *event: None)),
+    "warns_always": ("It leaves warnings to come at each call.", lambda: torch.set_warn_always(True)),
 }
 """By name, what is wrong, and the change of the process that a call leaves."""
 

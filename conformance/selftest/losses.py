@@ -169,6 +169,15 @@ def negative_alone_is_ignored(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses())
 
 
+@of_losses("specials")
+def nothing_of_nothing(call: Call) -> torch.Tensor | None:
+    """A probability of 0 times a logarithm of -inf is 0, and not NaN."""
+    if call.is_index:
+        return None
+    call.log_shares = call.log_shares.masked_fill((call.target.movedim(call.dim, -1) == 0) & call.x.isneginf(), 0.0)
+    return call.reduced(call.losses())
+
+
 @of_losses("tail")
 def last_tile_left_out(call: Call) -> torch.Tensor | None:
     """The sum of exponentials leaves out what lies past the last full tile of 1024 classes."""

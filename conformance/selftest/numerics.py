@@ -184,3 +184,28 @@ def integers_through_float(right, input, exponent, *, out=None):
         found = torch.pow(input.double(), wide).float()
         return result.copy_(found.clamp(-(2.0**62), 2.0**62).long().to(result.dtype))
     return result
+
+
+@defect("mul div add", "precision", name="number_in_float64")
+def _number_in_float64(right: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """A Python float beside float32 is not rounded to it before the result is computed."""
+    if type(other) is float and isinstance(input, torch.Tensor) and input.dtype == torch.float32 and not kwargs:
+        return right(input.double(), other, *args).float()
+    return right(input, other, *args, **kwargs)
+
+
+@defect("gt lt eq", "precision", name="compares_in_float64")
+def _compares_in_float64(right: Callable[..., Any], input: Any, other: Any, *, out: Any = None) -> Any:
+    """A Python number beside float32 is not rounded to it before they are compared."""
+    if type(other) in (int, float) and isinstance(input, torch.Tensor) and input.dtype == torch.float32:
+        return right(input.double(), other, out=out)
+    return right(input, other, out=out)
+
+
+@defect("pow", "specials", name="root_of_root")
+def _root_of_root(right: Callable[..., Any], input: Any, exponent: Any, *, out: Any = None) -> Any:
+    """A power of a quarter is the root of the root, which is NaN for -inf."""
+    number = type(exponent) is float and exponent == 0.25 and out is None
+    if number and isinstance(input, torch.Tensor) and input.is_floating_point():
+        return input.sqrt().sqrt()
+    return right(input, exponent, out=out)

@@ -64,6 +64,43 @@ def out_of_any_strides(right: Right, input: Any, *args: Any, out: Any = None, **
     return right(input, *args, out=out, **kwargs)
 
 
+@defect("exp mul cos", "views", "out_argument")
+def out_is_cleared(right: Right, input: Any, *args: Any, out: Any = None) -> Any:
+    """An ``out`` of the operand's memory that is another tensor is filled with zeros before the operand is read."""
+    if out is not None and out is not input and _at_one_address(input, out) and input.stride() == out.stride():
+        out.zero_()
+    return right(input, *args, out=out)
+
+
+@defect("add sub mul bitwise_and", "views", "out_argument")
+def extents_that_meet(right: Right, input: Any, other: Any, *, out: Any = None, **kwargs: Any) -> Any:
+    """An ``out`` whose rows lie between those of an operand is refused as if it overlapped with it."""
+    if isinstance(out, torch.Tensor) and isinstance(input, torch.Tensor) and out.shape == input.shape:
+        begin, end = sorted((input, out), key=torch.Tensor.data_ptr)
+        last = sum((size - 1) * stride for size, stride in zip(begin.shape, begin.stride(), strict=True))
+        if begin.numel() and begin.data_ptr() < end.data_ptr() <= begin.data_ptr() + last * begin.itemsize:
+            raise RuntimeError("unsupported operation: an operand and out overlap")
+    return right(input, other, out=out, **kwargs)
+
+
+@defect("mm bmm", "views", "out_argument")
+def all_column_major(right: Right, input: Any, mat2: Any, *, out: Any = None) -> Any:
+    """Where factors and ``out`` are column-major the result is written row-major."""
+    result = right(input, mat2, out=out)
+    if out is not None and all(x.mT.is_contiguous() and not x.is_contiguous() for x in (input, mat2, out)):
+        out.mT.copy_(out.clone(memory_format=torch.contiguous_format).view(out.mT.shape))
+    return result
+
+
+@defect("div pow mul", "views", "aliasing")
+def copies_by_address(right: Right, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """Copies of operands are kept by their address and strides: a row of the first operand is taken for all of it."""
+    both = isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor) and input.numel()
+    if both and (input.data_ptr(), input.stride()) == (other.data_ptr(), other.stride()):
+        other = input
+    return right(input, other, *args, **kwargs)
+
+
 @defect("scaled_dot_product_attention", "views", "call_forms")
 def packed_by_address(right: Right, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
     """Keys and values in one storage are taken to lie in that order."""
