@@ -186,7 +186,7 @@ def integers_through_float(right, input, exponent, *, out=None):
     return result
 
 
-@defect("mul div add", "precision", name="number_in_float64")
+@defect("mul add sub", "precision", name="number_in_float64")
 def _number_in_float64(right: Callable[..., Any], input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
     """A Python float beside float32 is not rounded to it before the result is computed."""
     if type(other) is float and isinstance(input, torch.Tensor) and input.dtype == torch.float32 and not kwargs:

@@ -20,6 +20,25 @@ def test_zeros_have_torchs_signs(name, dtype):
             assert torch.equal(torch.signbit(found.cpu()), torch.signbit(want)), (alpha, operands)
 
 
+@pytest.mark.parametrize("number", [-0.7, 0.1, 2**24 + 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_number_is_rounded_before_a_quotient_is_floored(dtype, number):
+    rounded = float(torch.tensor(float(number), dtype=torch.float32))
+    input = torch.tensor([rounded, -rounded, 3 * rounded], dtype=dtype)
+    found = ntops.torch.div(input.to(DEVICE), number, rounding_mode="floor")
+    assert torch.equal(found.cpu(), (input.double() / rounded).floor().to(dtype))
+
+
+@pytest.mark.parametrize("p", [0, 1, 1.0])
+def test_dropout_of_all_or_nothing_draws_no_number(p):
+    for wanted in (False, True):
+        input = torch.ones(9, device=DEVICE, requires_grad=wanted)
+        generator = torch.cuda if DEVICE == "cuda" else torch
+        before = generator.get_rng_state()
+        assert torch.equal(ntops.torch.dropout(input, p), input * (1 - p))
+        assert torch.equal(generator.get_rng_state(), before)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_rotation_of_zeros_has_the_signs_of_its_formula(interleaved):
     table = torch.tensor([[0.0, -0.0, 1.0, -1.0]])
