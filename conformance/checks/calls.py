@@ -11,7 +11,8 @@ from conformance import call_contexts, cases, forms
 from conformance import spec as specs
 from conformance.cases import Argument, Case, Same
 from conformance.checks.call_record import FAILED, PASSED, Finding, Trial
-from conformance.checks.forms import Variants, first, with_operands
+from conformance.checks.derived_calls import Variants, with_operands
+from conformance.checks.forms import first
 from conformance.checks.invariance import entangled
 from strategies.dtypes import HALF, is_floating
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
