@@ -101,7 +101,8 @@ class Sampled:
 
 OUTS = ("right", "empty", "wrong size", "dtype", "rounded", "strided", "input", "overlap", "turned")
 """The kinds of ``out``: of the right size, empty, of another size or dtype, of another floating-point dtype with
-operands whose results are ties there, with other strides, an operand, a part of one, or one that is turned."""
+operands whose results are ties there, with other strides, an operand or between its rows, a part of one, or one that is
+turned."""
 
 
 @dataclasses.dataclass(frozen=True)
