@@ -22,7 +22,7 @@ def dropout(call: Call, dout: torch.Tensor) -> Gradients:
         if not training or p == 0:
             return {0: g}
         if p == 1:
-            return {0: g.where(np.zeros(g.shape, bool))}
+            return {0: Running(np.zeros(g.shape), np.where(np.isfinite(g.error), 0.0, np.inf), g.dtype)}
         assert isinstance(call.result, torch.Tensor)
         x, result = (one.detach().cpu().double().numpy() for one in (input, call.result))
         # A scale of float32 that is multiplied with is rounded before.

@@ -95,7 +95,7 @@ def special_pairs(op: str, dtypes: Sequence[str], **options: Sequence[Argument])
     return draws
 
 
-UNHELD = (0.1, -0.7, 1 / 3, 1e-3, 2**24 + 1, -(2**25) - 1, 1e39, 1e-46)
+UNHELD = (0.1, 2**24 + 1, -0.7, -(2**25) - 1, 1 / 3, 2**24 + 3, 1e39, 1e-46)
 """Numbers that float32 does not hold: torch rounds them to it before it computes, the last two to inf and 0."""
 
 ROUNDING = "float32", "float64", "int32", "int64"

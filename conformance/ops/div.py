@@ -221,7 +221,7 @@ SPEC = OpSpec(
         _scenes.of_elements(cases),
         _scenes.broadcast("div", dtype_names.FLOATING, shapes.usual(budget=_sizes.ELEMENTS)),
         _scenes.special_pairs("div", dtype_names.FLOATING, rounding_mode=(None, "floor", "trunc")),
-        _scenes.with_numbers("div", _scenes.ROUNDING, rounding_mode=(None, "floor", "trunc")),
+        _scenes.with_numbers("div", _scenes.ROUNDING, rounding_mode=("floor", None, "trunc", "floor")),
     ),
     refused=refused,
     defined=defined,
