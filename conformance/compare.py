@@ -142,7 +142,8 @@ def _misrounded(output: torch.Tensor, expected: Expected) -> np.ndarray:
 
 
 def _flat(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.reshape(-1).numpy()
+    # A gradient may be negated lazily.
+    return tensor.resolve_neg().reshape(-1).numpy()
 
 
 def _special(
