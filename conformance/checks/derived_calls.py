@@ -34,7 +34,7 @@ def outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
         return {}
     shape, dtype = tuple(result.shape), dtype_names.from_torch(result.dtype)
     found: dict[str, Argument] = {}
-    turned: Variants = {}
+    other_calls: Variants = {}
     for kind in kinds:
         match kind:
             case "right":
@@ -58,12 +58,12 @@ def outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
                 found["out= with strides"] = TensorSpec(shape, dtype, layout=Layout(order, steps))
                 if len(shape) > 1:
                     columns = with_arguments(case, out=_column_major(TensorSpec(shape, dtype)))
-                    turned["out= and operands column-major"] = with_operands(columns, _column_major)
+                    other_calls["out= and operands column-major"] = with_operands(columns, _column_major)
             case "turned":
-                turned |= dict(_turned_out(case, shape, dtype))
+                other_calls |= dict(_turned_out(case, shape, dtype))
             case "input" | "overlap":
                 found |= dict(_operands_as_out(case, shape, dtype, kind))
-                turned |= dict(_parts_with_out(case, shape, dtype, kind))
+                other_calls |= dict(_parts_with_out(case, shape, dtype, kind))
     variants = {what: with_arguments(case, out=out) for what, out in found.items()}
     for what, changed in variants.items():
         if what.startswith("out= of a part"):
@@ -72,7 +72,7 @@ def outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
             floats = [n for n, spec in enumerate(cases.operands(case)) if dtype_names.is_floating(spec.dtype)]
             for number in floats:
                 variants[what] = with_operand(variants[what], number, _of_few_bits)
-    return variants | turned
+    return variants | other_calls
 
 
 _TIES = "ties in an out= of "

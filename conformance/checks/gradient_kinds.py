@@ -31,7 +31,8 @@ KINDS_OF_STEP = (*TELLING, "overwritten")
 """Those of a call of more than ``MOST_OF_ROWS`` elements."""
 _WITHOUT_SPECIALS = ("zeros", "expanded", "one for all", "second order", "twice")
 _SPECIALS = ("nan", "inf", "-inf", "100000", "-1e+30")
-"""What one element of the result's gradient may be, but of these kinds, whose elements are alike or finite."""
+"""One element of the result's gradient is one of these at times, but not of the kinds above, whose elements have to
+be alike or finite."""
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""

@@ -159,7 +159,7 @@ def _activations(draw: st.DrawFn, rank: int, elements: int, widths: tuple[int, .
     """A shape of so many dims: rows of a model's length, of a step's tokens."""
     width = draw(models.widths(widths, elements))
     tokens = draw(shapes.near(max(elements // width, 1)))
-    batch = draw(st.sampled_from((1, 1, 2, 3))) if rank > 2 else 1
+    batch = draw(st.sampled_from(_sizes.SEQUENCES)) if rank > 2 else 1
     return (*(1,) * (rank - 3), *(batch,) * (rank > 2), max(tokens // batch, 1), width)
 
 

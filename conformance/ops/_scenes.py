@@ -120,11 +120,8 @@ def with_numbers(
         dtype, number = draw(st.sampled_from(chosen)), draw(st.sampled_from(tuple(numbers)))
         spec = draw(tensors.tensors((), dtype) if draw(_SELDOM) else tensors.tensors((40,), dtype, specials=()))
         if is_floating(dtype):
-            rounded = repr(float(number))
-            places = (rounded, f"-{rounded}".removeprefix("--"), *_ALL_SPECIALS)
-            spec = msgspec.structs.replace(spec, specials=tuple(Special(n, one) for n, one in enumerate(places)))
-            if not spec.shape:
-                spec = msgspec.structs.replace(spec, specials=spec.specials[:1])
+            planted = (repr(float(number)), repr(-float(number)), *_ALL_SPECIALS)[: None if spec.shape else 1]
+            spec = msgspec.structs.replace(spec, specials=tuple(Special(n, one) for n, one in enumerate(planted)))
         name = draw(st.sampled_from(tuple(names)))
         given = {option: draw(st.sampled_from(values)) for option, values in options.items()}
         args = (spec,) if name else (spec, number)

@@ -24,6 +24,8 @@ LONG_HEADS = ((130, 64), (263, 32), (9, 1000))
 """Heads and pairs of a head of rows that are walked likewise; so are half as many heads of float64."""
 MODEL_HEADS = ((8, 64), (17, 32), (32, 16))
 """Heads and pairs of a head of rows that are not walked."""
+SEQUENCES = (1, 1, 2, 3)
+"""Sequences of a large call, half of the time one."""
 PROMPT_HEADS = ((8, 64), (12, 32), (32, 64), (40, 48))
 """The same of large calls, of many tokens."""
 PRODUCT_DIM, PRODUCT_WORK = 200, 1 << 20

@@ -26,6 +26,7 @@ from strategies.shapes import Shape
 from strategies.specs import TensorSpec
 
 _BOUNDS = [number for number in _scenes.UNHELD if abs(number) < 1e38]
+"""torch refuses bounds beyond the range of the dtype."""
 Bounds = tuple[Argument, Argument]
 """min and max."""
 

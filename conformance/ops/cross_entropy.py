@@ -34,6 +34,7 @@ _LONGEST = 8
 _FEW_ROWS, _BANNED = 32, 3
 """The most rows of which each has classes of its own that are -inf, and the most of these."""
 _FEW_SEQUENCES = (1, 2, 3)
+"""Rows of a vocabulary, or images, of a large call."""
 _FEWER = st.sampled_from((True, *(False,) * 7))
 """Draws whether a row has fewer classes than a vocabulary: they are the simplest draw, to which failures shrink."""
 

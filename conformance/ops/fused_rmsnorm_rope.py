@@ -140,7 +140,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
             st.sampled_from(((False, False), (True, False), (False, False), (True, True), (True, True)))
         )
         if prompt:
-            batch, (heads, half) = draw(st.sampled_from((1, 1, 2, 3))), draw(st.sampled_from(_sizes.PROMPT_HEADS))
+            batch, (heads, half) = draw(st.sampled_from(_sizes.SEQUENCES)), draw(st.sampled_from(_sizes.PROMPT_HEADS))
             length = draw(st.integers(8, max(40, elements // (2 * batch * heads * half))))
     elif which == 8 and dtype != "float64":
         # Rows as models have them: heads of a power of two.

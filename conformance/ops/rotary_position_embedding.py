@@ -87,7 +87,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
         batch, length, heads, half = draw(shapes.large(4, min(affordable, _sizes.WHOLE) // 2))
         if draw(st.booleans()):
             heads, half = draw(st.one_of(st.sampled_from(_sizes.PROMPT_HEADS), _model_heads()))
-            batch = draw(st.sampled_from((1, 1, 2, 3)))
+            batch = draw(st.sampled_from(_sizes.SEQUENCES))
             length = draw(st.integers(33, max(33, affordable // (8 * batch * heads * half))))
     elif scenes:
         batch, length, heads, half = draw(_prompt(dtype == "float64"))

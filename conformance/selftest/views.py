@@ -85,7 +85,7 @@ def extents_that_meet(right: Right, input: Any, other: Any, *, out: Any = None, 
 
 @defect("mm bmm", "views", "out_argument")
 def all_column_major(right: Right, input: Any, mat2: Any, *, out: Any = None) -> Any:
-    """Where factors and ``out`` are column-major the result is written row-major."""
+    """The result is written row-major where factors and ``out`` are column-major."""
     result = right(input, mat2, out=out)
     if out is not None and all(x.mT.is_contiguous() and not x.is_contiguous() for x in (input, mat2, out)):
         out.mT.copy_(out.clone(memory_format=torch.contiguous_format).view(out.mT.shape))

@@ -85,6 +85,17 @@ def test_torch_out_of_memory_is_no_failure():
         assert child.judge(Case(op="eq", args=(SMALL, SMALL))).status == "passed"
 
 
+def test_the_judge_may_have_the_machines_memory_and_no_more():
+    """Some systems grant any allocation."""
+    code = (
+        "import resource; from conformance import judge_main; judge_main._limit_memory()\n"
+        "most, _ = resource.getrlimit(resource.RLIMIT_AS); assert most != resource.RLIM_INFINITY\n"
+        "import mmap; mmap.mmap(-1, 1 << 20); mmap.mmap(-1, most)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert "Cannot allocate memory" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
