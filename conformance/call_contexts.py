@@ -158,9 +158,7 @@ def parts(operands, writes, columns):
     for (dtype, _), numbers in alike.items():
         if len(numbers) < 2:
             continue
-        # On CUDA a copy of bools has bytes of 0 and 1 alone.
-        held = torch.uint8 if dtype is torch.bool else dtype
-        several = [given[number].detach().view(held) for number in (reversed(numbers) if columns else numbers)]
+        several = [_exact(given[number]) for number in (reversed(numbers) if columns else numbers)]
         whole = torch.cat(several, -1) if columns else torch.stack(several, -2)
         place, memory = 0, whole.untyped_storage()
         for number in reversed(numbers) if columns else numbers:
@@ -186,6 +184,11 @@ def _extent(tensor, whole):
 
 def _bytes_of(tensor):
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _exact(tensor):
+    """Return a tensor of which a copy has the same bytes: on CUDA one of bools has bytes of 0 and 1 alone."""
+    return tensor.detach().view(torch.uint8) if tensor.dtype is torch.bool else tensor.detach()
 
 
 def _empty(like):
@@ -222,7 +225,7 @@ def undressed(form, operands, given, value):
         if moved and form in (COLUMNS, ROWS):
             # It lies otherwise, and its first element stands for any that was written.
             # Cloned, since a dim of one element may have any stride.
-            words = (x.detach().reshape(-1, 1).clone(memory_format=torch.contiguous_format) for x in (one, operand))
+            words = (_exact(x).reshape(-1, 1).clone(memory_format=torch.contiguous_format) for x in (one, operand))
             if not torch.equal(*(x.view(torch.uint8) for x in words)):
                 _bytes_of(operand)[operand.storage_offset() * operand.itemsize] ^= 1
         elif moved:

@@ -120,7 +120,7 @@ def _run(kernel, bound, grid):
             kernel.elements = max(kernel.elements or 0, builder.largest_block)
             start = stop
     finally:
-        builder.watch = None
+        builder.end_launch()
 
 
 class _Chunk:

@@ -46,6 +46,10 @@ class Memory:
         self._plain_ranges = []
         self._atomic_ranges = []
 
+    def end_launch(self):
+        """Let go of the arguments: the log refers to what was written."""
+        self.log = self.watch = None
+
     def undo(self, mark):
         """Restore the memory contents from when the log had ``mark`` entries."""
         while len(self.log) > mark:

@@ -8,7 +8,7 @@ import gpu_defects
 import pytest
 import torch
 
-from conformance import runner
+from conformance import call_contexts, guards, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, PASSED, UNCLAIMED
@@ -142,3 +142,14 @@ def test_all_operators_claim_them():
     implementation = load("ntops.torch")
     for op in specs.registry():
         assert {*CONTEXTS} <= {*implementation.claims(op)}
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("form", call_contexts.OPERANDS)
+def test_bools_of_any_bytes_are_the_same_after_a_call_in_a_form(form):
+    """A copy of strided bools has bytes of 0 and 1 alone on CUDA."""
+    operands = [torch.arange(20, dtype=torch.uint8, device="cuda").view(torch.bool).view(4, 5) for _ in range(2)]
+    before = [guards.memory_of(one).clone() for one in operands]
+    given = call_contexts.dressed(form, operands, [])
+    call_contexts.undressed(form, operands, given, None)
+    assert all(map(torch.equal, before, map(guards.memory_of, operands)))

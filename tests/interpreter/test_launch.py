@@ -357,3 +357,11 @@ def test_a_sequential_kernel_is_remembered():
 
     assert launch.kernel_of(ticket).is_sequential
     assert out.tolist() == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("programs", [1, 2])
+def test_nothing_refers_to_an_argument_when_a_launch_is_over(programs):
+    x = torch.zeros(4)
+    before = sys.getrefcount(x)
+    failing[(programs,)](x, 2)
+    assert sys.getrefcount(x) == before
