@@ -223,6 +223,10 @@ KNOWN: tuple[tuple[Known, ...], ...] = (
 )
 """The steps that every sequence has, of its ordinary case."""
 LAST: tuple[tuple[Known, ...], ...] = (
+    # By contents that have one sum and one largest element, by equal ones, and by numbers that are almost equal.
+    (*(Known("one_hot", number, "new", "dropped") for number in range(4)),),
+    (Known("zeros", 0, "new", "dropped"), Known("negative_zeros", 0, "new", "dropped")),
+    (*(Known("close", number, "new", "dropped") for number in range(6)),),
     # In memory that was allocated in inference mode, and may not be written outside of it.
     (Known("fresh", 1, "new", "kept", _INFERENCE), Known("fresh", 1, "new", "kept")),
     # With a number that is a tensor of the default dtype.

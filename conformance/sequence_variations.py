@@ -277,6 +277,27 @@ def zeros(case: Case, number: int) -> Case:
     return each_filled(case, lambda spec: msgspec.structs.replace(spec, values="zeros", specials=()))
 
 
+def negative_zeros(case: Case, number: int) -> Case:
+    """Fill operands with negative zeros, which are equal to ``zeros``."""
+    return each_filled(zeros(case, number), lambda spec: _filled(spec, "-0") if is_floating(spec.dtype) else spec)
+
+
+def _filled(spec: TensorSpec, value: str) -> TensorSpec:
+    return msgspec.structs.replace(spec, specials=(Special(0, value, 1),))
+
+
+CLOSE = (0.7, 0.7000004, 0.70000000000004)
+"""Numbers that a text of six digits, or float32, does not tell apart."""
+
+
+def close(case: Case, number: int) -> Case:
+    """Put one of ``CLOSE`` where a number may stand, as ``twin`` does, in the second half of calls by name."""
+    value, name = CLOSE[number % len(CLOSE)], _added(case, 1)
+    if name and number >= len(CLOSE):
+        return msgspec.structs.replace(case, kwargs={**case.kwargs, name: value})
+    return changed(case, lambda name, old: value if name in NUMBERS and old is not None else old)
+
+
 def one_hot(case: Case, number: int) -> Case:
     """Fill operands with zeros but for a one, somewhere: contents of one sum."""
     return each_filled(case, lambda spec: msgspec.structs.replace(spec, values="one_hot", specials=(), seed=number))
@@ -300,3 +321,4 @@ VARIATIONS |= {
     variation.__name__: variation
     for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
+VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close)}

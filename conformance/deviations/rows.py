@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from conformance.cases import Case, DType, Ints
-from conformance.deviations.table import Deviation, specs, tensor
+from conformance.deviations.table import Deviation, number, specs, tensor
 from strategies import dtypes as dtype_names
 from strategies.specs import Special, TensorSpec
 from strategies.tensors import materialize
@@ -92,7 +92,31 @@ def _infinite_element(case: Case) -> bool:
     return isinstance(input, TensorSpec) and bool(materialize(input).isinf().any())
 
 
+def _smoothed_weighted_mean(case: Case) -> bool:
+    given = case.kwargs
+    smoothing, kind = number(given.get("label_smoothing")) or 0.0, given.get("reduction", "mean")
+    return smoothing > 0 and kind == "mean" and isinstance(given.get("weight"), TensorSpec)
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
+    Deviation(
+        "the mean of smoothed losses with weights",
+        "torch adds the weights up in another order where a dispatch mode is active, or an operand is of a subclass "
+        "(masked_fill in place of masked_select in cross_entropy_loss_label_smoothing, ATen/native/LossNLL.cpp)",
+        ops=("cross_entropy",),
+        checks=("deterministic",),
+        devices=("cpu", "cuda"),
+        applies=_smoothed_weighted_mean,
+        case=Case(
+            op="cross_entropy",
+            args=(tensor("float32", 1000, 3, seed=6), tensor("int64", 1000, values="listed:-1,2,0,-1,2,1,1,-1")),
+            kwargs={
+                "ignore_index": -1,
+                "weight": tensor("float32", 3, values="positive", seed=6),
+                "label_smoothing": 0.1,
+            },
+        ),
+    ),
     Deviation(
         "rms_norm of infinities on CUDA",
         "unless rows are whole vectors of four elements that begin at a multiple of their size, torch's CUDA updates "

@@ -230,9 +230,12 @@ def weights(draw: st.DrawFn, shape: tuple[int, ...], dtype: str, **options: Any)
 
 @st.composite
 def large_batches(draw: st.DrawFn, elements: int) -> tuple[int, int, int, int]:
-    """(B, M, K, N) of a large batch: many small products, or a few large ones."""
-    if draw(st.booleans()):
-        few = st.integers(1, 4)
+    """(B, M, K, N) of a large batch: many small products, some of several tiles each, or a few large ones."""
+    few, kind = st.integers(1, 4), draw(st.sampled_from(("many", "many", "some", "large", "large")))
+    if kind == "some":
+        side = st.integers(65, 140)
+        return draw(st.integers(9, 20)), draw(side), draw(few), draw(side)
+    if kind == "many":
         # Interpreted, each product costs as much as a whole tile.
         most = elements // (128 if elements >= 1 << 24 else 1024)
         return draw(shapes.near(most)), draw(few), draw(few), draw(few)

@@ -126,9 +126,11 @@ def _tokens(draw: st.DrawFn) -> tuple[tuple[int, ...], ...]:
 
 @st.composite
 def _vectors(draw: st.DrawFn, elements: int) -> tuple[tuple[int, ...], ...]:
-    """Of two vectors, or of a vector and a matrix of few rows or columns."""
+    """Of two vectors, of a vector and a matrix of few rows or columns, or of a vector and a few matrices of many."""
     terms, few = draw(shapes.near(elements // 64)), draw(st.integers(1, 8))
-    return draw(st.sampled_from((((terms,), (terms,)), ((few, terms), (terms,)), ((terms,), (terms, few)))))
+    batch, many = draw(st.sampled_from(((2,), (3,), (2, 2)))), draw(st.integers(4097, 5000))
+    alone = ((terms,), (terms,)), ((few, terms), (terms,)), ((terms,), (terms, few))
+    return draw(st.sampled_from((*alone, ((few,), (*batch, few, many)), ((*batch, many, few), (few,)))))
 
 
 def result_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:

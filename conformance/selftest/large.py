@@ -185,6 +185,26 @@ for _op, _dim, _limit in (("mm", -2, 65535), ("mm", -1, 65535), ("addmm", -2, 65
 for _op, _limit in (("bmm", 32768), ("bmm", 65535)):
     _about = f"products past {_limit} of a batch are 0"
     plant(_op, f"large_batch_{_limit}", KIND, "values", of.after(rows_past(0, _limit)), _about)
+
+
+def _late_tiles(result: torch.Tensor) -> torch.Tensor:
+    result = result.clone()
+    if result.ndim == 3:
+        result[8:, 64:, 64:] = result[:1, 64:, 64:]
+    return result
+
+
+def _wide_vectors(right: Callable[..., Any], input: Any, other: Any, *, out: Any = None) -> Any:
+    """A vector times matrices of more than 4,096 columns: those past them are the first matrix's."""
+    result = right(input, other, out=out)
+    if out is None and input.ndim == 1 and result.ndim > 1:
+        result[..., 4096:] = result.flatten(0, -2)[:1, 4096:].clone()
+    return result
+
+
+_about = "from the ninth product of a batch on, tiles beyond the first row and column of them are the first product's"
+plant("bmm", "large_late_tiles", KIND, "values", of.after(_late_tiles), _about)
+plant("matmul", "large_wide_vectors", KIND, "values", _wide_vectors)
 for _op, _side in (("mm", 256), ("addmm", 256)):
     plant(_op, "large_square", KIND, "values", _square(_side), f"of exact squares from {_side} on a term is lost")
 

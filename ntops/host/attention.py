@@ -5,10 +5,10 @@ import math
 
 import torch
 
-from ntops.host import attention_hopper
+from ntops.host import attention_hopper, matrix_copy
 from ntops.host.attention_arguments import check_call
 from ntops.host.attention_configs import Problem, block_dims, in_pieces
-from ntops.host.dim_order import contiguous_strides, ordered_dims
+from ntops.host.dim_order import collapse, common_unit, contiguous_strides, ordered_dims
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype
 from ntops.kernels import attention as kernels
 from ntops.launch import boundary, config_selection, recorder
@@ -19,6 +19,8 @@ from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
 # The largest number of elements that one load takes.
 _VECTOR = 8
+_LONG_MASK = 64
+"""Queries and keys from which on a mask is copied where its rows are not aligned."""
 _LOG2E = 1 / math.log(2)
 
 
@@ -45,6 +47,24 @@ def _strides(tensor):
 def _distinct(tensor):
     """Return a view with one element along each dim of stride 0."""
     return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())]
+
+
+def _aligned(mask):
+    """Return the mask; if its rows are not aligned to 16 bytes, a copy of it whose rows are. A mask whose matrices are
+    not evenly spaced stays as it is."""
+    distinct = _distinct(mask)
+    unit = 16 // mask.element_size()
+
+    if distinct.stride(3) != 1 or all(stride % unit == 0 for stride in distinct.stride()[:3]):
+        return mask
+
+    shape, (steps,) = collapse(distinct.shape[:2], [distinct.stride()[:2]], in_order=True)
+
+    if len(shape) > 1:
+        return mask
+
+    matrices = distinct.as_strided((*shape, *distinct.shape[2:]), (*steps, *distinct.stride()[2:]))
+    return matrix_copy.aligned(matrices).unflatten(0, distinct.shape[:2]).expand(mask.shape)
 
 
 def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_rows=0, statistics=None, chosen=None):
@@ -153,7 +173,13 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         mask_strides = _strides(mask)
 
     extents = [chosen.block_n * row + max(block_e, block_ev) * dim for _, _, row, dim in strides[1:3]]
-    mask_unit = 16 if settled("mask_aligned", mask_aligned) else 1
+
+    if mask is not None and not mask_aligned and min(queries, keys) >= _LONG_MASK:
+        mask = _aligned(mask)
+        mask_strides = _strides(mask)
+
+    is_vector = mask is not None and mask_strides[3] == 1
+    mask_unit = common_unit(mask_strides[:3], mask.element_size()) if settled("mask_vectors", is_vector) else 1
     unit = _VECTOR if aligned else 1
     dim_unit = _VECTOR if head_dim % _VECTOR == value_dim % _VECTOR == 0 else 1
     is_wide = max(*extents, chosen.block_n * mask_strides[3]) >= 2**31

@@ -307,9 +307,8 @@ def _launch_whole(output, statistics, counted, views, ignore_index, compute_dtyp
     target = target.as_strided((views.inner,), views.target[1:2])
     of_rows = {"output": output.view(-1), "maximum": statistics[0], "logarithm": statistics[1], "counted": counted}
     matrix, each = specialize({"input": input}), specialize(of_rows | {"target": target})
-    specialization = Specialization(
-        matrix.unit_strides + each.unit_strides, matrix.aligned and each.aligned, matrix.wide or each.wide
-    )
+    unit_strides, wide = matrix.unit_strides + each.unit_strides, matrix.wide or each.wide
+    specialization = Specialization(unit_strides, matrix.unit, matrix.vectors, wide)
     _, rows, columns = views.tile(1)
     config = Config((("block_rows", rows), ("block_columns", columns)), _warps(rows * columns, compute_dtype))
     kernel = make(premake, {}, config, specialization)

@@ -16,7 +16,7 @@ from ntops.kernels import sum as sum_kernel
 from ntops.launch import boundary, recorder
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2, on_device
-from ntops.launch.kernel_sources import Config, Specialization, make
+from ntops.launch.kernel_sources import Config, make
 from ntops.launch.recorder import repeatable
 
 # Rows are split up only into so many parts or more: the input is read once more for their sums.
@@ -142,11 +142,8 @@ def launch(premake, output, input, dim, reverse=False, chosen=None):
         views["sums"] = sums
         together = max(reductions.TILE // chosen.block_rows, 1)
         blocks |= {"block_parts": min(next_power_of_2(count), together), "steps": chosen.steps}
-        specialization = Specialization(
-            (*specialization.unit_strides, *specialize({"sums": sums}).unit_strides),
-            specialization.aligned,
-            specialization.wide,
-        )
+        unit_strides = (*specialization.unit_strides, *specialize({"sums": sums}).unit_strides)
+        specialization = dataclasses.replace(specialization, unit_strides=unit_strides)
 
     with on_device(output.device):
         kernel = make(premake, arguments, Config((*blocks.items(),), chosen.num_warps), specialization)

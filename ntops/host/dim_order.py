@@ -6,6 +6,7 @@ transposed inputs is transposed, too.
 """
 
 import functools
+import math
 
 import torch
 
@@ -196,16 +197,22 @@ def specialize(views):
     :param views: The tensors as the kernel sees them, by the kernel's names.
     """
     unit_strides = tuple((name, dim) for name, view in views.items() for dim in _unit_stride(view))
-    # Along these dims neighbours are loaded together if everything that enters an address is a multiple of 16.
+    # Along these dims neighbours are loaded together, as many as divide everything that enters an address.
     walked = {dim for _, dim in unit_strides}
-    aligned = bool(walked) and all(
-        view.data_ptr() % 16 == 0
-        and all(stride % 16 == 0 or stride == 1 for stride in view.stride())
-        and all(view.shape[dim] % 16 == 0 for dim in walked)
-        for view in views.values()
-    )
+    is_aligned = walked and all(view.data_ptr() % 16 == 0 for view in views.values())
+    numbers = [stride for view in views.values() for stride in view.stride() if stride != 1]
+    numbers += [view.shape[dim] for view in views.values() for dim in walked]
+    itemsize = min(view.itemsize for view in views.values())
+    unit = common_unit(numbers, itemsize) if is_aligned else 1
 
-    return Specialization(unit_strides, aligned, any(_is_wide(view) for view in views.values()))
+    return Specialization(unit_strides, unit, tuple(views), any(_is_wide(view) for view in views.values()))
+
+
+def common_unit(numbers, itemsize):
+    """Return the number of elements that are loaded together at multiples of ``numbers``: 16 where these are multiples
+    of that, else the elements of 16 or of 8 bytes, else 1."""
+    shared = math.gcd(*numbers)
+    return next((unit for unit in (16, 16 // itemsize, 8 // itemsize) if unit and shared % unit == 0), 1)
 
 
 def _unit_stride(view):

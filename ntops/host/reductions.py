@@ -332,7 +332,7 @@ class Rows:
         (first, *_), (parts, *_) = inputs.values(), outputs.values()
         written, read = specialize(outputs), specialize(inputs)
         specialization = Specialization(
-            written.unit_strides + read.unit_strides, read.aligned, written.wide or read.wide
+            written.unit_strides + read.unit_strides, read.unit, read.vectors, written.wide or read.wide
         )
         arguments = {"ndim": first.ndim, "kept": parts.ndim - 1} | arguments
 

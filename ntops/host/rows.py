@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from ntops.host.dim_order import collapse, specialize
+from ntops.host.dim_order import collapse, common_unit, specialize
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, scalar_type
 from ntops.launch import config_selection, recorder
 from ntops.launch.configuration import heuristic
@@ -255,17 +255,16 @@ def _rows_of(operands, dim):
     }
     specialization = specialize(views)
 
-    if any(tensor.stride(other) % 16 and tensor.stride(other) != 1 for tensor in operands.values() for other in batch):
-        # This also holds if such a dim has one element: a row computed alone is loaded, and so summed, as within its
-        # batch.
-        specialization = dataclasses.replace(specialization, aligned=False)
+    steps = [step for tensor in operands.values() for other in batch if (step := tensor.stride(other)) != 1]
+    # Of dims of one element, too: a row computed alone is loaded, and so summed, as within its batch.
+    unit = min(specialization.unit, common_unit(steps, min(tensor.itemsize for tensor in operands.values())))
 
-    return views, specialization
+    return views, dataclasses.replace(specialization, unit=unit)
 
 
 def _is_plain(views, specialization):
     """Tell whether the kernels of ``long_rows`` take the rows: they must be contiguous and aligned."""
-    return specialization.aligned and views["output"].stride(-1) == views["input"].stride(-1) == 1
+    return specialization.unit == 16 and views["output"].stride(-1) == views["input"].stride(-1) == 1
 
 
 def _walk_across(kernel, operands, dim):

@@ -19,6 +19,9 @@ from ntops.interpreter.ninetoothed_files import source_path, write_source
 from ntops.launch import file_changes, tracing
 from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
+_UNIT = 16
+"""The number of which Triton tells multiples apart, unless it is told not to."""
+
 _kernels = {}
 _lock = threading.RLock()
 
@@ -29,13 +32,17 @@ class Specialization:
     tile's.
 
     :param unit_strides: The pairs (tensor name, dim) whose stride is 1.
-    :param aligned: Whether all pointers and strides, and the sizes of dims with a unit stride, are multiples of 16.
+    :param unit: The power of 2, at most 16, of which all strides of the tensors ``vectors`` are multiples, and the
+        sizes of each dim that has a unit stride in one of them. With more than 1, their pointers are multiples of 16
+        bytes.
+    :param vectors: The names of these tensors.
     :param wide: Whether offsets need 64 bits.
     :param filled: The pairs (tensor name, dim) whose size equals the tile's, so that nothing is masked along the dim.
     """
 
     unit_strides: tuple[tuple[str, int], ...] = ()
-    aligned: bool = False
+    unit: int = 1
+    vectors: tuple[str, ...] = ()
     wide: bool = False
     filled: tuple[tuple[str, int], ...] = ()
 
@@ -156,7 +163,9 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     integer = "i64" if specialization.wide else "i32"
     constants = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
     constants |= {ninetoothed.Tensor(1, name=name).size_string(dim) for name, dim in specialization.filled}
-    walked = {str(dim) for _, dim in specialization.unit_strides}
+    vectors, unit = specialization.vectors, specialization.unit
+    # Triton itself tells which are multiples of 16, of any tensors.
+    walked = {str(dim) for name, dim in specialization.unit_strides if name in vectors or unit == _UNIT}
     arguments = {argument.arg for argument in kernel.args.args}
 
     if missing := [
@@ -166,7 +175,7 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     ]:
         raise ValueError(f"{kernel_name} has no sizes of {', '.join(missing)} that could be fixed")
 
-    fixed = []
+    fixed, multiples = [], []
 
     for argument in kernel.args.args:
         name = argument.arg
@@ -175,19 +184,28 @@ def _specialize(source, kernel_name, scalar_types, specialization):
             continue
 
         size = ninetoothed.Tensor.size_pattern().fullmatch(name)
-
+        stride = ninetoothed.Tensor.stride_pattern().fullmatch(name)
+        pointer = ninetoothed.Tensor.pointer_pattern().fullmatch(name)
         if name in constants:
             argument.annotation = ast.parse("triton.language.constexpr", mode="eval").body
             continue
 
-        if size or ninetoothed.Tensor.stride_pattern().fullmatch(name):
+        if size or stride:
             argument.annotation = ast.Constant(integer)
         elif name in scalar_types:
             argument.annotation = ast.Constant(scalar_types[name])
 
-        if not specialization.aligned or name in scalar_types or (size and size.group(3) not in walked):
+        of = next((found.group(1) for found in (size, stride, pointer) if found), None)
+        enters = name not in scalar_types and not (size and size.group(3) not in walked)
+
+        if not enters or (unit < _UNIT and not (pointer and unit > 1 and of in vectors)):
             fixed.append(name)
 
+        if enters and 1 < unit < _UNIT and not pointer and of in vectors:
+            multiples.append(name)
+
+    # Triton knows a product with a number for a multiple of it.
+    kernel.body[:0] = [ast.parse(f"{name} = {name} // {unit} * {unit}").body[0] for name in multiples]
     kernel.decorator_list = [ast.parse(f"triton.jit(do_not_specialize={fixed!r})", mode="eval").body]
 
     if specialization.wide:

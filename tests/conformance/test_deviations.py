@@ -9,8 +9,9 @@ import pytest
 import torch
 from op_tools import by_torch, call, judged, normal
 
-from conformance import cpu_cuda_differences, cuda_refusals, deviations
+from conformance import cpu_cuda_differences, cuda_refusals, deviations, runner
 from conformance.cases import Case, NonFinite
+from conformance.implementations import load
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
 from strategies.tensors import materialize
@@ -45,6 +46,12 @@ def test_torch_really_deviates(name):
     # Those of products, and of infinite scores in attention, depend on the processor.
     case = next(d.case for d in deviations.DEVIATIONS if d.name == name)
     assert not judged(case).passed
+
+
+def test_torch_really_adds_weights_up_in_another_order_under_a_mode():
+    deviation = next(d for d in deviations.DEVIATIONS if d.name == "the mean of smoothed losses with weights")
+    found = runner.judge(deviation.case, load("torch"), "cpu")
+    assert deviation.name in [one.message for one in found.findings if one.status == "deviation"]
 
 
 @pytest.mark.parametrize("refusal", cuda_refusals.REFUSALS, ids=lambda r: r.name)

@@ -1,5 +1,6 @@
 """The host layer's order of dims is TensorIterator's: asked of torch, over drawn layouts."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,10 +78,29 @@ def test_specialization_says_what_an_address_is_made_of():
     aligned = torch.empty(64, 64)
     views = {"output": aligned, "input": aligned.t()}
     assert dim_order.specialize(views).unit_strides == (("output", 1), ("input", 0))
-    assert dim_order.specialize(views).aligned
-    assert not dim_order.specialize({"output": aligned, "input": aligned[:, 1:]}).aligned
-    assert not dim_order.specialize({"output": torch.empty(64, 65)}).aligned
+    assert dim_order.specialize(views).unit == 16
+    assert dim_order.specialize({"output": aligned, "input": aligned[:, 1:]}).unit == 1
     assert not dim_order.specialize({"output": torch.empty(1).expand(64)}).unit_strides
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns", "unit"),
+    [
+        *((torch.bfloat16, columns, unit) for columns, unit in ((48, 16), (1000, 8), (1500, 4), (1502, 1), (777, 1))),
+        *((torch.float32, columns, unit) for columns, unit in ((48, 16), (1000, 4), (1500, 4), (1502, 2), (777, 1))),
+        *((torch.float64, columns, unit) for columns, unit in ((48, 16), (1502, 2), (777, 1))),
+        *((torch.int8, columns, unit) for columns, unit in ((48, 16), (1000, 8), (1500, 1))),
+    ],
+)
+def test_elements_are_loaded_by_8_or_16_bytes_where_all_rows_begin_at_multiples_of_that(dtype, columns, unit):
+    rows = torch.empty(8, columns, dtype=dtype)
+    assert dim_order.specialize({"output": rows, "input": rows}).unit == unit
+    # A row of eight is a part of a longer one.
+    parts = torch.empty(8, 2 * columns, dtype=dtype)[:, :columns]
+    assert dim_order.specialize({"output": rows, "input": parts}).unit == unit
+    # Neither where a tensor begins elsewhere.
+    shifted = torch.empty(8 * columns + 1, dtype=dtype)[1:].view(8, columns)
+    assert dim_order.specialize({"output": rows, "input": shifted}).unit == 1
 
 
 def test_offsets_are_wide_only_where_32_bits_are_too_few():

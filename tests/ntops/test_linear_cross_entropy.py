@@ -331,7 +331,7 @@ def test_the_kernel_for_builds_ahead_of_time(rows, classes, terms, dtype):
     target[rows // 2] = -100
     losses, maximum, logarithm, counted = found = [torch.empty(rows, device=DEVICE) for _ in range(4)]
     config = Config((("block_size_m", 16), ("block_size_n", 32), ("block_size_k", 16)))
-    kernel = make(premake, {}, config, Specialization((), False, False))
+    kernel = make(premake, {}, config, Specialization())
     kernel(*found, x, weight, target, classes, -100, TRITON_DTYPES[torch.float32], "ieee")
     logits = x.double() @ weight.double().mT
     expected = F.cross_entropy(logits, target, reduction="none")

@@ -84,7 +84,7 @@ def _forms():
     }
     premake = ntops.kernels.abs.premake
     return [(premake, *(arguments | {name: other}).values()) for name, other in others.items()] + [
-        (premake, *(arguments | {"specialization": kernel_sources.Specialization(aligned=True)}).values()),
+        (premake, *(arguments | {"specialization": kernel_sources.Specialization(unit=16)}).values()),
         (premake, *(arguments | {"specialization": kernel_sources.Specialization(wide=True)}).values()),
         (ntops.kernels.neg.premake, *arguments.values()),
         (premake, *arguments.values()),

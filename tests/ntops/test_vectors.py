@@ -1,0 +1,74 @@
+"""Sizes and strides that kernels are told to be multiples of a number are multiples of it: a kernel that is told so
+rounds them down, and what is not a multiple would be another number."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import ntops.torch
+from ntops.host import product_configs
+from ntops.launch import config_selection, kernel_sources
+
+SHAPES = ((8, 1000), (1000, 8), (3, 1500), (24, 40), (40, 24), (2, 24, 20), (1, 300), (300, 1))
+
+
+@pytest.fixture
+def units(monkeypatch):
+    """Interpret what is compiled elsewhere, and return the units of the kernels that are made."""
+    made, kernels = [], {}
+
+    def make(premake, arguments, config, specialization, make=kernel_sources.make):
+        made.append(specialization.unit)
+        return make(premake, arguments, config, specialization)
+
+    monkeypatch.setattr(kernel_sources, "INTERPRETED", False)
+    monkeypatch.setattr(kernel_sources, "_kernels", kernels)
+
+    for module in ("cross_entropy", "cumulative", "elementwise", "products", "reductions", "rows"):
+        monkeypatch.setattr(f"ntops.host.{module}.make", make)
+
+    return made
+
+
+CALLS = {
+    "add": lambda ops, x: ops.add(x, x[..., :1, :]),
+    "sum": lambda ops, x: ops.sum(x, -1),
+    "sum of columns": lambda ops, x: ops.sum(x, 0),
+    "argmax": lambda ops, x: ops.argmax(x, -1),
+    "amax": lambda ops, x: ops.amax(x, 0),
+    "cumsum": lambda ops, x: ops.cumsum(x, -1),
+    "cumsum of columns": lambda ops, x: ops.cumsum(x, 0),
+    "softmax": lambda ops, x: ops.softmax(x, -1),
+    "turned": lambda ops, x: ops.exp(x.mT),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_rows_of_vectors_is_right(name, shape, dtype, units):
+    x = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    theirs = CALLS[name](F if name == "softmax" else torch, x)
+    torch.testing.assert_close(CALLS[name](ntops.torch, x), theirs)
+    assert units
+
+
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(24, 40, 8), (8, 1000, 24), (3, 20, 12), (1, 8, 300)])
+def test_a_product_of_rows_of_vectors_is_right(rows, terms, columns, units):
+    first, second = (torch.randint(-3, 4, shape).float() for shape in ((2, rows, terms), (2, terms, columns)))
+    tiles = product_configs.Options(32, 32, 32, 4, 2)
+
+    with config_selection.forced("bmm", tiles), config_selection.forced("mm", tiles):
+        torch.testing.assert_close(ntops.torch.bmm(first, second), first @ second)
+        torch.testing.assert_close(ntops.torch.mm(first[0], second[1]), first[0] @ second[1])
+
+    assert set(units) <= {2, 4}
+
+
+@pytest.mark.parametrize("shape", [(8, 40), (2, 3, 40), (2, 40, 24), (12, 5)], ids=str)
+def test_losses_of_rows_of_vectors_are_right(shape, units):
+    logits = torch.randint(-3, 4, shape).float()
+    target = torch.randint(0, shape[1], (shape[0], *shape[2:]))
+    torch.testing.assert_close(
+        ntops.torch.cross_entropy(logits, target, reduction="none"), F.cross_entropy(logits, target, reduction="none")
+    )
