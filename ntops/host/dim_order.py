@@ -210,9 +210,10 @@ def specialize(views):
 
 def common_unit(numbers, itemsize):
     """Return the number of elements that are loaded together at multiples of ``numbers``: 16 where these are multiples
-    of that, else the elements of 16 or of 8 bytes, else 1."""
+    of that, else the elements of 16 bytes, of half types also those of 8, else 1. Each is a kernel of its own."""
     shared = math.gcd(*numbers)
-    return next((unit for unit in (16, 16 // itemsize, 8 // itemsize) if unit and shared % unit == 0), 1)
+    units = (16, 16 // itemsize, *((4,) if itemsize == 2 else ()))
+    return next((unit for unit in units if unit and shared % unit == 0), 1)
 
 
 def _unit_stride(view):

@@ -58,8 +58,8 @@ def test_strided_and_broadcast_shapes_of_add_need_a_kernel_a_rank(fresh_cache):
         ntops.torch.add(tensor, torch.ones(size + 1, device=DEVICE))
         ntops.torch.add(tensor[:, ::2], tensor[:, ::2])
 
-    # Of short rows there are tiles of three widths.
-    assert _compiled(fresh_cache) <= 12
+    # Of short rows there are tiles of three widths, with vectors of 16 and of 4 elements, and without.
+    assert _compiled(fresh_cache) <= 18
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,9 @@ def test_shapes_of_softmax_need_a_kernel_a_power_of_two(fresh_cache):
     for columns in range(1, 513, 3):
         ntops.torch.softmax(torch.ones(1 + columns % 5, columns, device=DEVICE), -1)
 
-    # Six powers of two from 16 to 512, aligned or not; single columns and single elements.
-    assert _compiled(fresh_cache) <= 2 * 6 + 2
+    # Six powers of two from 16 to 512, with vectors of 16 and of 4 elements, and without; single columns and single
+    # elements.
+    assert _compiled(fresh_cache) <= 3 * 6 + 2
 
 
 def test_shapes_of_mm_need_a_handful_of_kernels(fresh_cache):

@@ -47,7 +47,7 @@ CALLS = {
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_of_rows_of_vectors_is_right(name, shape, dtype, units):
-    x = torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = torch.randint(-3, 4, shape).to(dtype)
     theirs = CALLS[name](F if name == "softmax" else torch, x)
     torch.testing.assert_close(CALLS[name](ntops.torch, x), theirs)
     assert units
