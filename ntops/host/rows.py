@@ -263,8 +263,8 @@ def _rows_of(operands, dim):
 
 
 def _is_plain(views, specialization):
-    """Tell whether the kernels of ``long_rows`` take the rows: they must be contiguous and aligned."""
-    return specialization.unit == 16 and views["output"].stride(-1) == views["input"].stride(-1) == 1
+    """Tell whether the kernels of ``long_rows`` take the rows: they must be contiguous and aligned to 16 bytes."""
+    return specialization.unit >= _vector(views) and views["output"].stride(-1) == views["input"].stride(-1) == 1
 
 
 def _walk_across(kernel, operands, dim):
@@ -318,11 +318,16 @@ def _walk_across(kernel, operands, dim):
     )
 
 
+def _vector(views):
+    """Return the number of elements of 16 bytes, of the smallest elements."""
+    return 16 // min(view.itemsize for view in views.values())
+
+
 def _walk(kernel, views, numbers, options):
     output, input, *parameters = views.values()
     # A parameter that is left out has a single element.
     present = [bool(parameter.stride(-1)) for parameter in parameters]
-    columns, tile = output.shape[-1], options.block_columns
+    columns, tile, unit = output.shape[-1], options.block_columns, _vector(views)
     # A few whole tiles are compiled in: layer_norm of 4096 x 16384 bfloat16 takes 69 us on an H200, else 86 us.
     unrolled = columns % tile == 0 and columns <= 16 * tile
     recorder.launch(
@@ -332,11 +337,12 @@ def _walk(kernel, views, numbers, options):
         output,
         input,
         *parameters,
-        columns,
-        output.stride(0),
-        input.stride(0),
+        columns // unit,
+        output.stride(0) // unit,
+        input.stride(0) // unit,
         *map(float, numbers.values()),
         *present,
+        unit,
         tile,
         columns // tile if unrolled else 0,
         # Only the norms, which take numbers, have a variant for rows of many steps.

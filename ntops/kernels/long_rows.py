@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+_SIZES = ["columns", "output_stride", "input_stride"]
+
 
 @triton.jit
 def _load(pointer, inside, policy: tl.constexpr, TILES: tl.constexpr):
@@ -39,17 +41,28 @@ def _added(total, lost, number):
     return grown, lost + (number - (grown - total))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def softmax(
-    output, input, columns, output_stride: tl.int64, input_stride: tl.int64, TILE: tl.constexpr, TILES: tl.constexpr
+    output,
+    input,
+    columns: tl.int32,
+    output_stride: tl.int64,
+    input_stride: tl.int64,
+    UNIT: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """Compute ``exp(input - max) / sum(exp(input - max))`` of each row."""
+    """Compute ``exp(input - max) / sum(exp(input - max))`` of each row.
+
+    :param UNIT: The elements of 16 bytes; ``columns`` and the strides are passed divided by it.
+    """
     # A thread takes the eight half-type elements of one load together, and rescales its sum once for them: 1024 x 65536
     # bfloat16 takes 76 us on an H200 so, and 85 us one by one. float32 takes 165 us so, and 149 us one by one.
     TOGETHER: tl.constexpr = 8 if input.dtype.element_ty.primitive_bitwidth == 16 else 1
     row = tl.program_id(0).to(tl.int64)
-    input += row * input_stride
-    output += row * output_stride
+    input += row * (input_stride * UNIT)
+    output += row * (output_stride * UNIT)
+    columns *= UNIT
 
     if TOGETHER > 1:
         lanes = tl.arange(0, TILE // TOGETHER)[:, None] * TOGETHER + tl.arange(0, TOGETHER)[None, :]
@@ -193,25 +206,27 @@ def softmax_across(
             tl.store(output + places * output_column + beside * output_inner, result.to(values_type), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def rms_norm(
     output,
     input,
     weight,
-    columns,
+    columns: tl.int32,
     output_stride: tl.int64,
     input_stride: tl.int64,
     count: tl.float32,
     eps: tl.float32,
     HAS_WEIGHT: tl.constexpr,
+    UNIT: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     FAR: tl.constexpr,
 ):
     """Compute ``input / sqrt(mean(input^2) + eps) * weight`` of each row."""
     row = tl.program_id(0).to(tl.int64)
-    input += row * input_stride
-    output += row * output_stride
+    input += row * (input_stride * UNIT)
+    output += row * (output_stride * UNIT)
+    columns *= UNIT
     lanes = tl.arange(0, TILE)
 
     if TILES:
@@ -249,27 +264,29 @@ def rms_norm(
         _store(output + places, values, inside, TILES)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES)
 def layer_norm(
     output,
     input,
     weight,
     bias,
-    columns,
+    columns: tl.int32,
     output_stride: tl.int64,
     input_stride: tl.int64,
     count: tl.float32,
     eps: tl.float32,
     HAS_WEIGHT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    UNIT: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     FAR: tl.constexpr,
 ):
     """Compute ``(input - mean) / sqrt(variance + eps) * weight + bias`` of each row."""
     row = tl.program_id(0).to(tl.int64)
-    input += row * input_stride
-    output += row * output_stride
+    input += row * (input_stride * UNIT)
+    output += row * (output_stride * UNIT)
+    columns *= UNIT
     lanes = tl.arange(0, TILE)
 
     if TILES:

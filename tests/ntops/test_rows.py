@@ -25,7 +25,7 @@ def walks(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("columns", [64, 80, 72], ids=["tiles", "part of a tile", "not aligned"])
+@pytest.mark.parametrize("columns", [64, 72, 70], ids=["tiles", "part of a tile", "not aligned"])
 @pytest.mark.parametrize("parameters", [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("op", NORMS)
 def test_rows_are_walked_a_tile_at_a_time(op, parameters, columns, walks):
@@ -39,7 +39,7 @@ def test_rows_are_walked_a_tile_at_a_time(op, parameters, columns, walks):
 
     torch.testing.assert_close(found, expected)
     assert torch.equal(found[1:, 1:, 1:], part)
-    assert len(walks) == (2 if columns % 16 == 0 else 0)
+    assert len(walks) == (2 if columns % 4 == 0 else 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
