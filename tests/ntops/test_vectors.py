@@ -9,6 +9,7 @@ import ntops.torch
 from ntops.host import product_configs
 from ntops.launch import config_selection, kernel_sources
 
+pytestmark = pytest.mark.usefixtures("on_device")
 SHAPES = ((8, 1000), (1000, 8), (3, 1500), (24, 40), (40, 24), (2, 24, 20), (1, 300), (300, 1))
 
 
