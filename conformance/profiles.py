@@ -14,6 +14,7 @@ from conformance import cases, code_draws
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.runner import LARGE
+from conformance.sequence_variations import VARIATIONS, vary
 
 # The time of an example depends on the machine's load. Cases have a limit of their own, which is for hangs. What
 # Hypothesis explains of a failure, by more calls, is in no message of ours.
@@ -37,6 +38,8 @@ SCENES_SHARE = 6
 """One call of a model's scenes is drawn for so many legal ones."""
 CODE_SHARE, CODE_SHARE_OF_QUICK = 4, 10
 """One call at a number of the implementation's code is drawn for so many legal ones, as of large ones."""
+EQUAL_SHARE = 10
+"""One call in which two sizes are equal is drawn for so many legal ones: of drawn sizes few are."""
 EXPLORED, EXPLORED_OF_DEAR = 15, 1
 """So many changed calls are made for a legal one in search of new places of the code: not in profiles that have to be
 quick, and fewer on a GPU and where kernels are interpreted."""
@@ -53,7 +56,7 @@ class Round:
     """A few cases that Hypothesis draws in one go."""
 
     kind: str
-    """"legal", "refused", "large", "scenes" or "code"."""
+    """"legal", "refused", "large", "equal", "scenes" or "code"."""
     start: int
     """The number of cases of the kind that were drawn before."""
     examples: int
@@ -76,7 +79,8 @@ def rounds(
     ``refused``: calls that torch refuses. ``dtypes``: the dtypes that may be mixed in one call. ``large``: after the
     others, calls of up to so many elements. ``numbers``: those of the implementation's code.
 
-    Where the op has scenes, they come after all that; and last, calls at ``numbers``.
+    After these come calls in which sizes are equal; where the op has scenes, they follow; and last, calls at
+    ``numbers``.
     """
     spec, all_examples = specs.registry()[op], settings.max_examples
     if refused:
@@ -89,6 +93,7 @@ def rounds(
             share = LARGE_SHARE_OF_QUICK
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
+        kinds.append(("equal", _of_equal_sizes(spec), -(-all_examples // EQUAL_SHARE)))
         # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
         if spec.scenes is not None:
             kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
@@ -105,6 +110,16 @@ def rounds(
             name = f"{seed}/{op}/{dtype}/{kind}/{start}"
             # The first case of each round is the simplest there is, and the same in all rounds.
             yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, name)
+
+
+def _of_equal_sizes(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrategy[Case]]:
+    """Return the op's calls with two sizes made equal; of three drawn ones the first of which that can be said."""
+
+    def equal(drawn: Sequence[Case]) -> Case:
+        changed = ((case, vary(VARIATIONS["equal"], case, cases.seed(case))) for case in drawn)
+        return next((one for case, one in changed if one != case), drawn[0])
+
+    return lambda dtypes: strategies.tuples(*[spec.cases(dtypes)] * 3).map(equal)
 
 
 def _of_dtype(

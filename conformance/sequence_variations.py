@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -248,6 +250,19 @@ def resized(case: Case, number: int) -> Case:
     return with_size(case, was, (was + 1, 2 * was + 1, max(was // 2, 1))[number // len(known) % 3])
 
 
+def equal(case: Case, number: int) -> Case:
+    """Make one of two sizes the other, smaller one, wherever operands have it, or all the smallest one: dims are often
+    mixed up only where they are equal."""
+    specs = cases.operands(case)
+    sizes = sorted({size for spec in specs for size in spec.shape if size > 1}, reverse=True)
+    pairs = [*itertools.combinations(sizes, 2)]
+    if not pairs or any(map(is_listed, specs)):
+        return case
+    if number % 2:
+        return functools.reduce(lambda one, size: with_size(one, size, sizes[-1]), sizes[:-1], case)
+    return with_size(case, *pairs[number // 2 % len(pairs)])
+
+
 def turned(case: Case, number: int) -> Case:
     """Reverse all shapes: as many elements, in as many dims."""
     return each_operand(
@@ -321,4 +336,4 @@ VARIATIONS |= {
     variation.__name__: variation
     for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
-VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close)}
+VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close, equal)}

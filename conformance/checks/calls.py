@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from msgspec.structs import replace
 
 from conformance import call_contexts, cases, forms
@@ -14,7 +15,8 @@ from conformance.checks.call_record import FAILED, PASSED, Finding, Trial
 from conformance.checks.derived_calls import Variants, with_operands
 from conformance.checks.forms import first
 from conformance.checks.invariance import entangled
-from strategies.dtypes import HALF, is_floating
+from strategies.dtypes import HALF, is_floating, to_torch
+from strategies.shapes import KEPT
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 from strategies.values import LISTED, NAMED, STORED
 
@@ -37,9 +39,9 @@ def call_forms(trial: Trial) -> Finding:
 def layouts(trial: Trial) -> Finding:
     """Check that operands in other layouts give the right result: one element off the start of vectors, column-major
     with a longer leading dim, without a unit stride, one batch for all, windows that overlap, by elements or by rows,
-    or of a signal in each batch, parts of longer sequences, images with channels last, or parts of these, six to
-    thirteen dims, rows far apart, dims of one element with a stride of 1, strides of elements beyond 8 and 16 bits, of
-    rows beyond 16, offsets beyond 20."""
+    or of a signal in each batch, parts of longer sequences, images and videos with channels last, or parts of these, or
+    beside what has some of their dims, six to thirteen dims, rows far apart, dims of one element with a stride of 1,
+    strides of elements beyond 8 and 16 bits, of rows beyond 16, offsets beyond 20."""
     return first(trial, "layouts", _laid_out(trial.case))
 
 
@@ -118,7 +120,42 @@ def _laid_out(case: Case) -> Variants:
         shapes = zip(cases.operands(case), cases.operands(changed), strict=True)
         if changed != case and (len(ranks) == 1 or all(one.shape == other.shape for one, other in shapes)):
             found[what] = replace(changed, digests=())
+    if (beside := _images_beside(case)) is not None:
+        found["images, channels last, and what has some of their dims"] = beside
     return found
+
+
+def _images_beside(case: Case) -> Case | None:
+    """Return the call of images with channels last and of what broadcasts to them; half of the time all their sizes are
+    equal, so that they alone do not say which dim is meant. None: there is no such call."""
+    seed, operands = cases.seed(case), cases.operands(case)
+    if (
+        len(operands) < 2
+        or max(math.prod(spec.shape) for spec in operands) <= FEW
+        or specs.registry()[case.op].writes(case)
+    ):
+        return None
+    sizes = (3, 3, 3, 3) if seed % 2 else (2, 3, 4, 5)
+    kept = KEPT[len(sizes)][seed // 2 % len(KEPT[len(sizes)])]
+    shape = tuple(size if dim in kept else 1 for dim, size in enumerate(sizes))
+    shapes = iter(((sizes, Layout(order=(0, 2, 3, 1))), *[(shape[kept[0] :], CONTIGUOUS)] * (len(operands) - 1)))
+
+    def change(spec: TensorSpec) -> TensorSpec:
+        size, layout = next(shapes)
+        return replace(spec, shape=size, layout=layout)
+
+    try:
+        changed = with_operands(case, change)
+        args, kwargs = cases.bind(changed, [_on_meta(spec) for spec in cases.operands(changed)])
+        result = specs.registry()[case.op].reference(*args, **kwargs)
+    # It is no call of the operator, torch cannot tell of tensors without memory, or multiplies numbers beyond 64 bits.
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, OverflowError):
+        return None
+    return replace(changed, digests=()) if isinstance(result, torch.Tensor) and result.shape == sizes else None
+
+
+def _on_meta(spec: TensorSpec) -> torch.Tensor:
+    return torch.empty(spec.shape, dtype=to_torch(spec.dtype), device="meta")
 
 
 def _with_layout(make: Callable[[int], Layout | None]) -> Change:
@@ -195,6 +232,14 @@ def _images(spec: TensorSpec) -> TensorSpec:
     return replace(spec, layout=Layout(order=(0, 2, 3, 1), padding=(0, 0, spec.seed % 2 * 3, 0)))
 
 
+def _videos(spec: TensorSpec) -> TensorSpec:
+    """Lay out videos with channels last, of which frames are cut off."""
+    spec = _in_more_dims(spec, (2, 3, 3, 4, 2))
+    if len(spec.shape) != 5 or math.prod(spec.shape) < 2:
+        return spec
+    return replace(spec, layout=Layout(order=(0, 2, 3, 4, 1), padding=(0, 0, spec.seed % 2 * 2, 0, 0)))
+
+
 def _many_dims(rank: int) -> Change:
     shape = tuple(1 if dim == rank - 6 else 2 for dim in range(rank))
 
@@ -249,6 +294,7 @@ _LAYOUTS: dict[str, Change] = {
     "windows of signals": _windows_of_signals,
     "parts of longer sequences": _sequences,
     "images, channels last": _images,
+    "videos, channels last": _videos,
     **{f"{rank} dims": _many_dims(rank) for rank in RANKS},
     "far apart": _far_apart,
     "dims of one turned": _ones,

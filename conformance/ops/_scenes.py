@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from conformance import cases
 from conformance.cases import Argument, Case, DType, Same
-from conformance.ops import _sizes
+from conformance.ops import _images, _sizes
 from conformance.spec import parameters, registry
 from strategies import layouts, models, tensors
 from strategies.dtypes import is_floating, to_torch
@@ -163,12 +163,15 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     staged = draw(models.activations(budget, len(given), writable=writable))
     place = staged[0][0]
     if _has_several(case):
-        match draw(st.sampled_from(("any", "any", "reversed", "channels", "outer", "windows", "number"))):
+        match draw(st.sampled_from(("any", "any", "images", "reversed", "channels", "outer", "windows", "number"))):
             case "number":
                 # A loss, a scale or a threshold without dims, whose dtype counts by its category alone.
                 staged = [staged[0], *[((), None)] * (len(given) - 1)]
                 if draw(_FLAG):
                     staged.reverse()
+            case "images":
+                staged = draw(_images.beside(len(given)))
+                place = staged[0][0]
             case "windows" if not float64:
                 # With a number for each of some dims.
                 place = draw(_MANY_DIMS)

@@ -168,7 +168,7 @@ def _shapes(small: bool) -> st.SearchStrategy[Shape]:
 @st.composite
 def _large_shapes(draw: st.DrawFn, small: bool, elements: int) -> Shape:
     """Few rows of a vocabulary, or many rows or pixels of few classes; of float64, which is dear, a long row or two."""
-    kind = draw(st.sampled_from((*("vocabulary",) * 3, "rows", "pixels", "pixels")))
+    kind = draw(st.sampled_from((*("vocabulary",) * 4, "rows", "pixels", "pixels")))
     if small:
         rows = draw(st.integers(1, 2))
         return rows, draw(shapes.near(min(elements, _sizes.FLOAT64_ROWS) // rows))

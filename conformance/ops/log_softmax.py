@@ -15,7 +15,6 @@ from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes, _sizes, softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
-from strategies import dtypes as dtype_names
 from strategies import models
 
 
@@ -98,7 +97,7 @@ SPEC = OpSpec(
     large=_large.normalized(_CASES, (*models.WIDTHS, *models.VOCABULARIES)),
     scenes=_scenes.beside(_scenes.of_rows(_CASES), _scenes.masked_rows(_CASES)),
     refused=_renamed(softmax.refused),
-    dtypes=dtype_names.FLOATING,
+    dtypes=(*softmax.DTYPES, *softmax.CAST),
     batch=softmax.batch,
     parts=softmax.parts,
     expected=expected,

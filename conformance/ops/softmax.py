@@ -25,6 +25,8 @@ from strategies.specs import Special, TensorSpec
 from strategies.values import MASKED
 
 DTYPES = dtype_names.FLOATING
+CAST = ("int32", "int64", "uint8", "bool")
+"""Dtypes that are taken with ``dtype=`` alone."""
 
 
 def softmax(input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -93,17 +95,18 @@ def masked_from_the_left(draw: st.DrawFn, dtypes: Sequence[str], float64: bool) 
 @st.composite
 def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     floats = [name for name in dtypes if name in DTYPES]
-    target = draw(st.one_of(st.none(), st.none(), dtype_names.dtypes(floats)))
-    # With dtype= integers are taken too.
-    names = dtypes if target else floats
-    dtype = draw(dtype_names.dtypes(names))
+    if floats:
+        target = draw(st.one_of(st.none(), st.none(), dtype_names.dtypes(floats)))
+    else:
+        target = draw(dtype_names.dtypes(DTYPES))
+    dtype = draw(dtype_names.dtypes(dtypes if target else floats))
     input, dim = draw(inputs((dtype,), "float64" in (dtype, target)))
     return elementwise.case("softmax", (input, dim), dtype=DType(target) if target else None)
 
 
 @st.composite
 def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
-    floats = [name for name in dtypes if name in DTYPES]
+    floats = [name for name in dtypes if name in DTYPES] or DTYPES
     input = draw(tensors.tensors(shapes.shapes(max_rank=3, min_size=1, budget=512), floats))
     rank = max(len(input.shape), 1)
     whole = st.sampled_from(dtype_names.INTEGRAL + dtype_names.BOOL)
@@ -185,7 +188,7 @@ SPEC = OpSpec(
     large=_large.normalized(cases, models.VOCABULARIES),
     scenes=_scenes.beside(_scenes.of_rows(cases), _scenes.masked_rows(cases)),
     refused=refused,
-    dtypes=DTYPES,
+    dtypes=(*DTYPES, *CAST),
     batch=batch,
     parts=parts,
     expected=expected,

@@ -239,3 +239,13 @@ def rows_in_half(step: Step) -> Gradients:
     terms = step.dout.double() * normal.to(step.result.dtype).double()
     dims = tuple(range(step.result.ndim - len(step.args[1])))
     return step.changed(step.gradients(), "weight", lambda one: terms.sum(dims))
+
+
+@backward("rms_norm layer_norm softmax gelu mul", "layout")
+def gradient_in_the_order_of_memory(step: Step) -> Gradients:
+    """The gradient of the result is read in the order of the first operand's dims in memory."""
+    first, dout = step.operands[0], step.dout
+    if first.ndim < 3 or first.shape != dout.shape:
+        return step.gradients()
+    order = sorted(range(first.ndim), key=lambda dim: -first.stride(dim))
+    return step.gradients(dout.permute(order).reshape(dout.shape))

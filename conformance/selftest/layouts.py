@@ -43,6 +43,13 @@ def _one_batch(x: torch.Tensor) -> torch.Tensor:
     return read
 
 
+def _whole_videos(x: torch.Tensor) -> torch.Tensor:
+    """Videos with channels last that are a part of longer ones are read as whole ones."""
+    if x.ndim != 5 or x.stride(1) != 1 or not x.permute(0, 2, 3, 4, 1)[:1].is_contiguous():
+        return x
+    return x.as_strided(x.shape, (x[0].numel(), *x.stride()[1:]))
+
+
 def _six_dims(x: torch.Tensor) -> torch.Tensor:
     """More than six strided dims are read as if they were contiguous."""
     return of.dense(x) if x.ndim > 6 and not x.is_contiguous() else x
@@ -53,6 +60,7 @@ for _name, _change, _ops in (
     ("columns_without_room", _dense_columns, "mm bmm addmm matmul add exp softmax silu"),
     ("unit_stride_assumed", _unit_stride, "mul tanh abs eq rms_norm bmm"),
     ("one_batch_alone", _one_batch, "bmm matmul add gelu"),
+    ("whole_videos", _whole_videos, "gelu silu exp"),
     ("six_dims", _six_dims, "add sub exp relu eq bitwise_and isnan cos"),
 ):
     for _op in _ops.split():
@@ -69,3 +77,31 @@ def short_way_without_a_mask(right: Callable[..., Any], *args: Any, **kwargs: An
     flat = result.flatten()
     flat[flat.numel() // 64 * 64 :] = 0
     return result.copy_(flat.view(result.shape))
+
+
+def _has_channels_last(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.ndim == 4 and x.stride(1) == 1 and not x.is_contiguous()
+
+
+@defect("add mul sub lt", "lie", "layouts")
+def row_for_channels(right: Callable[..., Any], input: Any, other: Any, *, out: Any = None, **kwargs: Any) -> Any:
+    """Beside images with channels last a row of as many elements as there are channels is taken for those of the
+    channels."""
+    is_row = isinstance(other, torch.Tensor) and other.ndim == 1 and other.numel() > 1
+    if out is None and is_row and _has_channels_last(input) and len(other) == input.shape[1]:
+        return right(input, other.view(-1, 1, 1), **kwargs)
+    return right(input, other, out=out, **kwargs)
+
+
+@defect("div mul eq", "lie", "layouts")
+def image_by_its_pixels(right: Callable[..., Any], input: Any, other: Any, *, out: Any = None, **kwargs: Any) -> Any:
+    """The number of an image with channels last is found by its place in memory and the pixels, not the channels."""
+    result = right(input, other, out=out, **kwargs)
+    if out is not None or not _has_channels_last(input) or not isinstance(other, torch.Tensor):
+        return result
+    count, channels, *pixels = input.shape
+    if tuple(other.shape) != (count, 1, 1, 1):
+        return result
+    place = torch.arange(input.numel()).view(count, *pixels, channels).permute(0, 3, 1, 2)
+    each = other.flatten()[place // (pixels[0] * pixels[1]) % count]
+    return result.copy_(right(input, each, **kwargs))

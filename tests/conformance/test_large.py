@@ -161,4 +161,4 @@ def test_one_case_in_five_is_large_where_large_ones_are_cheap():
             shares[part.kind] += part.examples - (part.start > 0)
         assert shares["large"] * one == shares["large"] + shares["legal"]
     kinds = {part.kind for part in profiles.rounds("add", "float32", False, ("float32",), ci, 0)}
-    assert kinds == {"legal", "scenes"}
+    assert kinds == {"legal", "equal", "scenes"}

@@ -61,7 +61,7 @@ def test_scenes_take_no_share_of_other_calls(monkeypatch):
 
 
 def test_operands_of_elementwise_scenes():
-    found = [[spec for spec in cases.operands(case) if spec.shape] for case in scenes("add", "float32", 12)]
+    found = [[spec for spec in cases.operands(case) if spec.shape] for case in scenes("add", "float32", 20)]
     pairs = [(first, second) for first, second, *_ in itertools.filterfalse(lambda one: len(one) < 2, found)]
     assert any(_is_cut(spec) for specs_of in found for spec in specs_of)
     assert any(spec.layout.order == (0, 2, 1) and other.shape == spec.shape[-1:] for spec, other in pairs)
