@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
+from conformance.cases import Case
 from conformance.ops import _expectations as expectations
 from conformance.ops import _large, _scenes
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
+from strategies import tensors
 
 
 def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
@@ -27,7 +30,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         reference=function,
         cases=legal,
         large=_large.reduced(legal),
-        scenes=_scenes.of_rows(legal, several=True),
+        scenes=_scenes.beside(_scenes.of_rows(legal, several=True), lambda dtypes: _tied(name, tuple(dtypes))),
         refused=reductions.refused(name, str, dtype=False, empty=False),
         dtypes=dtype_names.ALL,
         outs=reductions.OUTS,
@@ -37,6 +40,17 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         gradients=gradient,
         benchmarks=reductions.benchmarks(name),
     )
+
+
+@st.composite
+def _tied(draw: st.DrawFn, name: str, dtypes: Sequence[str]) -> Case:
+    """Several dims, of few different numbers: the largest one is met along each of them."""
+    dtype, rank = draw(st.sampled_from(list(dtypes))), draw(st.integers(2, 4))
+    shape = tuple(draw(st.integers(2, 6)) for _ in range(rank))
+    dims = tuple(draw(st.permutations(range(rank)))[: draw(st.integers(2, rank))])
+    values = draw(st.sampled_from(("integers", "constant", "one_hot") if dtype != "bool" else ("one_hot",)))
+    spec = draw(tensors.tensors(shape, dtype, values=(values,), specials=()))
+    return Case(op=name, args=(spec, dims), kwargs={"keepdim": draw(st.booleans())})
 
 
 def place_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:

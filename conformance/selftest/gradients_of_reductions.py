@@ -117,6 +117,16 @@ def ties_get_all(step: Step) -> Gradients:
 
 
 @backward(("amax", "amin"), "formula")
+def shared_along_one_dim(step: Step) -> Gradients:
+    """Over several dims equal extremes share the gradient along the last of them, and not along the others."""
+    (found,), dims = step.gradients(), sorted(_dims(step))
+    if found is None or len(dims) < 2:
+        return [found]
+    alike = found != 0
+    return [found * alike.sum(dims, keepdim=True) / alike.sum(dims[-1], keepdim=True).clamp_min(1)]
+
+
+@backward(("amax", "amin"), "formula")
 def first_of_ties(step: Step) -> Gradients:
     """The first of several equal extremes gets the whole gradient."""
     (found,), dims = step.gradients(), _dims(step)

@@ -36,6 +36,7 @@ def test_how_operands_lie():
         "windows of signals": (24, 4, 1),
         "parts of longer sequences": (48, 8, 1),
         "images, channels last": (216, 1, 24, 3),
+        "videos, channels last": (120, 1, 24, 6, 3),
         "a stride beyond 8 bits": (7200, 2400, 300),
         "rows beyond 16 bits apart": (196656, 65552, 1),
         "an offset beyond 20 bits": (24, 8, 1),
