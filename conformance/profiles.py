@@ -7,16 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import hypothesis
-import torch
 from hypothesis import HealthCheck, strategies
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, code_draws
+from conformance import cases, code_draws, meta_calls
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.runner import LARGE
 from conformance.sequence_variations import VARIATIONS, vary
-from strategies.dtypes import to_torch
 
 # The time of an example depends on the machine's load. Cases have a limit of their own, which is for hangs. What
 # Hypothesis explains of a failure, by more calls, is in no message of ours.
@@ -115,26 +113,14 @@ def rounds(
 
 
 def _of_equal_sizes(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrategy[Case]]:
-    """Return the op's calls with two sizes made equal; of three drawn ones the first of which that can be said."""
+    """Return the op's calls with two sizes made equal; of three drawn ones the first of which that can be said. Where a
+    size follows from others, as a table's does, torch takes none that is changed alone."""
 
     def equal(drawn: Sequence[Case]) -> Case:
         changed = ((case, vary(VARIATIONS["equal"], case, cases.seed(case))) for case in drawn)
-        return next((one for case, one in changed if one != case and _is_taken(one)), drawn[0])
+        return next((one for case, one in changed if one != case and meta_calls.result(one) is not None), drawn[0])
 
     return lambda dtypes: strategies.tuples(*[spec.cases(dtypes)] * 3).map(equal)
-
-
-def _is_taken(case: Case) -> bool:
-    """Tell whether torch takes a call, as far as it can be told of tensors without memory: of an operand whose sizes
-    follow from those of another no size can be changed alone."""
-    operands = [torch.empty(one.shape, dtype=to_torch(one.dtype), device="meta") for one in cases.operands(case)]
-    args, kwargs = cases.bind(case, operands)
-    try:
-        specs.registry()[case.op].reference(*args, **kwargs)
-    # A reference may be anybody's, and raise anything.
-    except Exception:  # noqa: BLE001
-        return False
-    return True
 
 
 def _of_dtype(

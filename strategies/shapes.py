@@ -24,8 +24,8 @@ PATTERNS = (*SMALLER, "0-d", "both")
 """The usual ways to broadcast; "both": each operand broadcasts along a dim that the other has."""
 
 KEPT = {3: ((2,), (0, 2), (0, 1), (0,), (1,)), 4: ((3,), (1,), (0,), (0, 2, 3), (2, 3))}
-"""By rank, dims that what broadcasts to sequences or images has: those of a row, a scale of each sequence or token and
-the like; of a row, a bias of channels, a scale of each image, a mask of each image and one of all."""
+"""Operands that broadcast to sequences or images have these dims, by rank: a row, a scale of each sequence or token and
+the like; a row, a bias of channels, a scale of each image, a mask of each image and one of all."""
 
 _KINDS = st.sampled_from(("any", "powers", "below powers", "above powers", "primes", "blocks", "multiples"))
 _BESIDE = {"powers": 0, "below powers": -1, "above powers": 1}

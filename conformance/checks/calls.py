@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
-from conformance import call_contexts, cases, forms
+from conformance import call_contexts, cases, forms, meta_calls
 from conformance import spec as specs
 from conformance.cases import Argument, Case, Same
 from conformance.checks.call_record import FAILED, PASSED, Finding, Trial
 from conformance.checks.derived_calls import Variants, with_operands
 from conformance.checks.forms import first
 from conformance.checks.invariance import entangled
-from strategies.dtypes import HALF, is_floating, to_torch
+from strategies.dtypes import HALF, is_floating
 from strategies.shapes import KEPT
 from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 from strategies.values import LISTED, NAMED, STORED
@@ -149,27 +148,13 @@ def _images_beside(case: Case, kept: tuple[int, ...]) -> Case | None:
     changed = replace(with_operands(case, change), digests=())
     kind = case.op, tuple(spec.dtype for spec in operands), len(case.args), *sorted(case.kwargs)
     if kind not in _broadcasting:
-        _broadcasting[kind] = _result_shape(changed) == sizes
+        result = meta_calls.result(changed)
+        _broadcasting[kind] = result is not None and tuple(result.shape) == sizes
     return changed if _broadcasting[kind] else None
 
 
 _broadcasting: dict[tuple[Any, ...], bool] = {}
-"""Whether an operator broadcasts, by its name, the dtypes of its operands and what arguments it is given."""
-
-
-def _result_shape(case: Case) -> tuple[int, ...] | None:
-    """Return the shape of torch's result, as far as it can be told of tensors without memory."""
-    try:
-        args, kwargs = cases.bind(case, [_on_meta(spec) for spec in cases.operands(case)])
-        result = specs.registry()[case.op].reference(*args, **kwargs)
-    # A reference may be anybody's, and of another rank it may raise anything.
-    except Exception:  # noqa: BLE001
-        return None
-    return tuple(result.shape) if isinstance(result, torch.Tensor) else None
-
-
-def _on_meta(spec: TensorSpec) -> torch.Tensor:
-    return torch.empty(spec.shape, dtype=to_torch(spec.dtype), device="meta")
+"""Says whether an operator broadcasts, by its name, the dtypes of its operands and what arguments it is given."""
 
 
 def _with_layout(make: Callable[[int], Layout | None]) -> Change:
