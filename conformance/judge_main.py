@@ -7,15 +7,12 @@ to the judge, one JSON message at a time, over a socket of its own.
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import os
-import resource
 import sys
 import traceback
 from collections.abc import Generator, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +25,7 @@ from conformance import (
     code_search,
     messages,
     plain_calls,
+    process_limits,
     repro,
     runner,
     semantics,
@@ -173,7 +171,7 @@ def main(descriptor: int, judged_descriptor: int, time_descriptor: int) -> None:
     is at the other end of ``judged_descriptor``; ``time_descriptor`` is the file of a stopwatch of its work."""
     for one in (descriptor, judged_descriptor, time_descriptor):
         os.set_inheritable(one, False)
-    _prepare()
+    process_limits.prepare()
     judged = Judged(judged_descriptor, Stopwatch(time_descriptor))
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, ConnectionError):
@@ -182,7 +180,7 @@ def main(descriptor: int, judged_descriptor: int, time_descriptor: int) -> None:
             device = runner.resolve_device(setup.device, setup.worker)
             runner.choose_semantics(setup.semantics, device)
             if device.type == "cpu":
-                _limit_memory()
+                process_limits.limit_memory()
             spec_files.bring(setup.specs)
             connection.send_bytes(msgspec.json.encode(Importing()))
             implementation = load_judged(setup.implementation, judged, device)
@@ -207,28 +205,6 @@ def main(descriptor: int, judged_descriptor: int, time_descriptor: int) -> None:
             if isinstance(reply, Gone) or reply.lost:
                 _end(1)
     _end(0)
-
-
-def _prepare() -> None:
-    """Print a stack when crashing, but dump no core; be killed early when memory runs out."""
-    faulthandler.enable(sys.stderr)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            # As the judged process: the one that takes the memory is killed.
-            Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-def _limit_memory() -> None:
-    """Let an allocation beyond the machine's memory fail where it is made: some systems grant any, and kill whoever
-    uses it. Of a GPU far more than there is is mapped, so not for those."""
-    mapped = 0
-    with contextlib.suppress(OSError):
-        mapped = int(Path("/proc/self/statm").read_text().split()[0])
-    most = (mapped + os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    before, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if before == resource.RLIM_INFINITY or before > most:
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def _end(status: int) -> None:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import faulthandler
 import functools
 import gc
 import importlib
 import importlib.util
 import json
 import os
-import resource
 import socket
 import struct
 import sys
@@ -46,7 +44,9 @@ guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
 dispatcher_calls, gpu_calls, kind_calls, process_state, sequence_staging = map(
     _beside, ("dispatcher_calls", "gpu_calls", "kind_calls", "process_state", "sequence_staging")
 )
-code_comparisons, code_numbers, code_paths = map(_beside, ("code_comparisons", "code_numbers", "code_paths"))
+code_comparisons, code_numbers, code_paths, process_limits = map(
+    _beside, ("code_comparisons", "code_numbers", "code_paths", "process_limits")
+)
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -715,12 +715,7 @@ def main(descriptor):
     """Import the implementation that is named over the socket ``descriptor``, then make calls until its other end is
     closed."""
     os.set_inheritable(descriptor, False)
-    faulthandler.enable(sys.stderr)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    if sys.platform == "linux":
-        # This process is the first to be killed when memory runs out.
-        with contextlib.suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
+    process_limits.prepare()
     link = socket.socket(fileno=descriptor)
     stream = link.makefile("rb")
     with contextlib.suppress(EOFError, ConnectionError):
@@ -728,6 +723,7 @@ def main(descriptor):
         device = torch.device(setup["device"])
         if device.type == "cpu":
             os.environ.setdefault("TRITON_INTERPRET", "1")
+            process_limits.limit_memory()
         else:
             torch.cuda.set_device(device)
         noted = process_state.note(device)

@@ -98,12 +98,15 @@ def _far(case: Case, input: TensorSpec, turn: int) -> Case:
 
 
 def _with_outliers(case: Case, input: TensorSpec, turn: int) -> Case:
-    """The first rows with one element far from the others, in turn in the middle, at the end and at a third."""
+    """The first rows with one element far from the others, in turn in the middle, at the end and at a third; of
+    integers, the largest or the least."""
     columns = input.shape[-1] if input.shape else 0
     if columns < 3:
         return case
     places = (columns // 2, columns - 1, columns // 3)
     rows, value = min(math.prod(input.shape) // columns, 4), _OUTLIERS[turn // 3 % len(_OUTLIERS)]
+    if dtype_names.format_of(input.dtype).kind != "float":
+        value = "min" if value.startswith("-") else "max"
     specials = tuple(Special(row * columns + places[(turn + row) % 3], value) for row in range(rows))
     spec = msgspec.structs.replace(input, values="normal", specials=specials)
     return msgspec.structs.replace(case, args=(spec, *case.args[1:]))

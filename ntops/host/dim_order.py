@@ -200,8 +200,14 @@ def specialize(views):
     # Along these dims neighbours are loaded together, as many as divide everything that enters an address.
     walked = {dim for _, dim in unit_strides}
     is_aligned = walked and all(view.data_ptr() % 16 == 0 for view in views.values())
-    numbers = [stride for view in views.values() for stride in view.stride() if stride != 1]
-    numbers += [view.shape[dim] for view in views.values() for dim in walked]
+    numbers = [view.shape[dim] for view in views.values() for dim in walked]
+    numbers += [
+        stride
+        for name, view in views.items()
+        for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
+        # Rows that overlap begin one element apart: a stride of 1 that is not the unit stride.
+        if stride != 1 or (size > 1 and (name, dim) not in unit_strides)
+    ]
     itemsize = min(view.itemsize for view in views.values())
     unit = common_unit(numbers, itemsize) if is_aligned else 1
 

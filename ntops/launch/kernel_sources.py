@@ -67,9 +67,10 @@ def make(premake, arguments, config, specialization):
     num_warps = get_default_num_warps() or config.num_warps
     num_stages = get_default_num_stages() or config.num_stages
 
-    if INTERPRETED:
+    if INTERPRETED and specialization != (general := Specialization(wide=specialization.wide)):
         # Only a compiler reads the others, and making a source takes longer than most calls that are interpreted.
-        specialization = Specialization(wide=specialization.wide)
+        kernel = make(premake, arguments, config, general)
+        return functools.partial(_launch_checked, kernel, specialization)
 
     key = (premake, tuple(arguments.items()), config.blocks, num_warps, num_stages, specialization)
     kernel = _kernels.get(key)
@@ -87,6 +88,36 @@ def make(premake, arguments, config, specialization):
             _kernels[key] = getattr(module, f"launch_{name}")
 
         return _kernels[key]
+
+
+def _launch_checked(kernel, specialization, *arguments):
+    """Launch an interpreted kernel, of tensors for which a compiled one with this specialization would be right.
+
+    Raises RuntimeError for others: a compiled kernel would round their strides and sizes down, and read elsewhere.
+    """
+    unit = specialization.unit
+    tensors = dict(zip(kernel.__code__.co_varnames, arguments, strict=False))
+    walked = _walked(specialization)
+
+    for name in specialization.vectors if unit < _UNIT else ():
+        for dim, (size, stride) in enumerate(zip(tensors[name].shape, tensors[name].stride(), strict=True)):
+            is_told = (name, dim) not in specialization.unit_strides and size > 1
+
+            if (is_told and stride % unit) or (dim in walked and size % unit):
+                shape, strides = tuple(tensors[name].shape), tensors[name].stride()
+                raise RuntimeError(
+                    f"{kernel.__name__} is told of multiples of {unit}, and tensor {name!r} of shape {shape} "
+                    f"and strides {strides} has others"
+                )
+
+    return kernel(*arguments)
+
+
+def _walked(specialization):
+    """Return the dims along which a tensor whose sizes and strides are told has a unit stride."""
+    # Triton itself tells which are multiples of 16, of any tensors.
+    any_tensor = specialization.unit == _UNIT
+    return {dim for name, dim in specialization.unit_strides if any_tensor or name in specialization.vectors}
 
 
 def _source(name, key):
@@ -164,8 +195,7 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     constants = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
     constants |= {ninetoothed.Tensor(1, name=name).size_string(dim) for name, dim in specialization.filled}
     vectors, unit = specialization.vectors, specialization.unit
-    # Triton itself tells which are multiples of 16, of any tensors.
-    walked = {str(dim) for name, dim in specialization.unit_strides if name in vectors or unit == _UNIT}
+    walked = {str(dim) for dim in _walked(specialization)}
     arguments = {argument.arg for argument in kernel.args.args}
 
     if missing := [

@@ -79,6 +79,14 @@ def test_large_calls_of_norms_have_outliers(op):
     assert any(_rows_apart(case) >= 1 << 22 for case in found)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_large_calls_of_cheap_kernels_are_drawn_for_every_dtype(op):
+    spec = specs.registry()[op]
+    for dtype in spec.dtypes:
+        # An operator need not have any of a dtype.
+        assert spec.large(1 << 24)((dtype,)).is_empty or large(op, 1 << 24, dtype, rounds=1)
+
+
 def test_vocabularies_are_classes_of_large_linear_layers():
     classes = {case.args[1].shape[0] for case in large("linear_cross_entropy", 1 << 24, "float32", rounds=4)}
     assert max(classes) > 1 << 16

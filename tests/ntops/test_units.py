@@ -54,6 +54,36 @@ def test_a_call_of_rows_of_vectors_is_right(name, shape, dtype, units):
     assert units
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("pitch", [1, 2, 10, 19])
+@pytest.mark.parametrize("rows", [3, 20])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_of_rows_that_overlap_is_right(name, rows, pitch, dtype, units):
+    if name == "softmax" and dtype == torch.int64:
+        dtype = torch.float32
+
+    x = torch.randint(-3, 4, (400,)).to(dtype).as_strided((rows, 20), (pitch, 1))
+    theirs = CALLS[name](F if name == "softmax" else torch, x)
+    torch.testing.assert_close(CALLS[name](ntops.torch, x), theirs)
+
+
+@pytest.mark.parametrize("pitch", [1, 2, 10, 19])
+def test_a_product_of_rows_that_overlap_is_right(pitch, units):
+    x = torch.randint(-3, 4, (400,)).float().as_strided((20, 20), (pitch, 1))
+
+    with config_selection.forced("mm", product_configs.Options(32, 32, 32, 4, 2)):
+        torch.testing.assert_close(ntops.torch.mm(x, x.mT), x @ x.mT)
+
+
+def test_a_kernel_is_not_told_of_multiples_that_its_tensors_do_not_have(monkeypatch):
+    names = "output", "input", "other"
+    wrong = kernel_sources.Specialization(tuple((name, 1) for name in names), 4, names)
+    monkeypatch.setattr("ntops.host.dim_order.specialize", lambda views: wrong)
+
+    with pytest.raises(RuntimeError, match=r"told of multiples of 4, and tensor .* of shape \(3, 18\)"):
+        ntops.torch.add(torch.ones(3, 18), torch.ones(18))
+
+
 @pytest.mark.parametrize(("rows", "terms", "columns"), [(24, 40, 8), (8, 1000, 24), (3, 20, 12), (1, 8, 300)])
 def test_a_product_of_rows_of_vectors_is_right(rows, terms, columns, units):
     first, second = (torch.randint(-3, 4, shape).float() for shape in ((2, rows, terms), (2, terms, columns)))
