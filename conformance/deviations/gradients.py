@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from conformance import cuda_refusals
 from conformance.cases import Case, DType, Same
 from conformance.deviations.table import Deviation, specs, tensor
 from strategies import dtypes as dtype_names
@@ -47,6 +48,12 @@ def _least_exponent(case: Case) -> bool:
         return False
     found = materialize(exponent, len(specs(case)) - 1)
     return bool((found == torch.iinfo(found.dtype).min).any())
+
+
+def _bfloat16_tails_of_gradients(case: Case) -> bool:
+    """Tell whether a product of bfloat16 has a dim along which a gradient's product is summed that has a tail."""
+    of_product = specs(case)[case.op == "addmm" :][:2]
+    return of_product[0].dtype == "bfloat16" and any(size % 32 for spec in of_product for size in spec.shape[-2:])
 
 
 DEVIATIONS: tuple[Deviation, ...] = (
@@ -134,5 +141,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_least_exponent,
         case=Case(op="pow", args=(tensor("float32", 5), tensor("int16", 5, specials=(Special(0, "min"),)))),
+    ),
+    Deviation(
+        "gradients of bfloat16 products with tails on the CPU",
+        "gradients are products, of which 'bfloat16 products with a tail of K on the CPU' is true",
+        ops=cuda_refusals.PRODUCTS,
+        checks=("gradients",),
+        devices=("cpu",),
+        applies=_bfloat16_tails_of_gradients,
+        case=Case(
+            op="mm", args=(tensor("bfloat16", 65, 65, layout=Layout(padding=(0, 65))), tensor("bfloat16", 65, 64))
+        ),
     ),
 )

@@ -26,6 +26,10 @@ def _bfloat16_tail(case: Case) -> bool:
     return first.dtype == "bfloat16" and first.shape[-1] % 32 != 0
 
 
+def _rounds_to_bfloat16() -> bool:
+    return torch.get_float32_matmul_precision() == "medium" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def _sums_in_parts(case: Case) -> bool:
     """Tell whether a product of a half type has a K that cuBLAS takes in parts, which torch's settings let it add in
     that type."""
@@ -96,6 +100,16 @@ DEVIATIONS: tuple[Deviation, ...] = (
             op="mm",
             args=(tensor("bfloat16", 129, 33, layout=Layout(padding=(0, 3))), tensor("bfloat16", 33, 129)),
         ),
+    ),
+    Deviation(
+        "float32 products of medium precision on the CPU",
+        "CPUs that multiply bfloat16 round float32 to it where the precision of products is 'medium'; CUDA takes TF32",
+        ops=cuda_refusals.PRODUCTS,
+        checks=("values",),
+        devices=("cpu",),
+        applies=lambda case: specs(case)[0].dtype == "float32",
+        case=Case(op="mm", args=(tensor("float32", 71, 72), tensor("float32", 72, 71))),
+        present=_rounds_to_bfloat16,
     ),
     Deviation(
         "long sums in half products on CUDA",
