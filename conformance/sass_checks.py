@@ -1,4 +1,5 @@
-"""Check the machine code that NVIDIA's assembler made of a kernel for reads of registers that nothing wrote."""
+"""Check the machine code that NVIDIA's assembler made of a kernel: for reads of registers that nothing wrote, and for
+registers that are spilled in loops."""
 
 from __future__ import annotations
 
@@ -12,14 +13,16 @@ from collections.abc import Iterator, Sequence
 
 _INSTRUCTION = re.compile(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.x]+)\s*(.*?);")
 _ADDRESS = re.compile(r"\s*/\*([0-9a-f]{4,})\*/")
+_TARGET = re.compile(r"0x([0-9a-f]+)\s*$")
 _WRITES = re.compile(r"U[A-Z0-9]+|R2UR|S2UR|CS2UR|VOTEU|LDCU|C?REDUX")
 _PREDICATE = re.compile(r"UP[0-9T]")
 _REGISTER = re.compile(r"\bUR(\d+)\b")
 _DESCRIPTOR = re.compile(r"gdesc\[UR(\d+)\].*")
 
 
-def mistakes(cubins: Sequence[bytes], arch: int | str) -> list[str]:
-    """Return for each kernel for sm_``arch`` what ``unwritten`` says of its functions; of an empty one, nothing.
+def checked(cubins: Sequence[bytes], arch: int | str) -> list[tuple[str, float]]:
+    """Return for each kernel for sm_``arch`` what ``unwritten`` and ``spilled`` say of its functions; of an empty one,
+    nothing and 0.
 
     All are disassembled at once: nvdisasm takes a third of a second to start, and milliseconds for a kernel. Raises
     ValueError where one shows no instructions.
@@ -28,8 +31,8 @@ def mistakes(cubins: Sequence[bytes], arch: int | str) -> list[str]:
     if any(cubin and not found for cubin, found in zip(cubins, functions, strict=True)):
         raise ValueError("a kernel's ELF file has no section .text")
     codes = iter(disassembled([code for found in functions for code in found], arch))
-    said = [[unwritten(next(codes)) for _ in found] for found in functions]
-    return [next(filter(None, one), "") for one in said]
+    of_each = [[next(codes) for _ in found] for found in functions]
+    return [(next(filter(None, map(unwritten, one)), ""), max(map(spilled, one), default=0.0)) for one in of_each]
 
 
 def disassembled(functions: Sequence[bytes], arch: int | str) -> list[str]:
@@ -73,6 +76,21 @@ def _told(tool: str, cubin: bytes, *options: str) -> str:
         file.flush()
         command = [getattr(knobs.nvidia, tool).path, *options, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def spilled(code: str) -> float:
+    """Return the share of a loop's instructions that store or load spilled registers, of the loop of which it is the
+    largest."""
+    addresses, spills, loops = [], [0], []
+    for line in code.splitlines():
+        address, found = _ADDRESS.match(line), _INSTRUCTION.match(line)
+        if not (address and found):
+            continue
+        addresses.append(int(address[1], 16))
+        spills.append(spills[-1] + (found[1].partition(".")[0] in ("STL", "LDL")))
+        if found[1] == "BRA" and (target := _TARGET.search(found[2])) and int(target[1], 16) < addresses[-1]:
+            loops.append((bisect.bisect_left(addresses, int(target[1], 16)), len(addresses)))
+    return max(((spills[end] - spills[start]) / (end - start) for start, end in loops), default=0.0)
 
 
 def unwritten(code: str) -> str:

@@ -119,7 +119,7 @@ def _float32(op: str, *args: Any, **kwargs: Any) -> torch.Tensor:
 _SINGLE = ("add", "sub", "mul", "div", *of.FLOAT_FUNCTIONS, *of.SIGN_FUNCTIONS, "relu", "silu", "rms_norm")
 
 
-@control("float32 for half types", *_SINGLE, "softmax", "mm", "bmm", "matmul")
+@control("float32 for half types", *_SINGLE, "softmax")
 def _(op: str) -> Value:
     def value(*args: Any, **kwargs: Any) -> torch.Tensor | None:
         half = of.is_half(*_tensors(*args, **kwargs)) and kwargs.get("dtype") is None
@@ -308,8 +308,9 @@ def _(op: str) -> Value:
         a, b = args[-2:]
         if not _single(a, b) or a.ndim < 2 or b.ndim < 2 or not a.shape[-1]:
             return None
-        blocks = (a[..., i : i + 48].float() @ b[..., i : i + 48, :].float() for i in range(0, a.shape[-1], 48))
-        found = sum(blocks)
+        # Of float32 torch's CPU makes bfloat16 where settings allow it.
+        a, b = a.double(), b.double()
+        found = sum((a[..., i : i + 48] @ b[..., i : i + 48, :]).float() for i in range(0, a.shape[-1], 48))
         if op != "addmm" or isinstance(found, int):
             return found if isinstance(found, torch.Tensor) else None
         found = torch.tensor(float(alpha)) * found

@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from ntops._runtime import INTERPRETED
 from ntops.host import attention_hopper, matrix_copy
 from ntops.host.attention_arguments import check_call
 from ntops.host.attention_configs import Problem, block_dims, in_pieces
@@ -133,11 +134,13 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     is_plain = is_plain and not (is_float_mask and mask_aligned and head_dim <= 64)
     gluon = settled("gluon", is_plain and unit_strides and attention_hopper.takes(tensors, strides))
     index = query.device.index or 0
+    # The interpreter's products are exact, and three take thrice as long.
+    halves = is_ieee and aligned and not INTERPRETED
 
     if chosen is None:
         problem = Problem(
             *(group * queries, batch * heads, keys, head_dim, value_dim, dtype),
-            *(is_ieee, causal, mask_bytes, aligned, gluon, group),
+            *(is_ieee, causal, mask_bytes, aligned, gluon, group, halves),
         )
         run = functools.partial(launch, **operands)
         chosen = config_selection.choose("scaled_dot_product_attention", problem, index, run, output)
@@ -154,7 +157,8 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         )
         return
 
-    block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned)
+    dims = head_dim, value_dim, dtype, ieee, aligned, chosen.halves
+    block_e, block_ev = block_dims(*dims)
     row_tiles = -(-group * queries // chosen.block_m)
     is_split = chosen.splits > 1
     is_saved = statistics is not None
@@ -217,6 +221,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             sign,
             TRITON_DTYPES[compute_dtype],
             "ieee" if ieee else "tf32",
+            chosen.halves,
             kind.value,
             causal,
             bool(lower_right),
@@ -224,7 +229,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             is_split,
             is_saved,
             sign > 0,
-            in_pieces(head_dim, dtype, ieee, aligned),
+            in_pieces(*dims),
             is_wide,
             unit_strides,
             mask_strides[3] == 1,

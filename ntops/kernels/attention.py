@@ -37,6 +37,43 @@ def _load(pointers, rows, columns, CHECK_ROWS: tl.constexpr, CHECK_COLUMNS: tl.c
 
 
 @triton.jit
+def _rounded(x, is_rounded):
+    """Round float32 to TF32's 11 bits, ties away from zero; where not ``is_rounded``, cut its lower bits off."""
+    bits = x.to(tl.int32, bitcast=True)
+    return (tl.where(is_rounded, bits + 0x1000, bits) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _halves(x):
+    """Split float32 into two numbers of TF32. The first is infinite or NaN where ``x`` is, and the second 0 there."""
+    # The largest numbers would be rounded to infinity, or both parts to a sum of it. A NaN of lower bits alone is
+    # infinite without them.
+    is_rounded = tl.abs(x) < 3.4e38
+    high = tl.where(x == x, _rounded(x, is_rounded), float("nan"))
+    low = tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
+
+    return high, _rounded(low, is_rounded)
+
+
+@triton.jit
+def _dot(left, right, accumulator, PRECISION: tl.constexpr, HALVES: tl.constexpr):
+    """Add a product to ``accumulator``. With HALVES, a float32 product is the sum of three in TF32, with errors as IEEE
+    products have them: what is left out of a term is 2^-23 of it."""
+    if HALVES:
+        high, low = _halves(left)
+        other_high, other_low = _halves(right)
+        small = tl.dot(low, other_high, input_precision="tf32")
+        small = tl.dot(high, other_low, acc=small, input_precision="tf32")
+        # Infinity times a lower part of 0 or of another sign is no part of the product.
+        accumulator += tl.where(tl.abs(small) < float("inf"), small, 0.0)
+        accumulator = tl.dot(high, other_high, acc=accumulator, input_precision="tf32")
+    else:
+        accumulator = tl.dot(left, right, acc=accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
+
+    return accumulator
+
+
+@triton.jit
 def _walk(
     accumulator,
     normalizer,
@@ -64,6 +101,7 @@ def _walk(
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     POSITIVE: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
@@ -98,18 +136,18 @@ def _walk(
         taken = first + columns < length
         block = key + first_key * stride_ks
 
-        if PIECES:
-            scores = tl.zeros((rows.shape[0], BLOCK_N), dtype)
+        scores = tl.zeros((rows.shape[0], BLOCK_N), dtype)
 
+        if PIECES:
             for dim in range(0, E, BLOCK_E):
                 inside = dim + dims < E
                 piece = dim.to(tl.int64)
                 queries = _load(query + piece * stride_qe, rows, inside, True, not FULL_E)
                 keys = _load(block + piece * stride_ke + key_offsets, taken, inside, EDGE, not FULL_E)
-                scores = tl.dot(queries, tl.trans(keys), acc=scores, input_precision=PRECISION, out_dtype=dtype)
+                scores = _dot(queries, tl.trans(keys), scores, PRECISION, HALVES)
         else:
             keys = _load(block + key_offsets, taken, dims < E, EDGE, not FULL_E)
-            scores = tl.dot(query, tl.trans(keys), input_precision=PRECISION, out_dtype=dtype)
+            scores = _dot(query, tl.trans(keys), scores, PRECISION, HALVES)
 
         if not POSITIVE:
             scores = scores * sign
@@ -152,9 +190,7 @@ def _walk(
         normalizer = normalizer * shrunk + tl.sum(weights, 1)
         values = _load(value + first_key * stride_vs + value_offsets, taken, value_dims < EV, EDGE, not FULL_EV)
         accumulator = accumulator * shrunk[:, None]
-        accumulator = tl.dot(
-            weights.to(values.dtype), values, acc=accumulator, input_precision=PRECISION, out_dtype=dtype
-        )
+        accumulator = _dot(weights.to(values.dtype), values, accumulator, PRECISION, HALVES)
         maximum = largest
 
     return accumulator, normalizer, maximum
@@ -202,6 +238,7 @@ def _attend(
     sign: tl.float64,
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    HALVES: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
     LOWER_RIGHT: tl.constexpr,
@@ -365,6 +402,7 @@ def _attend(
             MASK,
             CAUSAL,
             PRECISION,
+            HALVES,
             POSITIVE,
             PIECES,
             WIDE,

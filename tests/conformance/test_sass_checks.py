@@ -42,6 +42,24 @@ def test_a_register_that_nothing_has_written_is_found(before, after, found):
     assert sass_checks.unwritten(GOOD.replace(before, after)) == found
 
 
+LOOP = """
+        /*0010*/                   STL [R1+0x38], R88 ;
+        /*0020*/                   IADD3 R2, R2, 0x1, RZ ;
+        /*0030*/                   LDL.LU R4, [R1+0x38] ;
+        /*0040*/                   ISETP.GE.AND P0, PT, R2, R3, PT ;
+        /*0050*/              @!P0 BRA 0x20 ;
+        /*0060*/                   LDL.64 R4, [R1+0x38] ;
+        /*0070*/                   BRA 0x70;
+"""
+
+
+def test_what_is_spilled_in_a_loop_is_a_share_of_it():
+    assert sass_checks.spilled(LOOP) == 0.25
+    assert sass_checks.spilled(LOOP.replace("BRA 0x20", "BRA 0x10")) == 0.4
+    assert sass_checks.spilled(LOOP.replace("BRA 0x20", "BRA 0x60")) == 0
+    assert sass_checks.spilled("") == 0
+
+
 FROM_MEMORY = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR16], R24"
 FROM_REGISTERS = "HGMMA.64x64x16.F32.BF16 R24, R172, gdesc[UR16].tnspB, RZ, !UPT"
 ON_BLACKWELL = "UTCHMMA gdesc[UR20], gdesc[UR16], tmem[UR7], tmem[UR32], idesc[UR33], UPT"
