@@ -111,7 +111,8 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
     """The call, ``attend`` being asked for each part with torch's arguments."""
     check(arguments)
     query, value = arguments.query, arguments.value
-    if left_out(arguments):
+    # torch itself knows no cache.
+    if left_out(arguments) and arguments.present_key is None:
         mask, causal = arguments.attn_mask, arguments.is_causal
         variant = causal and arguments.causal_variant is not None
         if variant and (offset := _offset(arguments, query.shape[-2], arguments.key.shape[-2])):

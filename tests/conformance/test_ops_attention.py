@@ -164,6 +164,20 @@ def test_positions():
     assert torch.allclose(found, torch.tensor([0, 1 / 2, 0, 0]).double())
 
 
+def test_a_cache_is_written_and_read_whatever_the_masks_dtype():
+    """What implementations may leave out, a float32 mask of float64 queries among it, they may also take."""
+    operands = (tensor(1, 4, 2, 8, dtype="float64"), *(tensor(1, 2, 3, 8, dtype="float64", seed=n) for n in (1, 2)))
+    caches = {f"present_{name}": tensor(1, 2, 6, 8, dtype="float64", seed=3) for name in ("key", "value")}
+    kwargs = {**caches, "present_key_slot": 2, "enable_gqa": True}
+    results = []
+    for dtype in ("float32", "float64"):
+        mask = tensor(2, 5, dtype=dtype, values="integers")
+        given = call(Case(op=OP, args=operands, kwargs=kwargs | {"attn_mask": mask}))
+        results.append(SPEC.reference(*given.args, **given.kwargs))
+        assert torch.equal(given.kwargs["present_key"][..., 2:5, :], given.args[1])
+    torch.testing.assert_close(*results)
+
+
 def test_views_are_written_before_they_are_read():
     shapes = ((1, 1, 1, 1), (1, 1, 3, 1), (1, 1, 3, 1))
     new = {"present_key": tensor(1, 1, 2, 1), "present_value": tensor(1, 1, 2, 1, values="one_hot")}
