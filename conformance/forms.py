@@ -27,7 +27,7 @@ from strategies.specs import CONTIGUOUS, TensorSpec
 
 BY_POSITION, BY_NAME, DEFAULTS, NUMPY = "by position", "by name", "defaults", "NumPy scalars"
 TENSORS, SIZES, ENUMS = "0-d tensors", "sizes", "enums"
-AXES, DIM_ENUMS, DIM_TENSORS = "NumPy's names", "dims as enums", "dims as tensors"
+AXES, DIM_ENUMS, DIM_TENSORS, FLAGS = "NumPy's names", "dims as enums", "dims as tensors", "flags as ints"
 FORMS = (
     BY_POSITION,
     BY_NAME,
@@ -39,6 +39,7 @@ FORMS = (
     AXES,
     DIM_ENUMS,
     DIM_TENSORS,
+    FLAGS,
     call_contexts.PARAMETERS,
     call_contexts.NEGATED,
     call_contexts.WIDE,
@@ -61,14 +62,15 @@ FORMS += (
 """The forms: optional arguments by position as far as torch takes them so; some positional arguments by name, in
 another order; optional arguments with their default values; NumPy numbers, also in tuples; factors and the like as
 tensors; tuples as ``torch.Size`` or lists; strings as members of an enum of strings; dims by the names that NumPy has
-for them, as members of an enum of ints, or as 0-d tensors; and those of ``conformance.call_contexts``."""
+for them, as members of an enum of ints, or as 0-d tensors; True and False as 1 and 0; and those of
+``conformance.call_contexts``."""
 
 _ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER, call_contexts.ADJACENT)
 _ALIKE += (call_contexts.COLUMNS, call_contexts.ROWS, call_contexts.KEPT)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
 """The forms in which torch's result is that of the plain form."""
-MAY_BE_REFUSED = (AXES, DIM_TENSORS)
-"""The forms that only a function of torch's dispatcher takes as a matter of course: a TypeError is no failure."""
+MAY_BE_REFUSED = (AXES, DIM_TENSORS, FLAGS)
+"""The forms that only some of torch's functions take as a matter of course: a TypeError is no failure."""
 FACTORS = ("alpha", "beta", "eps", "p", "scale")
 """Parameters that are numbers, for which torch's functions take 0-d tensors, whatever their dtype."""
 
@@ -132,7 +134,23 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
         places, names = dims(case)
         args = tuple(_dim(case.form, value) if place in places else value for place, value in enumerate(args))
         kwargs = {name: _dim(case.form, value) if name in names else value for name, value in kwargs.items()}
+    if case.form == FLAGS:
+        places, names = flags(case)
+        args = tuple(int(value) if place in places else value for place, value in enumerate(args))
+        kwargs = {name: int(value) if name in names else value for name, value in kwargs.items()}
     return arguments(case, args, kwargs)
+
+
+def flags(case: Case) -> tuple[list[int], list[str]]:
+    """Return the places and the names of the arguments that are flags: bools whose default is one."""
+    known = _signature(case.op)
+
+    def is_flag(name: str, value: object) -> bool:
+        return type(value) is bool and name in known and type(known[name].default) is bool
+
+    named = enumerate(zip(specs.parameters(case.op), case.args, strict=False))
+    places = [place for place, (name, value) in named if is_flag(name, value)]
+    return places, [name for name, value in case.kwargs.items() if is_flag(name, value)]
 
 
 _NUMPYS = {"dim": "axis", "keepdim": "keepdims"}
@@ -328,6 +346,7 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     AXES: lambda case: _has_dims(case) and len(case.args) <= len(by_position(case.op)),
     DIM_ENUMS: _has_dims,
     DIM_TENSORS: _has_dims,
+    FLAGS: lambda case: any(flags(case)),
     call_contexts.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
     call_contexts.NEGATED: _separate,
     call_contexts.WIDE: _narrow,

@@ -260,6 +260,10 @@ def _call(case: Case) -> str:
         places, names = forms.dims(case)
         args = [_dim(case.form, case.args[n]) if n in places else one for n, one in enumerate(args)]
         texts |= {name: _dim(case.form, case.kwargs[name]) for name in names}
+    if case.form == forms.FLAGS:
+        places, names = forms.flags(case)
+        args = [str(int(bool(case.args[n]))) if n in places else one for n, one in enumerate(args)]
+        texts |= {name: str(int(bool(case.kwargs[name]))) for name in names}
     positional, named = forms.arguments(case, args, texts)
     parts = [f"{x}" for x in positional] + [f"{name}={value}" for name, value in named.items()]
     made = f"{case.op}({', '.join(parts)})"

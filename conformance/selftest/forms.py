@@ -34,6 +34,12 @@ def refuses_in_place(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any
     return result
 
 
+@defect("relu silu", "in place", "call_forms")
+def flag_compared(right: Right, input: Any, *args: Any, inplace: Any = False, **kwargs: Any) -> Any:
+    """What is neither True nor False is no flag: another tensor is returned."""
+    return right(input, *args, inplace=inplace is True, **kwargs)
+
+
 @defect("layer_norm rms_norm", "widened", "call_forms")
 def int_counts_dims(right: Right, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
     """An int for the shape is taken, for the number of dims that are normalized."""

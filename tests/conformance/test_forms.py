@@ -34,6 +34,7 @@ EXAMPLES = {
     forms.AXES: Case(op="sum", args=(X, 1), kwargs={"keepdim": True}),
     forms.DIM_ENUMS: Case(op="amax", args=(X,), kwargs={"dim": (0, -1)}),
     forms.DIM_TENSORS: Case(op="softmax", args=(X, 1)),
+    forms.FLAGS: Case(op="relu", args=(X,), kwargs={"inplace": True}),
     call_contexts.OWN: Case(
         op="scaled_dot_product_attention",
         args=(TensorSpec((1, 1, 3, 4), "float32"), *[TensorSpec((1, 1, 5, 4), "float32")] * 2),

@@ -50,7 +50,7 @@ BY_OP = {
     "mul": ("vmap_first_for_all",),
     "neg": ("gradient_minus_forgotten", "opcheck_no_fake"),
     "quantize_fp8": ("toward_zero",),
-    "relu": ("refuses_in_place", "gradient_passes_zero"),
+    "relu": ("refuses_in_place", "flag_compared", "gradient_passes_zero"),
     "silu": ("rounds_in_place",),
     "sub": ("refuses_reduced", "transforms_counted_twice"),
     "tanh": ("real_parts_alone",),
