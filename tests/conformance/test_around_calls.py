@@ -84,7 +84,7 @@ def test_a_leaf_is_not_written_where_gradients_are_recorded():
     assert any(call_contexts.LEAVES in message for message in found)
 
 
-@pytest.mark.parametrize("form", forms.MAY_BE_REFUSED)
+@pytest.mark.parametrize("form", [forms.AXES, forms.DIM_TENSORS])
 def test_dims_that_torchs_dispatcher_alone_knows_may_be_refused_but_not_mistaken(form):
     case = Case(op="mean", args=(X, 1), form=form)
     assert runner.judge(case, "torch", CPU).status == "passed"
@@ -99,6 +99,23 @@ def test_dims_that_torchs_dispatcher_alone_knows_may_be_refused_but_not_mistaken
 
     for function, status in ((strict, runner.NOT_PROVIDED), (lenient, "failed")):
         verdict = runner.judge(case, Implementation("own", SimpleNamespace(mean=function), {}), CPU)
+        assert verdict.status == status, verdict
+
+
+def test_flags_of_another_type_may_be_refused_but_not_mistaken():
+    case = Case(op="relu", args=(X,), kwargs={"inplace": True}, form=forms.FLAGS)
+    assert runner.judge(case, "torch", CPU).status == "passed"
+
+    def strict(input, inplace=False):
+        if not isinstance(inplace, bool):
+            raise TypeError("inplace must be a bool")
+        return torch.nn.functional.relu(input, inplace)
+
+    def mistaken(input, inplace=False):
+        return torch.nn.functional.relu(input, inplace is True)
+
+    for function, status in ((strict, runner.NOT_PROVIDED), (mistaken, "failed")):
+        verdict = runner.judge(case, Implementation("own", SimpleNamespace(relu=function), {}), CPU)
         assert verdict.status == status, verdict
 
 
