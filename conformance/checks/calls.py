@@ -120,15 +120,25 @@ def _laid_out(case: Case) -> Variants:
         shapes = zip(cases.operands(case), cases.operands(changed), strict=True)
         if changed != case and (len(ranks) == 1 or all(one.shape == other.shape for one, other in shapes)):
             found[what] = replace(changed, digests=())
-    beside = {f"images, channels last, and {what}": _images_beside(case, kept) for what, kept in _BESIDE.items()}
+    beside = {what: _beside_first(case, *how) for what, how in _BESIDE.items()}
     return found | {what: one for what, one in beside.items() if one is not None}
 
 
-_BESIDE = dict(zip(("a row", "a bias", "a scale of each", "a mask of each", "a mask"), KEPT[4], strict=True))
+_CHANNELS_LAST, _TURNED = Layout(order=(0, 2, 3, 1)), Layout(order=(1, 0))
+_KINDS = "a row", "a bias", "a scale of each", "a mask of each", "a mask"
+_BESIDE: dict[str, tuple[tuple[int, ...], Layout, Layout]] = {
+    f"images, channels last, and {what}": (kept, _CHANNELS_LAST, CONTIGUOUS)
+    for what, kept in zip(_KINDS, KEPT[4], strict=True)
+}
+_BESIDE |= {
+    "heads, and a matrix that lies turned": ((2, 3), CONTIGUOUS, _TURNED),
+    "images, channels last, and a matrix that lies turned": ((2, 3), _CHANNELS_LAST, _TURNED),
+}
+"""The dims of a first operand of four that the others have, how it lies, and how they do."""
 
 
-def _images_beside(case: Case, kept: tuple[int, ...]) -> Case | None:
-    """Return the call of images with channels last and of operands with the dims ``kept`` of them; mostly all sizes are
+def _beside_first(case: Case, kept: tuple[int, ...], first: Layout, others: Layout) -> Case | None:
+    """Return the call of a first operand of four dims and of others with the dims ``kept`` of it; mostly all sizes are
     equal, and always beside one dim, so that they alone do not say which is meant. None: there is no such call."""
     operands = cases.operands(case)
     if (
@@ -139,7 +149,7 @@ def _images_beside(case: Case, kept: tuple[int, ...]) -> Case | None:
         return None
     sizes = (2, 3, 4, 5) if len(kept) > 1 and cases.seed(case) % 3 == 0 else (3, 3, 3, 3)
     shape = tuple(size if dim in kept else 1 for dim, size in enumerate(sizes))
-    shapes = iter(((sizes, Layout(order=(0, 2, 3, 1))), *[(shape[kept[0] :], CONTIGUOUS)] * (len(operands) - 1)))
+    shapes = iter(((sizes, first), *[(shape[kept[0] :], others)] * (len(operands) - 1)))
 
     def change(spec: TensorSpec) -> TensorSpec:
         size, layout = next(shapes)

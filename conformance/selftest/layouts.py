@@ -105,3 +105,14 @@ def image_by_its_pixels(right: Callable[..., Any], input: Any, other: Any, *, ou
     place = torch.arange(input.numel()).view(count, *pixels, channels).permute(0, 3, 1, 2)
     each = other.flatten()[place // (pixels[0] * pixels[1]) % count]
     return result.copy_(right(input, each, **kwargs))
+
+
+@defect("add mul sub le", "lie", "layouts")
+def turned_matrix_beside_more(
+    right: Callable[..., Any], input: Any, other: Any, *, out: Any = None, **kwargs: Any
+) -> Any:
+    """A matrix that lies turned, beside an operand of more dims, is read as if it did not."""
+    is_turned = isinstance(other, torch.Tensor) and other.ndim == 2 and other.stride() == (1, other.shape[0])
+    if out is None and is_turned and min(other.shape) > 1 and isinstance(input, torch.Tensor) and input.ndim > 2:
+        return right(input, other.as_strided(other.shape, (other.shape[1], 1)), **kwargs)
+    return right(input, other, out=out, **kwargs)

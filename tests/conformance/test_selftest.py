@@ -52,7 +52,7 @@ BY_OP = {
     "quantize_fp8": ("toward_zero",),
     "relu": ("refuses_in_place", "flag_compared", "gradient_passes_zero"),
     "silu": ("rounds_in_place",),
-    "sub": ("refuses_reduced", "transforms_counted_twice"),
+    "sub": ("refuses_reduced", "transforms_counted_twice", "turned_matrix_beside_more"),
     "tanh": ("real_parts_alone",),
     "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail", "x_for_input"),
     "rms_norm": ("smaller_tiles_lose_the_tail",),
