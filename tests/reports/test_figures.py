@@ -150,6 +150,13 @@ def checked_by_memcheck():
     return found[1]
 
 
+def tiles_of_float32_attention():
+    lines = (RECORD / "attention-float32.txt").read_text().splitlines()
+    ratios = re.findall(r"\d+x\d+x\d+x\d+ ([\d.]+)", "\n".join(lines))
+    calls = sum(bool(re.match(r"\(\d", line)) for line in lines)
+    return f"{len(ratios)} times of tiles for {calls} calls, {min(map(float, ratios))} to {max(map(float, ratios))}"
+
+
 def drawn():
     found = json.loads((RECORD / "sampled.json").read_text())["runs"][-1]["distribution"]
     means = {name: one["geometric_mean"] for name, one in found["families"].items()}
@@ -182,6 +189,7 @@ FILES = {
     "selftest.json": defects,
     "interpreter.json": lambda: "",
     "sanitize.txt": checked_by_memcheck,
+    "attention-float32.txt": tiles_of_float32_attention,
 }
 
 
