@@ -69,10 +69,10 @@ class Compiled:
     signature: str
     registers: int = 0
     spills: int = 0
-    spilled: float = 1.0
-    """What ``sass_checks.spilled`` says; 1 where it is not known."""
     shared: int = 0
     error: str = ""
+    spilled: float = 1.0
+    """What ``sass_checks.spilled`` says; 1 where it is not known."""
 
     def problem(self, target: Target) -> str:
         """Return why this fails the session, or an empty string."""
