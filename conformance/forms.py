@@ -142,7 +142,7 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
 
 
 def flags(case: Case) -> tuple[list[int], list[str]]:
-    """Return the places and the names of the arguments that are flags: bools whose default is one."""
+    """Return the places and the names of the arguments that are flags: bools whose default is a bool, too."""
     known = _signature(case.op)
 
     def is_flag(name: str, value: object) -> bool:

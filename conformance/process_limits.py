@@ -21,7 +21,7 @@ def prepare():
 
 def limit_memory():
     """Let an allocation beyond the machine's memory fail where it is made: some systems grant any, and kill whoever
-    uses it. Of a GPU far more than there is is mapped, so not for those."""
+    uses it. CUDA maps far more than the machine has, so processes on a GPU have no limit."""
     mapped = 0
     with contextlib.suppress(OSError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0])

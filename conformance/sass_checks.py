@@ -21,8 +21,8 @@ _DESCRIPTOR = re.compile(r"gdesc\[UR(\d+)\].*")
 
 
 def checked(cubins: Sequence[bytes], arch: int | str) -> list[tuple[str, float]]:
-    """Return for each kernel for sm_``arch`` what ``unwritten`` and ``spilled`` say of its functions; of an empty one,
-    nothing and 0.
+    """Return for each kernel for sm_``arch`` what ``unwritten`` and ``spill_share`` say of its functions; of an empty
+    one, nothing and 0.
 
     All are disassembled at once: nvdisasm takes a third of a second to start, and milliseconds for a kernel. Raises
     ValueError where one shows no instructions.
@@ -32,7 +32,7 @@ def checked(cubins: Sequence[bytes], arch: int | str) -> list[tuple[str, float]]
         raise ValueError("a kernel's ELF file has no section .text")
     codes = iter(disassembled([code for found in functions for code in found], arch))
     of_each = [[next(codes) for _ in found] for found in functions]
-    return [(next(filter(None, map(unwritten, one)), ""), max(map(spilled, one), default=0.0)) for one in of_each]
+    return [(next(filter(None, map(unwritten, one)), ""), max(map(spill_share, one), default=0.0)) for one in of_each]
 
 
 def disassembled(functions: Sequence[bytes], arch: int | str) -> list[str]:
@@ -78,19 +78,21 @@ def _told(tool: str, cubin: bytes, *options: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def spilled(code: str) -> float:
-    """Return the share of a loop's instructions that store or load spilled registers, of the loop of which it is the
-    largest."""
+def spill_share(code: str) -> float:
+    """Return the largest share of spill instructions (stores and loads of local memory) among the loops of a function;
+    where it has none, their share of the function."""
     addresses, spills, loops = [], [0], []
     for line in code.splitlines():
         address, found = _ADDRESS.match(line), _INSTRUCTION.match(line)
         if not (address and found):
             continue
+        name = found[1].partition(".")[0]
         addresses.append(int(address[1], 16))
-        spills.append(spills[-1] + (found[1].partition(".")[0] in ("STL", "LDL")))
-        if found[1] == "BRA" and (target := _TARGET.search(found[2])) and int(target[1], 16) < addresses[-1]:
+        spills.append(spills[-1] + (name in ("STL", "LDL")))
+        # A function ends with a branch to itself.
+        if name == "BRA" and (target := _TARGET.search(found[2])) and int(target[1], 16) < addresses[-1]:
             loops.append((bisect.bisect_left(addresses, int(target[1], 16)), len(addresses)))
-    return max(((spills[end] - spills[start]) / (end - start) for start, end in loops), default=0.0)
+    return max((spills[end] - spills[start]) / max(end - start, 1) for start, end in loops or [(0, len(addresses))])
 
 
 def unwritten(code: str) -> str:

@@ -51,9 +51,11 @@ def _least_exponent(case: Case) -> bool:
 
 
 def _bfloat16_tails_of_gradients(case: Case) -> bool:
-    """Tell whether a product of bfloat16 has a dim along which a gradient's product is summed that has a tail."""
-    of_product = specs(case)[case.op == "addmm" :][:2]
-    return of_product[0].dtype == "bfloat16" and any(size % 32 for spec in of_product for size in spec.shape[-2:])
+    """Tell whether the rows or columns of a product of bfloat16, along which its gradients are summed, have a tail."""
+    given = [argument for argument in case.args if isinstance(argument, TensorSpec | Same)]
+    first, second = (one if isinstance(one, TensorSpec) else specs(case)[0] for one in given[-2:])
+    rows, columns = first.shape[-2:-1], second.shape[-1:]
+    return first.dtype == "bfloat16" and any(size % 32 for size in (*rows, *columns))
 
 
 DEVIATIONS: tuple[Deviation, ...] = (
@@ -144,7 +146,7 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "gradients of bfloat16 products with tails on the CPU",
-        "gradients are products, of which 'bfloat16 products with a tail of K on the CPU' is true",
+        "gradients are products with the same fault as 'bfloat16 products with a tail of K on the CPU'",
         ops=cuda_refusals.PRODUCTS,
         checks=("gradients",),
         devices=("cpu",),

@@ -111,7 +111,7 @@ def by(attend: Attend, arguments: Arguments) -> torch.Tensor:
     """The call, ``attend`` being asked for each part with torch's arguments."""
     check(arguments)
     query, value = arguments.query, arguments.value
-    # torch itself knows no cache.
+    # Only calls without a cache go to torch whole.
     if left_out(arguments) and arguments.present_key is None:
         mask, causal = arguments.attn_mask, arguments.is_causal
         variant = causal and arguments.causal_variant is not None
@@ -245,6 +245,8 @@ def _check_batch(call: Arguments) -> None:
 
 
 def _check_cache(call: Arguments) -> None:
+    if call.query.ndim == 4 and len({x.shape[0] for x in (call.query, call.key, call.value)}) > 1:
+        raise RuntimeError("the batches of a cache are not broadcast")
     key_slot, value_slot = call.present_key_slot, call.present_value_slot
     rows, written = (call.key, call.value), (call.present_key, call.present_value)
     if call.positions:

@@ -54,12 +54,14 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     input = draw(tensors.tensors((3, 5), names, layouts="contiguous"))
-    match draw(st.sampled_from(("p", "p", "p type", "input", "integer", "expanded"))):
+    match draw(st.sampled_from(("p", "p", "types", "input", "integer", "expanded"))):
         case "p":
             p = draw(st.sampled_from((1.5, -0.25, 2, -1, NonFinite("nan"), NonFinite("inf"), NonFinite("-inf"))))
             return Case(op="dropout", args=(input, p), kwargs={"training": draw(st.booleans())})
-        case "p type":
-            return Case(op="dropout", args=(input, draw(st.sampled_from(("x", None)))))
+        case "types":
+            wrong: list[dict[str, Argument]] = [{"p": "x"}, {"p": None}]
+            wrong += [{"training": value} for value in (0, 1, "x", None)]
+            return Case(op="dropout", args=(input,), kwargs=draw(st.sampled_from(wrong)))
         case "input":
             return Case(op="dropout", args=(draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES))),))
         case "integer":

@@ -114,8 +114,8 @@ def _float32(op: str, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 # --- elementwise -------------------------------------------------------------------------------------------------
 
-# Not layer_norm, of which torch's CPU has a deviation: it is left to the controls that add in other orders, in float32
-# and without torch.
+# Not layer_norm nor products, of which torch's CPU has deviations: they are left to the controls that add in other
+# orders, in float32 and without torch.
 _SINGLE = ("add", "sub", "mul", "div", *of.FLOAT_FUNCTIONS, *of.SIGN_FUNCTIONS, "relu", "silu", "rms_norm")
 
 

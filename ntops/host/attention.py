@@ -134,13 +134,13 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
     is_plain = is_plain and not (is_float_mask and mask_aligned and head_dim <= 64)
     gluon = settled("gluon", is_plain and unit_strides and attention_hopper.takes(tensors, strides))
     index = query.device.index or 0
-    # The interpreter's products are exact, and three take thrice as long.
-    halves = is_ieee and aligned and not INTERPRETED
+    # The interpreter's products are exact, and three take three times as long.
+    tf32x3 = is_ieee and aligned and not INTERPRETED and config_selection.device(index).hopper
 
     if chosen is None:
         problem = Problem(
             *(group * queries, batch * heads, keys, head_dim, value_dim, dtype),
-            *(is_ieee, causal, mask_bytes, aligned, gluon, group, halves),
+            *(is_ieee, causal, mask_bytes, aligned, gluon, group, tf32x3),
         )
         run = functools.partial(launch, **operands)
         chosen = config_selection.choose("scaled_dot_product_attention", problem, index, run, output)
@@ -157,7 +157,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
         )
         return
 
-    dims = head_dim, value_dim, dtype, ieee, aligned, chosen.halves
+    dims = head_dim, value_dim, dtype, ieee, aligned, chosen.tf32x3
     block_e, block_ev = block_dims(*dims)
     row_tiles = -(-group * queries // chosen.block_m)
     is_split = chosen.splits > 1
@@ -221,7 +221,7 @@ def launch(output, query, key, value, mask, lower_right, scale, slots=None, new_
             sign,
             TRITON_DTYPES[compute_dtype],
             "ieee" if ieee else "tf32",
-            chosen.halves,
+            chosen.tf32x3,
             kind.value,
             causal,
             bool(lower_right),

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from ntops.host import attention_halves, attention_hopper, attention_times
+from ntops.host import attention_hopper, attention_tf32x3, attention_times
 from ntops.launch import config_selection
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2
@@ -22,7 +22,7 @@ class Config:
     warp_groups: int = 1
     """More than one selects the Hopper kernel; ``block_m``, ``num_warps`` and the registers are then per group of
     warps."""
-    halves: bool = False
+    tf32x3: bool = False
     """Whether IEEE float32 products are three in TF32, on the tensor cores."""
 
 
@@ -49,11 +49,11 @@ class Problem(config_selection.Problem):
     """Tells whether the Hopper kernel, in Gluon, can take the call."""
     group: int = 1
     """The number of query heads that read a key/value head. Measurements serve any number."""
-    halves: bool = False
-    """Tells whether IEEE products may be three in TF32, which ``ieee`` and ``aligned`` and the machine decide."""
+    tf32x3: bool = False
+    """Tells whether IEEE products may be three in TF32, which the other fields and the machine decide."""
 
     def kind(self):
-        return {name: value for name, value in super().kind().items() if name not in ("group", "halves")}
+        return {name: value for name, value in super().kind().items() if name not in ("group", "tf32x3")}
 
     def rule(self, device):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -63,10 +63,10 @@ class Problem(config_selection.Problem):
         rows, chosen = max(next_power_of_2(self.rows), 16), self.rule(device)
         found = list(hopper_space(self.head_dim, self.mask_bytes)) if self.gluon else []
 
-        if self.halves and device.hopper:
+        if self.tf32x3:
             found += [
-                Config(*blocks, 1, *options, halves=True)
-                for *blocks, options in attention_halves.SPACE
+                Config(*blocks, 1, *options, tf32x3=True)
+                for *blocks, options in attention_tf32x3.SPACE
                 if blocks[0] <= rows
             ]
 
@@ -89,14 +89,14 @@ class Problem(config_selection.Problem):
         if options.warp_groups > 1:
             return self.gluon and options in hopper_space(self.head_dim, self.mask_bytes)
 
-        if options.halves and not self.halves:
+        if options.tf32x3 and not self.tf32x3:
             return False
 
         return options.splits == 1 or options.splits * 16 <= self.keys
 
     def resources(self, options):
         dims = self.head_dim, self.value_dim
-        block_e, block_ev = block_dims(*dims, self.dtype, self.ieee, self.aligned, options.halves)
+        block_e, block_ev = block_dims(*dims, self.dtype, self.ieee, self.aligned, options.tf32x3)
         itemsize = self.dtype.itemsize
 
         if options.warp_groups > 1:
@@ -113,11 +113,6 @@ class Problem(config_selection.Problem):
         stages = options.num_stages if options.block_m >= 64 else max(options.num_stages - 1, 1)
         staged = dataclasses.replace(options, num_stages=stages)
         shared = _shared(staged, block_e, block_ev, itemsize, self.mask_bytes)
-
-        if options.halves and options.block_m >= 64:
-            # Both halves of the queries are there.
-            shared += itemsize * options.block_m * block_e
-
         threads = 32 * options.num_warps
         # Registers hold the sums, the scores and the scores again as weights in the dtype of the values; and for the
         # keys and values being loaded, a two-register address for each 16 bytes of a thread. The constant was read off
@@ -175,9 +170,10 @@ def hopper_space(head_dim, mask_bytes):
 
 def _shared(options, block_e, block_ev, itemsize, mask_bytes):
     """Return the bytes of shared memory of a program: the query tile, and for each stage tiles of keys, values and
-    mask."""
+    mask. Of queries that are split, both parts are there, unless registers hold them."""
     stage = itemsize * options.block_n * (block_e + block_ev) + mask_bytes * options.block_m * options.block_n
-    return itemsize * options.block_m * block_e + options.num_stages * stage
+    queries = itemsize * options.block_m * block_e * (2 if options.tf32x3 and options.block_m >= 64 else 1)
+    return queries + options.num_stages * stage
 
 
 # Few rows and many rows, each with keys in eight parts and in one; sizes between these; and few rows of many heads.
@@ -214,7 +210,7 @@ def config(
     hopper=True,
     gluon=False,
     group=1,
-    halves=False,
+    tf32x3=False,
 ):
     """Choose the configuration of a call. Figures are TFLOP/s of 4 x 32 x 4096 x 128 (or 64) bf16 on an H200, Triton
     3.6.
@@ -234,7 +230,7 @@ def config(
     :param hopper: Whether the device is of the kind that the figures were measured on.
     :param gluon: Whether the Hopper kernel can take the call.
     :param group: The number of query heads that read a key/value head.
-    :param halves: Whether IEEE products may be three in TF32.
+    :param tf32x3: Whether IEEE products may be three in TF32.
     """
     # Above 128 dims Triton's kernel has few keys a tile: 8 heads of 256 x 154 x 256 take 17.4 us in it, 12.1 in this.
     enough = 16 if head_dim > 128 else 48
@@ -250,12 +246,11 @@ def config(
         if chosen is not None and chosen.warp_groups > 1:
             return chosen
 
-    halves = halves and hopper
-    block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned, halves)
+    block_e, block_ev = block_dims(head_dim, value_dim, dtype, ieee, aligned, tf32x3)
     largest = max(block_e, block_ev)
 
-    if halves:
-        block_m, block_n, num_warps, num_stages = attention_halves.choose(
+    if tf32x3:
+        block_m, block_n, num_warps, num_stages = attention_tf32x3.choose(
             rows, groups, largest, causal, mask_bytes, multiprocessors
         )
     elif on_plain_cores(dtype, ieee):
@@ -282,9 +277,9 @@ def config(
         # 420 full, 389 causal. Compiled for sm_80 and sm_100, 128 keys spill.
         block_m, block_n, num_warps, num_stages = 128, 128 if hopper else 64, 8, 3
 
-    is_decoding = (dtype.itemsize == 2 or halves) and rows <= 16 and not mask_bytes
+    is_decoding = (dtype.itemsize == 2 or tf32x3) and rows <= 16 and not mask_bytes
 
-    if rows <= 64 and not halves:
+    if rows <= 64 and not tf32x3:
         block_m = min(block_m, max(next_power_of_2(rows), 16))
         num_warps = 4
 
@@ -309,7 +304,7 @@ def config(
         num_warps, num_stages = 4, min(num_stages, 2)
 
     def fitting():
-        options = Config(block_m, block_n, num_stages=num_stages)
+        options = Config(block_m, block_n, num_stages=num_stages, tf32x3=tf32x3)
         return shared_memory // _shared(options, block_e, block_ev, dtype.itemsize, mask_bytes)
 
     while num_stages > 1 and not fitting():
@@ -322,11 +317,11 @@ def config(
         block_m //= 2
 
     if is_decoding:
-        splits = _splits_of_decoding(groups, keys, multiprocessors * (2 if halves else min(fitting(), 2)))
+        splits = _splits_of_decoding(groups, keys, multiprocessors * (2 if tf32x3 else min(fitting(), 2)))
     else:
         splits = _splits(rows, groups, keys, block_m, multiprocessors)
 
-    return Config(block_m, block_n, splits, num_warps, num_stages, halves=halves)
+    return Config(block_m, block_n, splits, num_warps, num_stages, tf32x3=tf32x3)
 
 
 def _splits_of_decoding(groups, keys, programs):
@@ -372,23 +367,23 @@ def on_plain_cores(dtype, ieee):
     return dtype is torch.float64 or (dtype is torch.float32 and ieee)
 
 
-def in_pieces(head_dim, value_dim, dtype, ieee, aligned, halves):
+def in_pieces(head_dim, value_dim, dtype, ieee, aligned, tf32x3):
     """Tell whether a kernel walks the head dim in pieces, because products or addresses would take too many
     registers."""
-    if halves:
+    if tf32x3:
         return max(head_dim, value_dim) > 128
 
     return on_plain_cores(dtype, ieee) or (not aligned and head_dim > 64)
 
 
-def block_dims(head_dim, value_dim, dtype, ieee, aligned, halves=False):
+def block_dims(head_dim, value_dim, dtype, ieee, aligned, tf32x3=False):
     """Return the block sizes of both head dims, padded to powers of two; the first may be a piece of its head dim."""
     block_e, block_ev = (max(next_power_of_2(dim), 16) for dim in (head_dim, value_dim))
 
-    if in_pieces(head_dim, value_dim, dtype, ieee, aligned, halves):
+    if in_pieces(head_dim, value_dim, dtype, ieee, aligned, tf32x3):
         block_e = min(block_e, 32)
 
-    if halves or not on_plain_cores(dtype, ieee):
+    if tf32x3 or not on_plain_cores(dtype, ieee):
         # Triton 3.6 lets the tensor cores read outside of shared memory if value tiles are swizzled over fewer bytes (a
         # row of a tile, at most 128) than key tiles, unless both are pipelined.
         block_e = max(block_e, 64 // dtype.itemsize)

@@ -205,7 +205,7 @@ def specialize(views):
         stride
         for name, view in views.items()
         for dim, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True))
-        # Rows that overlap begin one element apart: a stride of 1 that is not the unit stride.
+        # Rows that overlap by all but one element have a stride of 1, too, which is no multiple of anything.
         if stride != 1 or (size > 1 and (name, dim) not in unit_strides)
     ]
     itemsize = min(view.itemsize for view in views.values())

@@ -37,35 +37,41 @@ def _load(pointers, rows, columns, CHECK_ROWS: tl.constexpr, CHECK_COLUMNS: tl.c
 
 
 @triton.jit
-def _rounded(x, is_rounded):
-    """Round float32 to TF32's 11 bits, ties away from zero; where not ``is_rounded``, cut its lower bits off."""
+def _cut(bits):
+    """Return the number of TF32 that the upper 19 of 32 bits make."""
+    return (bits & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _split_tf32(x):
+    """Split float32 into two numbers of TF32, ``high + low / 1024``. The first is infinite or NaN where ``x`` is, and
+    the second is 0 there."""
     bits = x.to(tl.int32, bitcast=True)
-    return (tl.where(is_rounded, bits + 0x1000, bits) & -0x2000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _halves(x):
-    """Split float32 into two numbers of TF32. The first is infinite or NaN where ``x`` is, and the second 0 there."""
-    # The largest numbers would be rounded to infinity, or both parts to a sum of it. A NaN of lower bits alone is
-    # infinite without them.
+    # The largest numbers would be rounded to infinity, or both parts to a sum of it.
     is_rounded = tl.abs(x) < 3.4e38
-    high = tl.where(x == x, _rounded(x, is_rounded), float("nan"))
-    low = tl.where(tl.abs(high) < float("inf"), x - high, 0.0)
+    high = _cut(tl.where(is_rounded, bits + 0x1000, bits))
+    # A small number must not become 0, of which infinity makes NaN.
+    high = tl.where((tl.abs(x) < 1.1754943508222875e-38) & (x != 0), _cut(bits | 0x2000), high)
+    # A NaN of lower bits alone is infinite without them.
+    high = tl.where(x == x, high, float("nan"))
+    # Scaled, the lower part of a small number has all its bits.
+    low = tl.where(tl.abs(high) < float("inf"), (x - high) * 1024, 0.0)
+    bits = low.to(tl.int32, bitcast=True)
 
-    return high, _rounded(low, is_rounded)
+    return high, _cut(tl.where(is_rounded, bits + 0x1000, bits))
 
 
 @triton.jit
-def _dot(left, right, accumulator, PRECISION: tl.constexpr, HALVES: tl.constexpr):
-    """Add a product to ``accumulator``. With HALVES, a float32 product is the sum of three in TF32, with errors as IEEE
-    products have them: what is left out of a term is 2^-23 of it."""
-    if HALVES:
-        high, low = _halves(left)
-        other_high, other_low = _halves(right)
+def _dot(left, right, accumulator, PRECISION: tl.constexpr, TF32X3: tl.constexpr):
+    """Add a product to ``accumulator``. With TF32X3, a float32 product is the sum of three in TF32: what is left out of
+    a term is at most 2^-21 of it. Triton's own "tf32x3" makes infinities of the largest numbers and of some NaN."""
+    if TF32X3:
+        high, low = _split_tf32(left)
+        other_high, other_low = _split_tf32(right)
         small = tl.dot(low, other_high, input_precision="tf32")
         small = tl.dot(high, other_low, acc=small, input_precision="tf32")
         # Infinity times a lower part of 0 or of another sign is no part of the product.
-        accumulator += tl.where(tl.abs(small) < float("inf"), small, 0.0)
+        accumulator += tl.where(tl.abs(small) < float("inf"), small * 0.0009765625, 0.0)
         accumulator = tl.dot(high, other_high, acc=accumulator, input_precision="tf32")
     else:
         accumulator = tl.dot(left, right, acc=accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
@@ -101,7 +107,7 @@ def _walk(
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
-    HALVES: tl.constexpr,
+    TF32X3: tl.constexpr,
     POSITIVE: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
@@ -144,10 +150,10 @@ def _walk(
                 piece = dim.to(tl.int64)
                 queries = _load(query + piece * stride_qe, rows, inside, True, not FULL_E)
                 keys = _load(block + piece * stride_ke + key_offsets, taken, inside, EDGE, not FULL_E)
-                scores = _dot(queries, tl.trans(keys), scores, PRECISION, HALVES)
+                scores = _dot(queries, tl.trans(keys), scores, PRECISION, TF32X3)
         else:
             keys = _load(block + key_offsets, taken, dims < E, EDGE, not FULL_E)
-            scores = _dot(query, tl.trans(keys), scores, PRECISION, HALVES)
+            scores = _dot(query, tl.trans(keys), scores, PRECISION, TF32X3)
 
         if not POSITIVE:
             scores = scores * sign
@@ -190,7 +196,7 @@ def _walk(
         normalizer = normalizer * shrunk + tl.sum(weights, 1)
         values = _load(value + first_key * stride_vs + value_offsets, taken, value_dims < EV, EDGE, not FULL_EV)
         accumulator = accumulator * shrunk[:, None]
-        accumulator = _dot(weights.to(values.dtype), values, accumulator, PRECISION, HALVES)
+        accumulator = _dot(weights.to(values.dtype), values, accumulator, PRECISION, TF32X3)
         maximum = largest
 
     return accumulator, normalizer, maximum
@@ -238,7 +244,7 @@ def _attend(
     sign: tl.float64,
     DTYPE: tl.constexpr,
     PRECISION: tl.constexpr,
-    HALVES: tl.constexpr,
+    TF32X3: tl.constexpr,
     MASK: tl.constexpr,
     CAUSAL: tl.constexpr,
     LOWER_RIGHT: tl.constexpr,
@@ -402,7 +408,7 @@ def _attend(
             MASK,
             CAUSAL,
             PRECISION,
-            HALVES,
+            TF32X3,
             POSITIVE,
             PIECES,
             WIDE,

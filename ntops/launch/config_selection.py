@@ -62,7 +62,7 @@ class Problem:
     __match_args__: ClassVar[tuple[str, ...]]
     """The names of the fields, which ``dataclass`` sets."""
     OPTIONS: ClassVar[type]
-    """The class of the configurations, a frozen dataclass of positive ints."""
+    """The class of the configurations, a frozen dataclass of positive ints, and of bools that are optional."""
     SIZES: ClassVar[tuple[str, ...]]
     """The fields that need not be equal: a measurement serves nearby sizes."""
 
@@ -183,11 +183,16 @@ def nearest(kernel: str, problem: Problem, name: str) -> Iterator[tuple[dict[str
             found.append((sum(steps), sizes, record))
 
     for _, _, record in sorted(found, key=lambda one: one[:2]):
-        names = set(inspect.signature(problem.OPTIONS).parameters)
+        parameters = inspect.signature(problem.OPTIONS).parameters
+        # Options that came later are at their defaults in older tables.
+        defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+        values = defaults | record.options
 
         # Anybody may write a table.
-        if record.options.keys() == names and all(type(one) is int and one > 0 for one in record.options.values()):
-            options = problem.OPTIONS(**record.options)
+        if values.keys() == parameters.keys() and all(
+            type(one) is type(defaults.get(name, 1)) and (one is False or one > 0) for name, one in values.items()
+        ):
+            options = problem.OPTIONS(**values)
 
             if problem.exists(options):
                 yield record.sizes, options

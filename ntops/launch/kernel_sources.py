@@ -91,23 +91,24 @@ def make(premake, arguments, config, specialization):
 
 
 def _launch_checked(kernel, specialization, *arguments):
-    """Launch an interpreted kernel, of tensors for which a compiled one with this specialization would be right.
+    """Launch an interpreted kernel, if the sizes and strides of its tensors are the multiples that a kernel compiled with
+    this specialization would round them down to.
 
-    Raises RuntimeError for others: a compiled kernel would round their strides and sizes down, and read elsewhere.
+    Raises RuntimeError where they are not: a compiled kernel would read elsewhere.
     """
     unit = specialization.unit
     tensors = dict(zip(kernel.__code__.co_varnames, arguments, strict=False))
     walked = _walked(specialization)
 
-    for name in specialization.vectors if unit < _UNIT else ():
+    for name in specialization.vectors if 1 < unit < _UNIT else ():
         for dim, (size, stride) in enumerate(zip(tensors[name].shape, tensors[name].stride(), strict=True)):
             is_told = (name, dim) not in specialization.unit_strides and size > 1
 
             if (is_told and stride % unit) or (dim in walked and size % unit):
                 shape, strides = tuple(tensors[name].shape), tensors[name].stride()
                 raise RuntimeError(
-                    f"{kernel.__name__} is told of multiples of {unit}, and tensor {name!r} of shape {shape} "
-                    f"and strides {strides} has others"
+                    f"{kernel.__name__} assumes multiples of {unit}, and a size or stride of tensor {name!r}, of shape "
+                    f"{shape} and strides {strides}, is not one"
                 )
 
     return kernel(*arguments)

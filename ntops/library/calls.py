@@ -258,8 +258,9 @@ def _dropout(bind, parameters, implementation, forms, ops):
     def call(*args, **kwargs):
         input, p, training, inplace = bind(*args, **kwargs)
         p = _as(p, "float", "p")
+        is_typed = isinstance(training, bool) and isinstance(input, torch.Tensor)
 
-        if isinstance(p, _Unfit) or not 0 <= p <= 1 or not isinstance(input, torch.Tensor):
+        if isinstance(p, _Unfit) or not 0 <= p <= 1 or not is_typed:
             return implementation(*args, **kwargs)
 
         if not training or p == 0 or input.numel() == 0:

@@ -36,6 +36,9 @@ def dropout(input, p=0.5, training=True, inplace=False):
     if not isinstance(input, torch.Tensor):
         check_tensor(input, "input")
 
+    if not isinstance(training, bool):
+        raise TypeError(f"argument 'training' must be a bool, not {type(training).__name__}")
+
     if p != p:
         raise RuntimeError("argument 'p' must be from 0 to 1, not nan")
 

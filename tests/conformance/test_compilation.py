@@ -50,7 +50,8 @@ def test_limits_are_the_target_s():
     assert "shared memory" in Compiled("mm", "mm", "", shared=target.shared_memory + 1).problem(target)
     assert Compiled("mm", "mm", "", spills=SPILL_LIMIT).problem(target) == ""
     assert "spilled" in Compiled("mm", "mm", "", spills=SPILL_LIMIT + 1).problem(target)
-    assert Compiled("mm", "mm", "", spills=SPILL_LIMIT + 1, spilled=0.01).problem(target) == ""
+    assert "4.0% of a loop" in Compiled("mm", "mm", "", spills=SPILL_LIMIT + 1, spill_share=0.04).problem(target)
+    assert Compiled("mm", "mm", "", spills=SPILL_LIMIT + 1, spill_share=0.01).problem(target) == ""
 
 
 def test_an_unknown_op_is_named(capsys):

@@ -87,6 +87,14 @@ def test_large_calls_of_cheap_kernels_are_drawn_for_every_dtype(op):
         assert spec.large(1 << 24)((dtype,)).is_empty or large(op, 1 << 24, dtype, rounds=1)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int8", "bool"])
+def test_large_rows_of_integers_have_outliers(dtype):
+    found = large("softmax", 1 << 24, dtype, rounds=6)
+    values = {special.value for case in found for special in case.args[0].specials}
+    assert values & {"max", "min"}
+    assert not values & {"1000", "-30000", "300"}
+
+
 def test_vocabularies_are_classes_of_large_linear_layers():
     classes = {case.args[1].shape[0] for case in large("linear_cross_entropy", 1 << 24, "float32", rounds=4)}
     assert max(classes) > 1 << 16

@@ -53,11 +53,21 @@ LOOP = """
 """
 
 
-def test_what_is_spilled_in_a_loop_is_a_share_of_it():
-    assert sass_checks.spilled(LOOP) == 0.25
-    assert sass_checks.spilled(LOOP.replace("BRA 0x20", "BRA 0x10")) == 0.4
-    assert sass_checks.spilled(LOOP.replace("BRA 0x20", "BRA 0x60")) == 0
-    assert sass_checks.spilled("") == 0
+@pytest.mark.parametrize(
+    ("before", "after", "share"),
+    [
+        ("BRA 0x20", "BRA 0x20", 0.25),
+        # As on Blackwell.
+        ("@!P0 BRA 0x20", "BRA.U UP0, 0x20", 0.25),
+        ("BRA 0x20", "BRA 0x10", 0.4),
+        # Without a loop, of the function.
+        ("BRA 0x20", "BRA 0x60", 3 / 7),
+        (LOOP, "", 0),
+    ],
+)
+def test_what_is_spilled_in_a_loop_is_a_share_of_it(before, after, share):
+    assert before in LOOP
+    assert sass_checks.spill_share(LOOP.replace(before, after)) == share
 
 
 FROM_MEMORY = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR16], R24"

@@ -17,15 +17,16 @@ SPACE = (
 def choose(rows, groups, largest, causal, mask_bytes, multiprocessors):
     """Choose rows, keys, warps and stages of a tile.
 
-    Times are torch's over ours on an H200 (Triton 3.6), whose products are three in TF32, too. On the CUDA cores these
-    are 0.16 to 0.6.
+    Figures are torch's time over ours on an H200; torch's products are three in TF32, too. They are from
+    reports/results/nvidia-h200/attention-float32.txt; where two stages did not fit, one ran. Products on the CUDA cores
+    are at 0.16 to 0.6, but for decoding.
     """
     if largest <= 64:
         # 1.21 to 1.52; with 32 keys 1.03 to 1.23.
         return (128, 64, 8, 2) if rows > 64 else (min(max(next_power_of_2(rows), 16), 32), 64, 4, 2)
 
     if largest > 128:
-        # 0.33 to 0.37 in pieces of the head dim. 0.52 to 0.55 with 128 rows, a tenth of whose instructions spills.
+        # 0.33 to 0.37 in pieces of the head dim. 0.40 to 0.55 in larger tiles, 4 to 10 % of whose instructions spill.
         return (32, 16, 4, 2) if rows > 16 else (16, 32, 4, 2)
 
     programs = groups * -(-rows // 128)
