@@ -91,8 +91,8 @@ def make(premake, arguments, config, specialization):
 
 
 def _launch_checked(kernel, specialization, *arguments):
-    """Launch an interpreted kernel, if the sizes and strides of its tensors are the multiples that a kernel compiled with
-    this specialization would round them down to.
+    """Launch an interpreted kernel, if the sizes and strides of its tensors are the multiples that a kernel compiled
+    with this specialization would round them down to.
 
     Raises RuntimeError where they are not: a compiled kernel would read elsewhere.
     """

@@ -137,6 +137,30 @@ def test_calls_near_what_was_measured_use_it(sizes, near, on_gpu):
     assert config_selection.choose("mm", problem, 0) == (SMALL if near else problem.rule(H200))
 
 
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize("options", [attention_configs.Config(64, 64, 1, 4, 3), attention_configs.Config(16, 64)])
+def test_options_that_came_later_are_optional(options, is_older, on_gpu):
+    """Whether a table has them, as their defaults, or is older than they are."""
+    problem = attention_configs.Problem(4096, 8, 4096, 64, 64, torch.bfloat16, False, False, 0, True)
+    known = record(problem, options, "scaled_dot_product_attention")
+    assert known.options.pop("tf32x3") is False
+    if not is_older:
+        known.options["tf32x3"] = False
+    tuned_tables.append(GPU, known)
+    config_selection.forget()
+    assert config_selection.choose("scaled_dot_product_attention", problem, 0) == options
+
+
+@pytest.mark.parametrize("wrong", [{"tf32x3": 1}, {"num_warps": True}, {"num_warps": 0}, {"unknown": 1}])
+def test_options_of_other_types_are_none(wrong, on_gpu):
+    problem = attention_configs.Problem(4096, 8, 4096, 64, 64, torch.bfloat16, False, False, 0, True)
+    known = record(problem, attention_configs.Config(16, 64), "scaled_dot_product_attention")
+    known.options.update(wrong)
+    tuned_tables.append(GPU, known)
+    config_selection.forget()
+    assert config_selection.choose("scaled_dot_product_attention", problem, 0) == problem.rule(H200)
+
+
 def test_the_nearest_counts(on_gpu):
     for number, size in enumerate((1024, 4096)):
         tuned_tables.append(
