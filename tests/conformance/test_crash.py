@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -94,6 +95,14 @@ def test_a_process_may_have_the_machines_memory_and_no_more():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert "Cannot allocate memory" in done.stderr.splitlines()[-1]
+
+
+def test_what_judges_and_what_is_judged_on_a_cpu_have_that_limit():
+    with judging("torch") as child:
+        assert child.judge(Case(op="eq", args=(SMALL, SMALL))).status == "passed"
+        for process in (child._judge, child._judged):
+            most, _ = resource.prlimit(process.pid, resource.RLIMIT_AS)
+            assert most != resource.RLIM_INFINITY
 
 
 @pytest.mark.slow
