@@ -256,7 +256,7 @@ def new_paths(function, inputs, call, device, passed=()):
     pass, of a call that writes no operand."""
     counted = []
     compared = code_comparisons.of(function, code_numbers.functions)
-    if call["differentiate"] and not call["written"] and call["kwargs"].get("inplace") is not True:
+    if call["differentiate"] and not call["written"] and not call["kwargs"].get("inplace"):
         function = code_paths.differentiated(function)
     function = code_paths.traced(function, context_calls, code_numbers.OTHERS, counted, vars(code_comparisons))
     with compared:
@@ -308,7 +308,7 @@ def _alike(operand, tensor):
 
 def _make(made, function, call, device, guard, offers, passed):
     """Call the function, and note the outcome in ``made``."""
-    stay = call_contexts.kept(call["form"], call["written"], call["kwargs"].get("inplace") is True)
+    stay = call_contexts.kept(call["form"], call["written"], bool(call["kwargs"].get("inplace")))
     given = call_contexts.dressed(call["form"], made.operands, stay)
     wish = call["gradients"]
     if wish is not None:

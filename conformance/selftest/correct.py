@@ -362,8 +362,8 @@ def here(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_names(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function for calls in other forms, too: operands have torch's names, ``inplace`` comes by position, factors
-    are 0-d tensors, operands require a gradient (of which the result knows nothing)."""
+    """The function for calls in other forms, too: operands have torch's names, ``inplace`` comes by position and as
+    0 or 1, factors are 0-d tensors, operands require a gradient (of which the result knows nothing)."""
     required, every = parameters(op, required=True), parameters(op)
     inplace = every.index("inplace") if "inplace" in every else None
     factors = forms.FACTORS if forms.is_torchs(op) else ()
@@ -374,6 +374,8 @@ def with_names(op: str, function: Callable[..., Any]) -> Callable[..., Any]:
             kwargs[name] = kwargs[name].item() if isinstance(kwargs[name], torch.Tensor) else kwargs[name]
         if inplace is not None and len(args) == inplace + 1:
             args, kwargs["inplace"] = args[:-1], args[-1]
+        if type(kwargs.get("inplace")) is int:
+            kwargs["inplace"] = bool(kwargs["inplace"])
         if all(name in kwargs for name in required[len(args) :]):
             args = (*args, *(kwargs.pop(name) for name in required[len(args) :]))
         return function(*args, **kwargs)
