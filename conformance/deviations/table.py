@@ -26,7 +26,7 @@ class Deviation:
     case: Case
     """A case that shows it."""
     present: Callable[[], bool] = lambda: True
-    """Whether the torch that is installed does so on this CPU under the present settings, where these differ."""
+    """Tell whether the installed torch does so on this CPU under the present settings, where these differ."""
 
 
 def specs(case: Case) -> list[TensorSpec]:

@@ -36,7 +36,7 @@ def refuses_in_place(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any
 
 @defect("relu silu", "in place", "call_forms")
 def flag_compared(right: Right, input: Any, *args: Any, inplace: Any = False, **kwargs: Any) -> Any:
-    """What is neither True nor False is no flag: another tensor is returned."""
+    """A flag that is 1 counts as False: another tensor is returned."""
     return right(input, *args, inplace=inplace is True, **kwargs)
 
 

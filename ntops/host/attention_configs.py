@@ -23,7 +23,7 @@ class Config:
     """More than one selects the Hopper kernel; ``block_m``, ``num_warps`` and the registers are then per group of
     warps."""
     tf32x3: bool = False
-    """Whether IEEE float32 products are three in TF32, on the tensor cores."""
+    """Tells whether IEEE float32 products are three in TF32, on the tensor cores."""
 
 
 @dataclasses.dataclass(frozen=True)

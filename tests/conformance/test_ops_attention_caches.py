@@ -49,7 +49,7 @@ def test_positions():
 
 
 def test_a_cache_is_written_and_read_whatever_the_masks_dtype():
-    """What implementations may leave out, a float32 mask of float64 queries among it, they may also take."""
+    """Implementations may take what they may leave out, a float32 mask of float64 queries among it."""
     operands = (tensor(1, 4, 2, 8, dtype="float64"), *(tensor(1, 2, 3, 8, dtype="float64", seed=n) for n in (1, 2)))
     caches = {f"present_{name}": tensor(1, 2, 6, 8, dtype="float64", seed=3) for name in ("key", "value")}
     kwargs = {**caches, "present_key_slot": 2, "enable_gqa": True}

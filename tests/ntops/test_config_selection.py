@@ -140,7 +140,7 @@ def test_calls_near_what_was_measured_use_it(sizes, near, on_gpu):
 @pytest.mark.parametrize("is_older", [True, False])
 @pytest.mark.parametrize("options", [attention_configs.Config(64, 64, 1, 4, 3), attention_configs.Config(16, 64)])
 def test_options_that_came_later_are_optional(options, is_older, on_gpu):
-    """Whether a table has them, as their defaults, or is older than they are."""
+    """A table may hold them as their defaults, or be older than they are."""
     problem = attention_configs.Problem(4096, 8, 4096, 64, 64, torch.bfloat16, False, False, 0, True)
     known = record(problem, options, "scaled_dot_product_attention")
     assert known.options.pop("tf32x3") is False

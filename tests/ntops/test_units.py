@@ -76,7 +76,7 @@ def test_a_product_of_rows_that_overlap_is_right(pitch, units):
         torch.testing.assert_close(ntops.torch.mm(x, x.mT), x @ x.mT)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="the compiler is told without a check")
+@pytest.mark.skipif(not INTERPRETED, reason="launches are checked under the interpreter alone")
 def test_a_kernel_is_not_told_of_multiples_that_its_tensors_do_not_have(monkeypatch):
     names = "output", "input", "other"
     wrong = kernel_sources.Specialization(tuple((name, 1) for name in names), 4, names)
