@@ -43,35 +43,47 @@ def _cut(bits):
 
 
 @triton.jit
-def _split_tf32(x):
-    """Split float32 into two numbers of TF32, ``high + low / 1024``. The first is infinite or NaN where ``x`` is, and
-    the second is 0 there."""
-    bits = x.to(tl.int32, bitcast=True)
-    # The largest numbers would be rounded to infinity, or both parts to a sum of it.
-    is_rounded = tl.abs(x) < 3.4e38
-    high = _cut(tl.where(is_rounded, bits + 0x1000, bits))
-    # A small number must not become 0, of which infinity makes NaN.
-    high = tl.where((tl.abs(x) < 1.1754943508222875e-38) & (x != 0), _cut(bits | 0x2000), high)
-    # A NaN of lower bits alone is infinite without them.
-    high = tl.where(x == x, high, float("nan"))
-    # Scaled, the lower part of a small number has all its bits.
-    low = tl.where(tl.abs(high) < float("inf"), (x - high) * 1024, 0.0)
-    bits = low.to(tl.int32, bitcast=True)
+def _split_tf32(x, ANY: tl.constexpr):
+    """Split float32 into two numbers of TF32, ``high + low / 512``.
 
-    return high, _cut(tl.where(is_rounded, bits + 0x1000, bits))
+    Scaled, the lower part of a small number has all its bits, and products of lower parts overflow no earlier than
+    those of ``x``. The second part is infinite or NaN where ``x`` is infinite, NaN or so large that its first part is.
+    With ANY it is 0 there, and the first part is infinite or NaN where ``x`` is, and 0 only where ``x`` is.
+    """
+    bits = x.to(tl.int32, bitcast=True)
+    high = _cut(bits + 0x1000)
+
+    if ANY:
+        high = tl.where(tl.abs(x) < 3.4e38, high, _cut(bits))
+        # Of a 0, infinity makes NaN.
+        high = tl.where((tl.abs(x) < 1.1754943508222875e-38) & (x != 0), _cut(bits | 0x2000), high)
+        # A NaN of lower bits alone is infinite without them.
+        high = tl.where(x == x, high, float("nan"))
+
+        return high, tl.where(tl.abs(high) < float("inf"), (x - high) * 512, 0.0)
+
+    return high, (x - high) * 512
 
 
 @triton.jit
-def _dot(left, right, accumulator, PRECISION: tl.constexpr, TF32X3: tl.constexpr):
+def _dot(left, right, accumulator, PRECISION: tl.constexpr, TF32X3: tl.constexpr, ANY: tl.constexpr):
     """Add a product to ``accumulator``. With TF32X3, a float32 product is the sum of three in TF32: what is left out of
-    a term is at most 2^-21 of it. Triton's own "tf32x3" makes infinities of the largest numbers and of some NaN."""
+    a term is less than 2^-20 of it. Triton's own "tf32x3" makes infinities of the largest numbers and of some NaN.
+
+    :param ANY: Whether numbers may be infinite, NaN, of more than 3.4e38, or tiny beside infinite ones. Otherwise such
+        a number makes every result of three products that it takes part in infinite or NaN.
+    """
     if TF32X3:
-        high, low = _split_tf32(left)
-        other_high, other_low = _split_tf32(right)
+        high, low = _split_tf32(left, ANY)
+        other_high, other_low = _split_tf32(right, ANY)
         small = tl.dot(low, other_high, input_precision="tf32")
         small = tl.dot(high, other_low, acc=small, input_precision="tf32")
-        # Infinity times a lower part of 0 or of another sign is no part of the product.
-        accumulator += tl.where(tl.abs(small) < float("inf"), small * 0.0009765625, 0.0)
+
+        if ANY:
+            # Infinity times a lower part of 0 or of another sign is no part of the product.
+            small = tl.where(tl.abs(small) < float("inf"), small, 0.0)
+
+        accumulator += small * 0.001953125
         accumulator = tl.dot(high, other_high, acc=accumulator, input_precision="tf32")
     else:
         accumulator = tl.dot(left, right, acc=accumulator, input_precision=PRECISION, out_dtype=accumulator.dtype)
@@ -108,6 +120,7 @@ def _walk(
     CAUSAL: tl.constexpr,
     PRECISION: tl.constexpr,
     TF32X3: tl.constexpr,
+    ANY: tl.constexpr,
     POSITIVE: tl.constexpr,
     PIECES: tl.constexpr,
     WIDE: tl.constexpr,
@@ -119,16 +132,22 @@ def _walk(
 ):
     """Process the keys [start, stop); in the blocks of an ``EDGE``, only those up to ``length`` and ``last_key``.
 
-    Scores are in units of log2, so that a power of two is their exponential. With a float mask they are in natural
-    units: the least finite number, of which many masks consist, would overflow in units of log2.
+    Scores and their maximum are those before ``scale``, or with a float mask in natural units. The maximum is
+    subtracted before they are brought to units of log2, so that the largest weight is 1 however large the scores are,
+    and the least finite number, of which many masks consist, does not overflow.
 
     :param WIDE: Whether offsets within a block of keys, values or mask need 64 bits.
     :param query: The queries, (BLOCK_M, BLOCK_E), or where PIECES, pointers to the first ones of the head dim.
     :param mask: Pointers to the mask of the first key, one for each row, (BLOCK_M, 1).
     """
     dtype = accumulator.dtype
-    # A Python number would be rounded to float32.
-    unit = tl.full((), 1.4426950408889634 if MASK == FLOAT_MASK else 1.0, dtype)
+
+    if MASK == FLOAT_MASK:
+        # A Python number would be rounded to float32.
+        unit = tl.full((), 1.4426950408889634, dtype)
+    else:
+        unit = scale
+
     index = tl.int64 if WIDE else tl.int32
     columns = tl.arange(0, BLOCK_N)
     offset = columns.to(index)
@@ -150,10 +169,10 @@ def _walk(
                 piece = dim.to(tl.int64)
                 queries = _load(query + piece * stride_qe, rows, inside, True, not FULL_E)
                 keys = _load(block + piece * stride_ke + key_offsets, taken, inside, EDGE, not FULL_E)
-                scores = _dot(queries, tl.trans(keys), scores, PRECISION, TF32X3)
+                scores = _dot(queries, tl.trans(keys), scores, PRECISION, TF32X3, ANY)
         else:
             keys = _load(block + key_offsets, taken, dims < E, EDGE, not FULL_E)
-            scores = _dot(query, tl.trans(keys), scores, PRECISION, TF32X3)
+            scores = _dot(query, tl.trans(keys), scores, PRECISION, TF32X3, ANY)
 
         if not POSITIVE:
             scores = scores * sign
@@ -166,8 +185,6 @@ def _walk(
                     kept = kept & ((first + columns)[None, :] <= last_key[:, None])
 
                 scores = tl.where(kept, scores, float("-inf"))
-
-            largest = tl.maximum(maximum, tl.max(scores, 1) * scale)
         else:
             bias = _load(mask + (first_key * stride_ms + (offset * stride_ms)[None, :]), rows, taken, True, EDGE)
 
@@ -181,22 +198,15 @@ def _walk(
             if EDGE or MASK == BOOL_MASK:
                 scores = tl.where(kept, scores, float("-inf"))
 
-            largest = tl.max(scores, 1)
-            largest = tl.maximum(maximum, largest if MASK == FLOAT_MASK else largest * scale)
-
+        largest = tl.maximum(maximum, tl.max(scores, 1))
         # Before any key took part, the difference of two infinities must be avoided.
         safe = tl.where(largest == float("-inf"), 0.0, largest)
-
-        if MASK == FLOAT_MASK:
-            weights = tl.exp2((scores - safe[:, None]) * unit)
-        else:
-            weights = tl.exp2(scores * scale - safe[:, None])
-
+        weights = tl.exp2((scores - safe[:, None]) * unit)
         shrunk = tl.exp2((maximum - safe) * unit)
         normalizer = normalizer * shrunk + tl.sum(weights, 1)
         values = _load(value + first_key * stride_vs + value_offsets, taken, value_dims < EV, EDGE, not FULL_EV)
         accumulator = accumulator * shrunk[:, None]
-        accumulator = _dot(weights.to(values.dtype), values, accumulator, PRECISION, TF32X3)
+        accumulator = _dot(weights.to(values.dtype), values, accumulator, PRECISION, TF32X3, ANY)
         maximum = largest
 
     return accumulator, normalizer, maximum
@@ -409,6 +419,7 @@ def _attend(
             CAUSAL,
             PRECISION,
             TF32X3,
+            False,
             POSITIVE,
             PIECES,
             WIDE,
@@ -418,6 +429,57 @@ def _attend(
             BLOCK_E,
             BLOCK_EV,
         )
+
+    if TF32X3:
+        finite = tl.abs(accumulator) < float("inf")
+
+        # Of numbers that need more care than most, as infinite ones, nothing finite was made.
+        if tl.min(tl.min(finite.to(tl.int32), 1), 0) == 0:
+            if not PIECES:
+                # Kept until here, they would take registers of the loops.
+                queries = _load(query + places, rows, dims < E, True, not FULL_E)
+
+            accumulator, normalizer, maximum = _walk(
+                tl.zeros((BLOCK_M, BLOCK_EV), DTYPE),
+                tl.zeros((BLOCK_M,), DTYPE),
+                tl.full((BLOCK_M,), float("-inf"), DTYPE),
+                queries,
+                key,
+                value,
+                mask,
+                start,
+                stop,
+                length,
+                last_key,
+                rows,
+                stride_qe,
+                stride_ks,
+                stride_ke,
+                stride_vs,
+                stride_ve,
+                stride_ms,
+                factor,
+                sign.to(DTYPE),
+                E,
+                EV,
+                True,
+                MASK,
+                CAUSAL,
+                PRECISION,
+                TF32X3,
+                True,
+                POSITIVE,
+                PIECES,
+                WIDE,
+                FULL_E,
+                FULL_EV,
+                BLOCK_N,
+                BLOCK_E,
+                BLOCK_EV,
+            )
+
+    if MASK != FLOAT_MASK:
+        maximum *= factor
 
     value_dims = tl.arange(0, BLOCK_EV)
     stored = rows[:, None] & (value_dims < EV)[None, :]
