@@ -73,10 +73,10 @@ def walkable(tensor, first=0):
     """
     row = tensor.shape[first:]
     contiguous = tensor.stride()[first:] == contiguous_strides(row)
-    # Rows that are not a multiple of 16 elements are never loaded 16 bytes at a time, so alignment does not matter.
-    vectors = math.prod(row) % 16 == 0
-    aligned = tensor.data_ptr() % 16 == 0 and all(stride % 16 == 0 for stride in tensor.stride()[:first])
-    return tensor if contiguous and (aligned or not vectors) else tensor.clone(memory_format=torch.contiguous_format)
+    # The order of a sum depends on how many elements are loaded together: ``dim_order.common_unit``.
+    unit = math.gcd(math.prod(row), 16)
+    aligned = tensor.data_ptr() % 16 == 0 and all(stride % unit == 0 for stride in tensor.stride()[:first])
+    return tensor if contiguous and (aligned or unit == 1) else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def norm(premake, walk, input, shape, parameters, eps):

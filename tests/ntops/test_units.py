@@ -1,6 +1,10 @@
 """Sizes and strides that kernels are told to be multiples of a number are multiples of it: a kernel that is told so
 rounds them down, and what is not a multiple would be another number."""
 
+import itertools
+import math
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,7 +30,7 @@ def units(monkeypatch):
     monkeypatch.setattr(kernel_sources, "INTERPRETED", False)
     monkeypatch.setattr(kernel_sources, "_kernels", kernels)
 
-    for module in ("cross_entropy", "cumulative", "elementwise", "products", "reductions", "rows"):
+    for module in ("cross_entropy", "cumulative", "elementwise", "products", "reductions", "rope", "rows"):
         monkeypatch.setattr(f"ntops.host.{module}.make", make)
 
     return made
@@ -107,3 +111,37 @@ def test_losses_of_rows_of_vectors_are_right(shape, units):
     torch.testing.assert_close(
         ntops.torch.cross_entropy(logits, target, reduction="none"), F.cross_entropy(logits, target, reduction="none")
     )
+
+
+def laid_out(layout, *shape, dtype):
+    """Ones whose rows lie in another way than those of a contiguous tensor."""
+    offset, pitch = layout
+    columns = shape[-1]
+    rows = math.prod(shape[:-1])
+    memory = torch.ones(offset + rows * (columns + pitch), dtype=dtype)
+    steps = (*reversed(list(itertools.accumulate(reversed(shape[1:-1]), operator.mul, initial=columns + pitch))), 1)
+    return memory.as_strided(shape, steps if len(shape) > 1 else (1,), offset)
+
+
+NORMS = {
+    "layer_norm": lambda made, n: ntops.torch.layer_norm(made(0, 3, n), (n,), made(1, n), made(2, n)),
+    "rms_norm": lambda made, n: ntops.torch.rms_norm(made(0, 3, n), (n,), made(1, n)),
+    "fused_rmsnorm_rope": lambda made, n: ntops.torch.fused_rmsnorm_rope(
+        made(0, 1, 2, n), made(1, n), made(2, 2, n // 2), made(3, 2, n // 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [4, 8, 12, 16, 40])
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_of_any_layout_are_summed_as_contiguous_ones(name, columns, dtype, units):
+    """Compiled, the order of a sum depends on the unit, and the layout of an operand must not change it."""
+    for which, layout in itertools.product(range(4), [(0, 0), (1, 0), (0, 1), (0, 2), (0, 4), (8, 8)]):
+
+        def made(number, *shape, which=which, layout=layout):
+            return laid_out(layout if number == which else (0, 0), *shape, dtype=dtype)
+
+        NORMS[name](made, columns)
+
+    assert len(set(units)) == 1
