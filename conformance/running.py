@@ -149,6 +149,10 @@ class Running:
         """Return the same, 0 outside of a mask."""
         return Running(np.where(mask, self.value, 0.0), np.where(mask, self.error, 0.0), self.dtype)
 
+    def computed(self) -> Running:
+        """Return the same, whose error leaves out the rounding to the compute dtype, as ``bounds`` do, with it."""
+        return Running(self.value, self.error + float_formats.rounding(self.value, self.compute), self.dtype)
+
     def stored(self) -> Running:
         """Return the same, which may have been rounded to the dtype of the call's result."""
         if self.dtype == self.compute:

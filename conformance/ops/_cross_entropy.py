@@ -201,6 +201,8 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
         w, running_w = _weights(loss)
         plain = np.asarray(_reduced(loss, value, y, w, loss.kept, loss.share))
         running = Running(value, np.where(np.isfinite(value), bound, np.inf), loss.dtype)
+        is_result = loss.reduction == "none" and loss.is_index and loss.weight is None and not loss.smoothed
+        running = running if is_result else running.computed()
         numbers = loss.number(loss.kept), loss.number(loss.share)
         found = _reduced(loss, running, running_y, running_w, *numbers)
         terms = np.abs(value * w * (1.0 if y is None else y))
@@ -215,6 +217,9 @@ def expected_of(call: Call, loss: Loss, log_shares: Callable[[], tuple[np.ndarra
             unweighted = np.abs(value * y)
             plainly &= np.isfinite(unweighted) | ~np.isfinite(value) | ~np.isfinite(y)
             within &= _in_range(loss, unweighted)
+            # Weighted first, it may vanish, and 0 times an infinite share is NaN.
+            subnormal = float_formats.FORMATS[float_formats.compute_dtype(loss.dtype)].subnormal
+            plainly &= np.isfinite(value) | (np.abs(y * w) >= subnormal) | (y == 0) | (w == 0)
         within &= bool(plainly.all() and np.isfinite(w).all())
     # What is NaN in float64 is so for its operands, and what is infinite, unless a term may be infinite, too, of any
     # sign; the rest is judged where its error is known.
@@ -262,7 +267,7 @@ def gradients_of(loss: Loss, value: np.ndarray, bound: np.ndarray, dout: torch.T
     """The gradients by name, of the logits as that of ``input``, from ``log_softmax`` of the rows and its bound; what
     is not finite spoils its row."""
     known = np.isfinite(value).all(-1, keepdims=True)
-    shares = Running(value, np.where(known, bound, np.inf), loss.dtype).stored()
+    shares = Running(value, np.where(known, bound, np.inf), loss.dtype).computed().stored()
     powers = shares.applied(np.exp, lambda value: bounds.ulps("exp", value, loss.dtype))
     _, weights = _weights(loss)
     slope = exact(dout, loss.dtype).laid(lambda array: np.broadcast_to(array, loss.shape)[..., None])

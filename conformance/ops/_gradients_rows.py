@@ -29,7 +29,7 @@ def softmax(call: Call, dout: torch.Tensor) -> Gradients:
         error = bounds.softmax(value, below, dtype) + np.where(x.error.sum(-1, keepdims=True), np.inf, 0)
         # Of a subnormal number rounding changes more than the share that the bound has for it.
         error = error + float_formats.FORMATS[float_formats.compute_dtype(dtype)].subnormal / 2
-        result = Running(value, error, dtype).stored()
+        result = Running(value, error, dtype).computed().stored()
         # torch's CUDA stores the products before it adds them up.
         weighted = (g * result).stored()
         found = weighted - result * weighted.sum(-1, keepdims=True)

@@ -82,7 +82,7 @@ def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
         value, _, bound = values(x.value, dout.dtype)
         # What is not finite, or was cast, spoils its row.
         error = np.where(x.error.any(axis=-1, keepdims=True), np.inf, bound)
-        result = Running(value, error, dout.dtype).stored()
+        result = Running(value, error, dout.dtype).computed().stored()
         powers = result.applied(np.exp, lambda value: bounds.ulps("exp", value, dout.dtype))
         found = g - powers * g.sum(-1, keepdims=True)
         return {0: found.laid(lambda array: np.moveaxis(array, -1, dim).reshape(input.shape))}

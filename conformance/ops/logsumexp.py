@@ -72,7 +72,7 @@ def gradient(call: Call, dout: torch.Tensor) -> dict[int | str, Running]:
     with np.errstate(all="ignore"):
         rows = oracle.operand(reductions.rows(input, dim), dout.dtype)
         value, _, bound = _values(rows, dout.dtype)
-        result = Running(value.reshape(whole), bound.reshape(whole), dout.dtype).stored()
+        result = Running(value.reshape(whole), bound.reshape(whole), dout.dtype).computed().stored()
         # What is not finite spoils its row.
         known = np.isfinite(value.reshape(whole)) & np.isfinite(oracle.operand(input, dout.dtype))
         result = Running(result.value, np.where(known, result.error, np.inf), dout.dtype)
