@@ -99,6 +99,8 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     inputs = way.inputs()
     outcome = trial.attempt(inputs=inputs, gradients=way.asked())
     if (missing := _missing(outcome)) is not None:
+        if outcome.error is None and _has_of_copies(trial, way, inputs):
+            return Finding("gradients", FAILED, f"there are none: {missing}, but that of contiguous copies does")
         status = FAILED if CLAIM in trial.implementation.claims(trial.case.op) else UNCLAIMED
         return Finding("gradients", status, f"there are none: {missing}")
     message, worst = _wrong(trial, way, inputs, outcome)
@@ -118,6 +120,16 @@ def _missing(outcome: Outcome) -> str | None:
     if outcome.error is None and outcome.reached == "forward":
         return "the result does not know its operands"
     return None
+
+
+def _has_of_copies(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Tell whether contiguous copies have the gradients that the operands lack. Nobody may lose them without a word
+    for the layout of an operand; an implementation that has none at all is not asked for them."""
+    if all(one.is_contiguous() for one in inputs[:-1]):
+        return False
+    copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
+    found = trial.attempt(inputs=copies, gradients=way.asked())
+    return found.error is None and found.reached == "backward"
 
 
 def _wrong(

@@ -133,6 +133,18 @@ def test_who_has_no_gradients_claims_none():
         assert judged(case, Implementation("without", provider, {"exp": ("gradients",)})).status == FAILED
 
 
+@pytest.mark.parametrize("layout", [Layout(steps=(1, 2)), Layout(order=(1, 0)), Layout(expanded=(0,))])
+def test_gradients_that_the_layout_of_an_operand_loses_are_wrong(layout):
+    def lost(input):
+        found = torch.exp(input)
+        return found if input.is_contiguous() else found.detach()
+
+    implementation = Implementation("lost", SimpleNamespace(exp=lost), {})
+    assert judged(Case(op="exp", args=(spec(5, 4),)), implementation).status == PASSED
+    finding = judged(Case(op="exp", args=(spec(5, 4, layout=layout),)), implementation)
+    assert (finding.status, "that of contiguous copies does" in finding.message) == (FAILED, True)
+
+
 def test_of_a_tensor_that_is_two_operands_both_gradients_are_summed():
     case = in_way(Case(op="mul", args=(spec(5, dtype="float16"), Same(0))), "contiguous")
     assert judged(case, load("torch")).status == PASSED
