@@ -45,9 +45,13 @@ def rotation(call: Call, dout: torch.Tensor) -> Gradients:
         g, x, sin, cos = (exact(one, dout.dtype) for one in (dout, input, sin_table, cos_table))
         length = input.shape[1]
         found, tables = _rotated_back(g, x, *(_rows(one, length) for one in (sin, cos)), interleaved)
-        more = ((0, sin_table.shape[0] - length), (0, 0))
-        sines, cosines = (one.laid(lambda array: np.pad(array, more)) for one in tables)
+        sines, cosines = (_padded(one, table) for one, table in zip(tables, (sin_table, cos_table), strict=True))
         return {0: found, 1: sines, 2: cosines}
+
+
+def _padded(rows: Running, table: torch.Tensor) -> Running:
+    """Append zeros for the rows of a table past the length."""
+    return rows.laid(lambda array: np.pad(array, ((0, table.shape[0] - len(array)), (0, 0))))
 
 
 def _rotation(
@@ -124,10 +128,7 @@ def norm_and_rotation(call: Call, dout: torch.Tensor) -> Gradients:
             1: found["weight"],
         }
         if cos.shape[1] != size:
-            more = ((0, cos.shape[0] - length), (0, 0))
-            result |= {
-                2 + place: one.laid(lambda array: np.pad(array, more)) for place, one in enumerate((cosines, sines))
-            }
+            result |= {2: _padded(cosines, cos), 3: _padded(sines, sin)}
         return result
 
 

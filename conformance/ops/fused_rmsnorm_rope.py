@@ -21,7 +21,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _norms as norms
-from conformance.ops import _sizes
+from conformance.ops import _rotary_tables, _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors, values
@@ -167,9 +167,10 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
     rows: dict[str, Any] = {"values": ("normal", "uneven", "uneven", "uniform"), "specials": ()} if prompt else {}
     x = draw(tensors.tensors((batch, length, heads * 2 * half), dtype, **rows))
     weight = draw(tensors.tensors((heads * 2 * half,), weight_dtype))
-    tables = (draw(tensors.tensors(shape, table_dtype, **options)) for _ in range(2))
+    tables = [draw(tensors.tensors(shape, table_dtype, **options)) for _ in range(2)]
     eps = draw(st.sampled_from((None, None, None, *norms.EPSILONS)))
     head_dim = None if plain or (full and draw(st.booleans())) else 2 * half
+    tables[1] = tables[1] if plain else draw(_rotary_tables.unlike(tables[1], None, others))
     return elementwise.case(
         "fused_rmsnorm_rope", (x, weight, *tables), eps=eps, interleaved=interleaved, head_dim=head_dim
     )

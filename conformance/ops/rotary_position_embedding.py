@@ -17,7 +17,7 @@ from conformance.cases import Argument, Case, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
-from conformance.ops import _models, _sizes
+from conformance.ops import _models, _rotary_tables, _sizes
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import models, shapes, tensors
@@ -78,7 +78,8 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
     names = [name for name in dtypes if name in DTYPES]
     dtype = draw(dtype_names.dtypes(names))
     # Tables of float64 would have to be rounded first for the others.
-    table_dtype = draw(dtype_names.dtypes([name for name in names if dtype == "float64" or name != "float64"]))
+    table_dtypes = [name for name in names if dtype == "float64" or name != "float64"]
+    table_dtype = draw(dtype_names.dtypes(table_dtypes))
     inplace = draw(st.sampled_from((None, None, False, True)))
     layouts = {"layouts": elementwise.WRITABLE} if inplace else {}
     if elements:
@@ -100,8 +101,9 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
     input = draw(tensors.tensors((batch, length, heads, 2 * half), dtype, **layouts))
     # What sines and cosines may be, and now and then anything.
     values = draw(st.sampled_from(("uniform", "uniform", "uniform", None)))
-    tables = (draw(tensors.tensors((rows, half), table_dtype, values=values)) for _ in range(2))
+    tables = [draw(tensors.tensors((rows, half), table_dtype, values=values)) for _ in range(2)]
     interleaved = draw(st.sampled_from((None, True, False, False)))
+    tables[1] = draw(_rotary_tables.unlike(tables[1], length, table_dtypes))
     return elementwise.case("rotary_position_embedding", (input, *tables), interleaved=interleaved, inplace=inplace)
 
 

@@ -87,13 +87,13 @@ def _composed_rotation(ctx, gradient, input, sin, cos, needed):
 
     if any(needed[1:]):
         x0, x1 = pairs(input.to(wide), ctx.interleaved)
-        rest = sin.shape[0] - length
         slopes = (second * x0 - first * x1, first * x0 + second * x1)
 
-        for place, (slope, dtype) in enumerate(zip(slopes, ctx.table_dtypes, strict=True), 1):
-            # Positions past the sequence do not take part.
-            sums = torch.nn.functional.pad(slope.sum((0, 2)), (0, 0, 0, rest)) if needed[place] else None
-            found[place] = sums if sums is None else sums.to(dtype)
+        for place, (slope, table, dtype) in enumerate(zip(slopes, (sin, cos), ctx.table_dtypes, strict=True), 1):
+            if needed[place]:
+                # Positions past the sequence do not take part.
+                rest = table.shape[0] - length
+                found[place] = torch.nn.functional.pad(slope.sum((0, 2)), (0, 0, 0, rest)).to(dtype)
 
     return found
 

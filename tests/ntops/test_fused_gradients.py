@@ -48,6 +48,17 @@ def test_rotations(to_tables, interleaved, dtype):
         )
 
 
+@pytest.mark.parametrize("rows", [(3, 5), (5, 3), (4, 6)])
+def test_each_table_of_a_rotation_has_a_gradient_of_its_length(rows):
+    sin, cos = (_tables(count, 4, requires_grad=True)[number] for number, count in enumerate(rows))
+    ntops.torch.rotary_position_embedding(tensor(2, 3, 4, 8), sin, cos).sum().backward()
+
+    for table in (sin, cos):
+        assert table.grad.shape == table.shape
+        assert table.grad[:3].all()
+        assert not table.grad[3:].any()
+
+
 def test_a_rotation_in_place():
     leaf = tensor(2, 3, 4, 8)
     sin, cos = _tables(3, 4)
