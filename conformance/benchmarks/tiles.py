@@ -66,7 +66,7 @@ def configurations(product: Product, multiprocessors: int) -> Iterator[product_c
             continue
         tiles = -(-m // rows) * -(-n // columns)
         for parts in (1, *mm_hopper.SPLITS):
-            fit = not batch and k % (16 * parts) == 0 and k // parts >= FEWEST_TERMS
+            fit = not batch and mm_hopper.has_parts(k, parts) and k // parts >= FEWEST_TERMS
             if parts == 1 or (fit and tiles * parts <= multiprocessors):
                 yield product_configs.Options(*tile, splits=parts, form=product_configs.HOPPER)
 
@@ -129,6 +129,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, action="append", help="repeatable (default: 9101)")
     parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no product begins")
     given = parser.parse_args()
+    if torch.cuda.is_available():
+        # Triton reads the device's properties.
+        torch.cuda.init()
     if not torch.cuda.is_available() or not config_selection.device(0).hopper:
         parser.error("this needs an H100 or H200")
     end, count = time.monotonic() + given.budget, 0

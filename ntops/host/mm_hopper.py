@@ -69,7 +69,7 @@ _OVERLAP = 3
 POINTS = (
     *((16, 64, 4096), (32, 2304, 32768), (96, 8192, 32768), (1024, 256, 64), (1024, 1024, 64), (16, 18432, 1024)),
     *((1500, 4096, 64), (33, 3072, 4096), (700, 1024, 4096), (1024, 2304, 64), (1500, 2304, 64), (1500, 6144, 64)),
-    *((33, 5120, 4096), (96, 18432, 1024), (512, 6144, 1024), (512, 2304, 4096)),
+    *((33, 5120, 4096), (96, 18432, 1024), (512, 6144, 1024), (512, 2304, 4096), (512, 1168, 3000)),
 )
 """Sizes that together make each of the tiles the fastest, and K split."""
 _REGISTERS = {1: 168, 2: 168, 3: 128}
@@ -79,6 +79,10 @@ _OTHERS = 3072
 """The most bytes of shared memory used beside tiles: barriers, and for each group a row to add."""
 
 
+_LARGE_RESULT = 2**20
+"""From this many elements on, results of half types whose rows do not begin at multiples of 16 bytes are stored through
+a copy; else, and of float32, each thread stores its own. 577 x 1280 x 1500 takes 9.7 us so (10.8 through a copy), 33 x
+1024 x 5003 7.5 us (8.6); 512 x 768 x 30522 72.7 us (58.8), 1702 x 512 x 1001 14.5 us (10.3)."""
 _FEW = 16
 """Up to this many rows of a result the other factor is not copied if its K fits: 8 x 4096 x 50257 (M x K x N) takes
 342 us with a copy, 217 without."""
@@ -86,8 +90,7 @@ _FEW = 16
 
 def takes_sizes(result, input, ieee, batch_dims, index):
     """Tell whether the kernel takes a product of these sizes. Factors whose rows do not begin at multiples of 16 bytes
-    are copied: 25 x 3000 x 5003 takes 37 us so, and 57 us in Triton's kernel. Such a result is stored through a
-    copy."""
+    are copied: 25 x 3000 x 5003 takes 37 us so, and 57 us in Triton's kernel."""
     dtype = input.dtype
 
     return (
@@ -131,7 +134,9 @@ def fastest(m, n, k, dtype, multiprocessors, batch=0):
         multiplied, stored = known(dtype)[tile]
         # Rows and columns beyond the end are not read.
         read = (min(block_m, m) + min(block_n, n)) * itemsize / rates.read
-        turn = k / splits * max(read, block_m * block_n / multiplied) + stored * (2 if splits > 1 else 1)
+        turn = (part(k, splits) if splits > 1 else k) * max(read, block_m * block_n / multiplied) + stored * (
+            2 if splits > 1 else 1
+        )
         whole, rest = divmod(tiles * splits, multiprocessors)
 
         # The programs of a wave share the memory bandwidth; the last wave may have few.
@@ -147,13 +152,25 @@ def fastest(m, n, k, dtype, multiprocessors, batch=0):
 
     for one in known(dtype):
         tiles = products * -(-m // one[0]) * -(-n // one[1])
-        # Parts are whole blocks of 16 terms, each with enough terms to be worth a program.
+        # Each part has enough terms to be worth a program.
         most = 1 if batch else min(multiprocessors // tiles, k // 512)
-        possible = (splits for splits in SPLITS if splits <= most and k % (16 * splits) == 0)
+        possible = (splits for splits in SPLITS if splits <= most and has_parts(k, splits))
         found += [(nanoseconds(one, tiles, splits), one[0] * one[1], one, splits) for splits in (1, *possible)]
 
     *_, tile, splits = min(found)
     return *tile, splits
+
+
+def part(k, splits):
+    """Return the number of terms of each part of a product but the last, which may have fewer: whole blocks of every
+    tile where that leaves the parts alike, else whole steps of the tensor cores."""
+    unit = 128 if k // splits >= 512 else 16
+    return -(-k // (splits * unit)) * unit
+
+
+def has_parts(k, splits):
+    """Tell whether none of the parts of K is empty."""
+    return (splits - 1) * part(k, splits) < k
 
 
 def stored_columns(options, dtype, dtype_of_result):
@@ -194,7 +211,7 @@ def _laid(options, dtype):
 
 
 def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, activation=""):
-    """Launch ``kernels.multiply`` for matrices, or for a batch of each.
+    """Launch ``kernels.multiply`` for matrices, or for a batch of each; with splits, ``output`` is (splits, M, N).
 
     :param up: The second right factor, with an ``activation``, in tiles of less than 64 rows. The result is the
         activated product with ``mat2`` times the product with ``up``.
@@ -215,12 +232,18 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
     groups = chosen.num_warps // 4
     batch, m, n = _batch(result).shape
     target, is_turned = _described(_batch(result))
-    # A store writes 16 bytes at a time, also past the end of a row, and the memory between rows is not part of the
-    # result.
-    is_direct = target is not None and target.shape[2] * target.element_size() % 16 == 0
+    stored, unit, copied = (0, 0, 0), 0, None
 
-    if not is_direct:
-        target, is_turned = matrix_copy.empty(output, _batch(output).shape), swapped
+    # A descriptor stores 16 bytes at a time, also past the end of a row, and the memory between rows is not part of the
+    # result.
+    if target is None or target.shape[2] * target.element_size() % 16:
+        is_turned = swapped
+
+        if result.element_size() > 2 or result.numel() < _LARGE_RESULT:
+            target = _batch(result)
+            stored, unit = _by_pointer(target)
+        else:
+            target = copied = matrix_copy.empty(output, _batch(output).shape)
 
     a, a_turned = _read(_batch(left))
     b, b_turned = _read(_batch(right.mT))
@@ -238,7 +261,7 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
     described = [
         (
             _descriptor(b, b_turned, width, chosen.block_k),
-            _descriptor(target, is_turned, rows // groups, part),
+            target if unit else _descriptor(target, is_turned, rows // groups, part),
             _descriptor(others, is_turned, rows // groups, part) if kind == kernels.MATRIX else others,
         )
         for width, part in zip(columns, stored_columns(chosen, input.dtype, output.dtype), strict=True)
@@ -247,6 +270,8 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
     tiles_m, tiles_n = -(-m // rows), -(-n // sum(columns))
     tiles = batch * tiles_m * tiles_n
     alpha, beta = (*numbers, *(1.0, 0.0)[len(numbers) :])
+    terms = left.shape[-1] if chosen.splits == 1 else part(left.shape[-1], chosen.splits)
+    steps = -(-terms // chosen.block_k)
 
     recorder.launch(
         kernels.multiply,
@@ -257,11 +282,13 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
         described[0][0],
         described[0][2],
         *(*more[:2], more[2] if kind == kernels.MATRIX else None),
-        *(m, n, tiles, tiles_m, tiles_n, -(-left.shape[-1] // chosen.block_k)),
+        *(m, n, tiles, tiles_m, tiles_n, steps, steps if chosen.splits > 1 else 0),
         *(int(one.shape[0] > 1) for one in (a, b)),
+        *stored,
         *strides,
         *(alpha, beta),
         *(a_turned, not b_turned, is_turned),
+        unit,
         alpha != 1,
         kind.value,
         activation,
@@ -270,8 +297,18 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
         len(columns) > 1,
     )
 
-    if not is_direct:
-        matrix_copy.write(_batch(output), target)
+    if copied is not None:
+        matrix_copy.write(_batch(output), copied)
+
+
+def _by_pointer(matrices):
+    """Return the strides with which threads store (B, M, N) matrices, in units of the elements that each stores at a
+    time, and their number."""
+    strides = matrices.stride()
+    is_even = not any(number % 2 for number in (*strides[:2], matrices.shape[2]))
+    unit = 2 if strides[2] == 1 and is_even and matrices.data_ptr() % (2 * matrices.element_size()) == 0 else 1
+
+    return (strides[0] // unit, strides[1] // unit, strides[2] if unit == 1 else 1), unit
 
 
 def _batch(matrices):

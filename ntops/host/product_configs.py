@@ -113,8 +113,8 @@ class Problem(config_selection.Problem):
 
 
 def _has_parts(options, m, n, k, products=1):
-    """Tell whether a kernel can take these parts of K. Two take parts of any sizes."""
-    return options.splits == 1 or options.form in (FMA, FEW_ROWS) or k % (16 * options.splits) == 0
+    """Tell whether a kernel can take these parts of K. Two have parts of their own."""
+    return options.splits == 1 or options.form in (FMA, FEW_ROWS) or mm_hopper.has_parts(k, options.splits)
 
 
 _FEW = ((1, 65), (4, 65), (16, 65), (1, 2**14 + 1), (4, 2**14 + 1))
@@ -230,13 +230,13 @@ def _is_read_in_place(m, n, k, dtype):
 
 
 def _splits(m, n, k, options, multiprocessors):
-    """Return the number of parts of K: equal parts of 1024 terms or more, no more than multiprocessors can take."""
+    """Return the number of parts of K: parts of 1024 terms or more, no more than multiprocessors can take."""
     programs = -(-m // options.block_m) * -(-n // options.block_n)
     # A multiprocessor takes at least two programs of few rows, which wait for memory, and one of many rows.
     most = multiprocessors * (2 if options.block_m <= 64 else 1)
     splits = 1
 
-    while 2 * splits * programs <= most and k % (32 * splits) == 0 and k // (2 * splits) >= 1024:
+    while 2 * splits * programs <= most and k // (2 * splits) >= 1024:
         splits *= 2
 
     return splits

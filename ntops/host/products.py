@@ -230,35 +230,34 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
 
         return
 
+    calls = [views]
+
     if partial is not None:
-        premake, arguments, views = mm.premake, {"batch": 1}, _parts(partial, views)
+        premake, arguments, calls = mm.premake, {"batch": 1}, _parts(partial, views)
     elif added is not None:
         views["added"] = added
 
     blocks = ("block_size_m", chosen.block_m), ("block_size_n", chosen.block_n), ("block_size_k", chosen.block_k)
-    kernel = make(premake, arguments, Config(blocks, chosen.num_warps, chosen.num_stages), specialize(views))
+    config = Config(blocks, chosen.num_warps, chosen.num_stages)
     constants = (TRITON_DTYPES[accumulate_dtype(result.dtype)], "ieee" if ieee else "tf32")
 
     with on_device(result.device):
-        if partial is None:
-            kernel(*views.values(), *numbers, *constants)
-        else:
-            kernel(*views.values(), *constants)
+        for views in calls:
+            kernel = make(premake, arguments, config, specialize(views))
+            kernel(*views.values(), *(numbers if partial is None else ()), *constants)
+
+        if partial is not None:
             _add_up(result, partial, added, numbers)
 
 
 def _launch_form(chosen, index, views, partial, added, numbers):
     """Launch another form than ``POINTERS``. With ``partial``, it computes the parts of the product alone."""
     after = () if partial is not None else (added, numbers)
-
-    if chosen.form == HOPPER:
-        views = views if partial is None else _parts(partial, views)
-        mm_hopper.launch(chosen, index, views["output"], views["input"], views["mat2"], *after)
-        return
-
     output = views["output"] if partial is None else partial
 
-    if chosen.form == FMA:
+    if chosen.form == HOPPER:
+        mm_hopper.launch(chosen, index, output, views["input"], views["mat2"], *after)
+    elif chosen.form == FMA:
         mm_fma.launch(chosen, output, views["input"], views["mat2"], *after)
     else:
         few_rows.launch(chosen, output, views["input"], views["mat2"])
@@ -303,16 +302,28 @@ def _k_major(matrices):
 
 
 def _parts(partial, views):
-    """Return a product's operands as those of a batch of products, each over a part of the terms."""
+    """Return a product's operands as those of batches of products, each over a part of the terms: a batch of parts that
+    are alike, and one of the last part if that is shorter."""
     input, mat2 = views["input"], views["mat2"]
-    splits, (m, k), n = partial.shape[0], input.shape, mat2.shape[1]
-    size = k // splits
+    splits, k = partial.shape[0], input.shape[1]
+    size = mm_hopper.part(k, splits)
+    whole = k // size
+    batches = [(0, whole, size)] + ([(whole, 1, k - whole * size)] if whole < splits else [])
 
-    return {
-        "output": partial,
-        "input": input.as_strided((splits, m, size), (size * input.stride(1), *input.stride())),
-        "mat2": mat2.as_strided((splits, size, n), (size * mat2.stride(0), *mat2.stride())),
-    }
+    def parts(matrix, first, count, terms, dim):
+        shape = [count, *matrix.shape]
+        shape[dim + 1] = terms
+        offset = matrix.storage_offset() + first * size * matrix.stride(dim)
+        return matrix.as_strided(shape, (size * matrix.stride(dim), *matrix.stride()), offset)
+
+    return [
+        {
+            "output": partial[first : first + count],
+            "input": parts(input, first, count, terms, 1),
+            "mat2": parts(mat2, first, count, terms, 0),
+        }
+        for first, count, terms in batches
+    ]
 
 
 def _add_up(result, partial, added, numbers):

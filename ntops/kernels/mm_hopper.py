@@ -58,7 +58,7 @@ def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr
     a, b, _output, up, more = tensors
     lefts, rights, _results, more_memory = memory
     full, empty, _arrived = barriers
-    tiles, tiles_m, tiles_n, steps = sizes
+    tiles, tiles_m, tiles_n, steps, apart = sizes
     step_a, step_b = steps_ab
     FACTORS: gl.constexpr = 2 if GATED else 1
     ROWS: gl.constexpr = a.block_type.shape[2 if TURNED[0] else 1]
@@ -75,7 +75,7 @@ def _load(given, TURNED: gl.constexpr, GATED: gl.constexpr, GROUPS: gl.constexpr
         n = tile_n * (COLUMNS + MORE)
 
         for step in range(steps):
-            k = step * BLOCK_K
+            k = (batch * apart + step) * BLOCK_K
             stage = taken % STAGES
             ready = full.index(stage)
             mbarrier.wait(empty.index(stage), (taken // STAGES + 1) % 2)
@@ -127,12 +127,25 @@ def _fetch(added, memory, ready, batch, m, n, IS_TURNED: gl.constexpr):
 
 
 @gluon.jit
-def _store(output, memory, values, batch, m, n, IS_TURNED: gl.constexpr):
-    """Start storing values, after earlier stores have read the shared memory that they go through."""
-    tma.store_wait(0)
-    _matrix(memory, IS_TURNED).store(values.to(output.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(output, [batch, n, m] if IS_TURNED else [batch, m, n], memory)
+def _store(output, memory, values, batch, m, n, IS_TURNED: gl.constexpr, UNIT: gl.constexpr):
+    """Start storing values: by a descriptor, after earlier stores have read the shared memory that they go through; or
+    each thread its own."""
+    if UNIT:
+        pointer, strides, M, N = output
+        stride_b, stride_m, stride_n = strides
+        layout: gl.constexpr = values.type.layout
+        rows = m + gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
+        columns = n + gl.arange(0, values.shape[1], gl.SliceLayout(0, layout))
+        # The compiler knows a product with UNIT for a multiple of it.
+        across = columns if UNIT > 1 else columns.to(gl.int64) * stride_n
+        down = batch.to(gl.int64) * (stride_b * UNIT) + rows.to(gl.int64) * (stride_m * UNIT)
+        stored = (rows < M)[:, None] & (columns < N // UNIT * UNIT)[None, :]
+        gl.store(pointer + down[:, None] + across[None, :], values.to(pointer.dtype.element_ty), mask=stored)
+    else:
+        tma.store_wait(0)
+        _matrix(memory, IS_TURNED).store(values.to(output.dtype))
+        fence_async_shared()
+        tma.async_copy_shared_to_global(output, [batch, n, m] if IS_TURNED else [batch, m, n], memory)
 
 
 @gluon.jit
@@ -147,6 +160,7 @@ def _finish(
     SCALED: gl.constexpr,
     ADDED: gl.constexpr,
     IS_TURNED: gl.constexpr,
+    UNIT: gl.constexpr,
 ):
     """Scale the sums of a block of columns, add the addend, and store them. Return ``fetched`` as it is then.
 
@@ -156,7 +170,13 @@ def _finish(
     """
     added, alpha, beta = addend
     batch, first_m, first_n = place
-    WIDTH: gl.constexpr = output.block_type.shape[1 if IS_TURNED else 2]
+
+    if UNIT and ADDED != MATRIX:
+        WIDTH: gl.constexpr = sums.shape[1]
+    else:
+        like = added if ADDED == MATRIX else output
+        WIDTH: gl.constexpr = like.block_type.shape[1 if IS_TURNED else 2]
+
     PARTS: gl.constexpr = sums.shape[1] // WIDTH
 
     if SCALED:
@@ -179,7 +199,7 @@ def _finish(
             others = _matrix(own, IS_TURNED).load(values.type.layout)
             values = gl.fma(beta.to(gl.float32), others.to(gl.float32), values)
 
-        _store(output, own, values, batch, first_m, n, IS_TURNED)
+        _store(output, own, values, batch, first_m, n, IS_TURNED, UNIT)
 
         if ADDED == MATRIX and part + 1 < PARTS:
             _fetch(added, own, ready, batch, first_m, n + WIDTH, IS_TURNED)
@@ -195,6 +215,7 @@ def _multiply(
     SCALED: gl.constexpr,
     ADDED: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    UNIT: gl.constexpr,
     GROUPS: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
@@ -204,7 +225,7 @@ def _multiply(
     a, b, output, added, more = tensors
     lefts, rights, results, more_memory = memory
     full, empty, arrived = barriers
-    tiles, tiles_m, tiles_n, steps = sizes
+    tiles, tiles_m, tiles_n, steps, _apart = sizes
     M, N, stride_m, stride_n, alpha, beta = addend
     GATED: gl.constexpr = ACTIVATION != ""
     FACTORS: gl.constexpr = 2 if GATED else 1
@@ -298,7 +319,9 @@ def _multiply(
             sums = activated(sums, ACTIVATION) * others
 
         place = (batch, first_m, first_n)
-        fetched = _finish(output, own, ready, sums, (values, alpha, beta), place, fetched, SCALED, ADDED, TURNED[2])
+        fetched = _finish(
+            output, own, ready, sums, (values, alpha, beta), place, fetched, SCALED, ADDED, TURNED[2], UNIT
+        )
 
         if MORE:
             first_n += COLUMNS
@@ -312,7 +335,7 @@ def _multiply(
 
             place = (batch, first_m, first_n)
             fetched = _finish(
-                more[1], more_own, ready, others, (values, alpha, beta), place, fetched, SCALED, ADDED, TURNED[2]
+                more[1], more_own, ready, others, (values, alpha, beta), place, fetched, SCALED, ADDED, TURNED[2], UNIT
             )
 
     tma.store_wait(0)
@@ -325,7 +348,22 @@ def _memory(tensor, NUMBER: gl.constexpr):
     return gl.allocate_shared_memory(tensor.dtype, [NUMBER, 1, shape[1], shape[2]], tensor.layout)
 
 
-@gluon.jit(do_not_specialize=["M", "N", "tiles", "tiles_m", "tiles_n", "steps", "step_a", "step_b"])
+@gluon.jit(
+    do_not_specialize=[
+        "M",
+        "N",
+        "tiles",
+        "tiles_m",
+        "tiles_n",
+        "steps",
+        "apart",
+        "step_a",
+        "step_b",
+        "stride_ob",
+        "stride_om",
+        "stride_on",
+    ]
+)
 def multiply(
     output,
     a,
@@ -340,8 +378,12 @@ def multiply(
     tiles_m,
     tiles_n,
     steps,
+    apart,
     step_a,
     step_b,
+    stride_ob,
+    stride_om,
+    stride_on,
     stride_m,
     stride_n,
     alpha: gl.float64,
@@ -349,6 +391,7 @@ def multiply(
     TURNED_A: gl.constexpr,
     TURNED_B: gl.constexpr,
     TURNED_OUTPUT: gl.constexpr,
+    UNIT: gl.constexpr,
     SCALED: gl.constexpr,
     ADDED: gl.constexpr,
     ACTIVATION: gl.constexpr,
@@ -370,8 +413,12 @@ def multiply(
         and, of a MATRIX, ``more_added`` likewise.
     :param tiles: The number of tiles of the batch; ``tiles_m`` down and ``tiles_n`` across in each matrix.
     :param steps: The number of blocks of K, at least one.
+    :param apart: The blocks of K from the first of one product to that of the next: 0, or ``steps`` if the products are
+        the parts of one. The last part may be shorter: elements beyond the end are zero.
     :param step_a: 1, or 0 if all products share one ``a``; ``step_b`` likewise.
     :param alpha: With SCALED, the factor of the product; ``beta`` is the factor of ``added``.
+    :param UNIT: 0, or the number of adjacent elements that a thread stores, 1 or 2: ``output`` is a pointer then, whose
+        strides are UNIT times ``stride_ob``, ``stride_om`` and, with 1, ``stride_on``; with 2 it is 1.
     :param TURNED_A: Whether the descriptor of ``a`` has it transposed, blocks included; TURNED flags of ``b`` and
         ``output`` likewise.
     :param ACTIVATION: "", or the activation of a gated MLP.
@@ -385,19 +432,39 @@ def multiply(
     gl.static_assert(not (MORE and GATED), "a gated product has one block of columns")
     LEFTS: gl.constexpr = GROUPS * (2 if GATED else 1)
 
-    if MORE:
-        more = (more_b, more_output, more_added) if ADDED == MATRIX else (more_b, more_output)
-        more_memory = (_memory(more_b, STAGES), _memory(more_output, GROUPS))
-    else:
-        more = ()
-        more_memory = ()
+    target = (output, (stride_ob, stride_om, stride_on), M, N) if UNIT else output
+    lefts = _memory(a, STAGES * LEFTS)
+    rights = _memory(b, STAGES)
+    more = ()
+    more_memory = ()
 
-    memory = (_memory(a, STAGES * LEFTS), _memory(b, STAGES), _memory(output, GROUPS), more_memory)
+    if MORE:
+        more_target = target if UNIT else more_output
+        more = (more_b, more_target, more_added) if ADDED == MATRIX else (more_b, more_target)
+        more_rights = _memory(more_b, STAGES)
+
+    # What is stored by a descriptor passes through memory, and so does a MATRIX.
+    if ADDED == MATRIX:
+        results = _memory(added, GROUPS)
+    elif UNIT:
+        results = rights
+    else:
+        results = _memory(output, GROUPS)
+
+    if MORE:
+        if ADDED == MATRIX:
+            more_memory = (more_rights, _memory(more_added, GROUPS))
+        elif UNIT:
+            more_memory = (more_rights, more_rights)
+        else:
+            more_memory = (more_rights, _memory(more_output, GROUPS))
+
+    memory = (lefts, rights, results, more_memory)
     # The loading warp fills memory, and all groups empty it.
     barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS), make_barriers(GROUPS, 1))
     fence_async_shared()
-    tensors = (a, b, output, added, more)
-    sizes = (tiles, tiles_m, tiles_n, steps)
+    tensors = (a, b, target, added, more)
+    sizes = (tiles, tiles_m, tiles_n, steps, apart)
     addend = (M, N, stride_m, stride_n, alpha, beta)
     given = (tensors, memory, barriers, sizes, (step_a, step_b))
 
@@ -405,7 +472,7 @@ def multiply(
     if GROUPS == 1:
         gl.warp_specialize(
             [
-                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, UNIT, GROUPS, STAGES, 0)),
                 (_load, (given, TURNED, GATED, GROUPS, STAGES)),
             ],
             [1],
@@ -414,8 +481,8 @@ def multiply(
     elif GROUPS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
-                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 1)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, UNIT, GROUPS, STAGES, 0)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, UNIT, GROUPS, STAGES, 1)),
                 (_load, (given, TURNED, GATED, GROUPS, STAGES)),
             ],
             [4, 1],
@@ -424,9 +491,9 @@ def multiply(
     else:
         gl.warp_specialize(
             [
-                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 0)),
-                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 1)),
-                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, GROUPS, STAGES, 2)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, UNIT, GROUPS, STAGES, 0)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, UNIT, GROUPS, STAGES, 1)),
+                (_multiply, (given, addend, TURNED, SCALED, ADDED, ACTIVATION, UNIT, GROUPS, STAGES, 2)),
                 (_load, (given, TURNED, GATED, GROUPS, STAGES)),
             ],
             [4, 4, 1],

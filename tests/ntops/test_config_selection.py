@@ -212,9 +212,18 @@ def test_rows_that_end_within_a_tile_are_unlike_those_that_do_not(on_gpu):
         dataclasses.replace(record(), options={"block_m": 64}),
         record(options=dataclasses.replace(SMALL, block_n=48)),
         record(options=dataclasses.replace(SMALL, num_stages=0)),
-        record(options=dataclasses.replace(SMALL, splits=3)),
+        record(options=dataclasses.replace(SMALL, splits=100)),
     ],
-    ids=["dtype", "kernel", "does not fit", "failed", "other options", "no power of two", "no stages", "K in thirds"],
+    ids=[
+        "dtype",
+        "kernel",
+        "does not fit",
+        "failed",
+        "other options",
+        "no power of two",
+        "no stages",
+        "an empty part of K",
+    ],
 )
 def test_what_does_not_count_leaves_the_rule(other, on_gpu):
     tuned_tables.append(GPU, other)

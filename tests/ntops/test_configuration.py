@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("memory", "described"), [(65536, False), (232448, False), (232448, True)])
 def test_products_list_all(dtype, memory, described):
-    """But for the number of splits, which any may have that divides K."""
+    """But for the number of splits, which any may have."""
     described = described and dtype is not torch.float64
     # Of so many terms, that each number of parts divides them. Of fewer, small products have other forms; of rows that
     # begin anywhere, others.
@@ -124,17 +124,18 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     monkeypatch.setattr(products, "make", lambda *arguments: made.append(arguments[2]) or (lambda *tensors: None))
     monkeypatch.setattr(few_rows, "launch", lambda chosen, *tensors: made.append(chosen))
     monkeypatch.setattr(mm_hopper, "launch", lambda chosen, *tensors: made.append(chosen))
-    few, many = (torch.empty(size, size, dtype=HALF, device=DEVICE) for size in (10, 100))
+    # Of so few terms there are no parts.
+    few, many = (torch.empty(size, 10, dtype=HALF, device=DEVICE) for size in (10, 100))
 
     with configuration.fixed() as names:
-        ntops.torch.mm(few, few)
+        ntops.torch.mm(few, few.mT)
 
     assert len(names) > 10
 
     for number in range(len(names) + 1):
         with configuration.fixed(number) as same:
-            ntops.torch.mm(few, few)
-            ntops.torch.mm(many, many)
+            ntops.torch.mm(few, few.mT)
+            ntops.torch.mm(many, many.mT)
 
         assert same == names
         assert made[-1] == made[-2]
@@ -143,7 +144,7 @@ def test_a_fixed_one_is_had_whatever_the_sizes(monkeypatch):
     assert len(set(made[1::2])) == len(names)
     assert made[1] == made[-1]
 
-    ntops.torch.mm(few, few)
+    ntops.torch.mm(few, few.mT)
     assert made[-1] == made[0]
 
 
