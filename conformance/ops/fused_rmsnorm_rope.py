@@ -170,7 +170,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
     tables = [draw(tensors.tensors(shape, table_dtype, **options)) for _ in range(2)]
     eps = draw(st.sampled_from((None, None, None, *norms.EPSILONS)))
     head_dim = None if plain or (full and draw(st.booleans())) else 2 * half
-    tables[1] = tables[1] if plain else draw(_rotary_tables.unlike(tables[1], None, others))
+    tables = tables if plain else draw(_rotary_tables.unlike(tables, None, others))
     return elementwise.case(
         "fused_rmsnorm_rope", (x, weight, *tables), eps=eps, interleaved=interleaved, head_dim=head_dim
     )

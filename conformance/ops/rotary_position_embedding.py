@@ -103,7 +103,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
     values = draw(st.sampled_from(("uniform", "uniform", "uniform", None)))
     tables = [draw(tensors.tensors((rows, half), table_dtype, values=values)) for _ in range(2)]
     interleaved = draw(st.sampled_from((None, True, False, False)))
-    tables[1] = draw(_rotary_tables.unlike(tables[1], length, table_dtypes))
+    tables = draw(_rotary_tables.unlike(tables, length, table_dtypes))
     return elementwise.case("rotary_position_embedding", (input, *tables), interleaved=interleaved, inplace=inplace)
 
 

@@ -244,6 +244,18 @@ _rotary(
     lambda x, s, c, i: correct.rotated(x, s.to(x.dtype), c.to(x.dtype), i),
     "float32 tables are rounded to the half type of the input",
 )
+_rotary(
+    "cosines_in_the_dtype_of_sines",
+    "precision",
+    lambda x, s, c, i: correct.rotated(x, s, c.to(s.dtype), i),
+    "both tables are read in the dtype of the first",
+)
+_rotary(
+    "tables_of_one_length",
+    "tables",
+    lambda x, s, c, i: correct.rotated(x, s, c[max(len(c) - len(s), 0) :], i),
+    "of a longer second table as many rows as the first has are read, the last ones",
+)
 
 
 @defect("rotary_position_embedding", "refusals", "errors")
