@@ -18,16 +18,22 @@ LEAVES, UPDATED = "leaves that are written", "parameters that are written"
 INFERENCE, DETERMINISTIC, THREADS = "inference mode", "deterministic algorithms", "three threads"
 KEPT = "operands of inference mode"
 STRICT = "warnings are errors"
+VIEWS, ENTIRE, FOREIGN = "views of other tensors", "all of inference mode", "written ones of inference mode"
+ALONE, ANOMALIES = "deterministic algorithms or errors", "anomaly detection"
 """In these forms operands that are only read differ: floating-point ones are ``torch.nn.Parameter``, without gradient
 mode; or they are negated lazily; or they require a gradient; or all lie in one storage, the last one first, with a gap
 between them or none, or as parts of one tensor, side by side, the last one first, or in turns, row by row; or the
 written ones require a gradient as well, with gradient mode, where torch refuses that, or without, as in a step of an
-optimizer; or they were made in inference mode, and the call is made outside of it. Or the surroundings differ: operands
-were made in inference mode, in which the call runs; the default dtype is float64; causal variants are of the
-implementation's own enum; torch is set to be deterministic, or to use three threads; a warning that a user would see is
-raised."""
-OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, COLUMNS, ROWS, LEAVES, UPDATED, KEPT
-SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT
+optimizer; or they were made in inference mode, and the call is made outside of it; or so were the written ones alone,
+where torch refuses that; or all operands, the written ones too, are views for autograd. Or the surroundings differ:
+operands were made in inference mode, in which the call runs, those that are only read or all; the default dtype is
+float64; causal variants are of the implementation's own enum; torch is set to be deterministic, and to warn or raise
+where it cannot be, or to use three threads; a warning that a user would see is raised; operands require a gradient
+while anomalies are looked for."""
+OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, COLUMNS, ROWS, LEAVES, UPDATED, KEPT, VIEWS, FOREIGN
+SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT, ENTIRE, ALONE, ANOMALIES
+RECORDED = TRAINING, ANOMALIES
+"""The forms whose operands require a gradient while it is recorded, which an implementation may refuse."""
 SEEN = UserWarning, RuntimeWarning, FutureWarning
 """The warnings about a call that Python shows by default."""
 """``OPERANDS`` are the forms whose operands differ, ``SURROUNDINGS`` those whose settings do."""
@@ -45,13 +51,17 @@ def is_dressed(form):
 @contextlib.contextmanager
 def surroundings(form):
     """Set what a call of this form finds set, and restore it afterwards."""
-    modes = {PARAMETERS: torch.no_grad, UPDATED: torch.no_grad, INFERENCE: torch.inference_mode}
+    modes = {
+        **dict.fromkeys((PARAMETERS, UPDATED), torch.no_grad),
+        **dict.fromkeys((INFERENCE, ENTIRE), torch.inference_mode),
+        ANOMALIES: _anomaly_detection,
+    }
     before = torch.get_default_dtype(), torch.get_deterministic_debug_mode(), torch.get_num_threads()
     if form == WIDE:
         torch.set_default_dtype(torch.float64)
-    if form == DETERMINISTIC:
+    if form in (DETERMINISTIC, ALONE):
         # torch.use_deterministic_algorithms imports torch's compiler, which takes seconds.
-        torch.set_deterministic_debug_mode("warn")
+        torch.set_deterministic_debug_mode("warn" if form == DETERMINISTIC else "error")
     if form == THREADS:
         torch.set_num_threads(3)
     try:
@@ -65,10 +75,21 @@ def surroundings(form):
     finally:
         if form == WIDE:
             torch.set_default_dtype(before[0])
-        if form == DETERMINISTIC:
+        if form in (DETERMINISTIC, ALONE):
             torch.set_deterministic_debug_mode(before[1])
         if form == THREADS:
             torch.set_num_threads(before[2])
+
+
+@contextlib.contextmanager
+def _anomaly_detection():
+    """Let autograd note where each of its nodes was made, as torch.autograd.detect_anomaly does after a warning."""
+    before = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+    torch.set_anomaly_enabled(True)
+    try:
+        yield
+    finally:
+        torch.set_anomaly_enabled(*before)
 
 
 def own(function, value):
@@ -101,7 +122,7 @@ def dressed(form, operands, writes):
         ]
     if form == NEGATED:
         return [one if number in writes else negated(one) for number, one in enumerate(operands)]
-    if form == TRAINING:
+    if form in RECORDED:
         return [
             one.detach().requires_grad_() if one.is_floating_point() and number not in writes else one
             for number, one in enumerate(operands)
@@ -112,10 +133,21 @@ def dressed(form, operands, writes):
         return together(operands, writes, APART if form == TOGETHER else 0)
     if form in (COLUMNS, ROWS):
         return parts(operands, writes, form == COLUMNS)
-    if form in (INFERENCE, KEPT):
+    if form in (INFERENCE, KEPT, FOREIGN, ENTIRE):
+        # Whether operands that are only read are made anew, and whether written ones are.
+        made = {FOREIGN: (False, True), ENTIRE: (True, True)}.get(form, (True, False))
         with torch.inference_mode():
-            return [one if number in writes else _seen_anew(one) for number, one in enumerate(operands)]
+            return [_seen_anew(one) if made[number in writes] else one for number, one in enumerate(operands)]
+    if form == VIEWS:
+        return [_part(one) for one in operands]
     return list(operands)
+
+
+def _part(tensor):
+    """Return the tensor as a view of one that holds its whole storage."""
+    storage = tensor.untyped_storage()
+    whole = _empty(tensor).set_(storage, 0, (storage.nbytes() // tensor.itemsize,), (1,))
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _seen_anew(tensor):
@@ -219,6 +251,9 @@ def undressed(form, operands, given, value):
     """Return the result of a call in a form, with the plain operands in place of those that it was given, and take the
     form out of their storages."""
     for operand, one in zip(operands, given, strict=True):
+        if form == VIEWS and one._version != _part(operand)._version:
+            # The counter is that of the tensor of which it is a view.
+            torch.autograd.graph.increment_version(operand)
         if one.is_neg() and not operand.is_neg():
             _turn(operand)
         moved = one.untyped_storage()._cdata != operand.untyped_storage()._cdata and one.shape == operand.shape
@@ -242,9 +277,9 @@ def undressed(form, operands, given, value):
 
 def _plain(form, value):
     """Return a result without the traits of its form: what it knows of gradients, or its inference mode."""
-    if type(value) is torch.Tensor and form == TRAINING and value.requires_grad:
+    if type(value) is torch.Tensor and form in RECORDED and value.requires_grad:
         return value.detach()
-    if type(value) is torch.Tensor and form == INFERENCE and value.is_inference() and not value.is_neg():
+    if type(value) is torch.Tensor and form in (INFERENCE, ENTIRE) and value.is_inference() and not value.is_neg():
         return _seen_anew(value)
     return value
 

@@ -58,6 +58,11 @@ FORMS += (
     call_contexts.LEAVES,
     call_contexts.UPDATED,
     call_contexts.KEPT,
+    call_contexts.VIEWS,
+    call_contexts.FOREIGN,
+    call_contexts.ENTIRE,
+    call_contexts.ALONE,
+    call_contexts.ANOMALIES,
 )
 """The forms: optional arguments by position as far as torch takes them so; some positional arguments by name, in
 another order; optional arguments with their default values; NumPy numbers, also in tuples; factors and the like as
@@ -68,6 +73,7 @@ for them, as members of an enum of ints, or as 0-d tensors; True and False as 1 
 _ALIKE = (BY_NAME, NUMPY, TENSORS, ENUMS, call_contexts.TOGETHER, call_contexts.ADJACENT)
 _ALIKE += (call_contexts.COLUMNS, call_contexts.ROWS, call_contexts.KEPT)
 _ALIKE += (call_contexts.INFERENCE, call_contexts.DETERMINISTIC, call_contexts.THREADS, call_contexts.STRICT)
+_ALIKE += (call_contexts.VIEWS, call_contexts.ENTIRE)
 """The forms in which torch's result is that of the plain form."""
 MAY_BE_REFUSED = (AXES, DIM_TENSORS, FLAGS)
 """The forms that only some of torch's functions take as a matter of course: a TypeError is no failure."""
@@ -360,7 +366,14 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     call_contexts.INFERENCE: lambda case: True,
     # What is written has to be an ordinary tensor, and torch takes no other as an operand that is one with it.
     call_contexts.KEPT: lambda case: not specs.registry()[case.op].writes(case) and not is_tied(case),
+    # torch may resize an ``out``; of one of the right size ``checks.forms`` makes such calls.
+    call_contexts.ENTIRE: lambda case: "out" not in case.kwargs,
+    call_contexts.VIEWS: lambda case: "out" not in case.kwargs,
+    # torch refuses it, which ``checks.forms`` judges.
+    call_contexts.FOREIGN: lambda case: False,
     call_contexts.DETERMINISTIC: lambda case: True,
+    call_contexts.ALONE: lambda case: True,
+    call_contexts.ANOMALIES: _differentiable,
     call_contexts.THREADS: lambda case: True,
     # torch warns of an ``out`` that it resizes.
     call_contexts.STRICT: lambda case: "out" not in case.kwargs,

@@ -100,7 +100,7 @@ class Trial:
             return True
         if not isinstance(error, NotImplementedError) or self.refusal is not None:
             return False
-        return self.case.form in (call_contexts.NEGATED, call_contexts.TRAINING) or self.spec.left_out(self.call)
+        return self.case.form in (call_contexts.NEGATED, *call_contexts.RECORDED) or self.spec.left_out(self.call)
 
     def excused(self, finding: Finding, case: Case, check: str) -> Finding:
         """Return the finding; a known failure of torch itself becomes a deviation."""

@@ -22,11 +22,28 @@ from conformance.forms import is_torchs
 def out_argument(trial: Trial) -> Finding:
     """Check that ``out=`` of any size, dtype and strides, or of an input's memory, is taken or refused as by torch."""
     variants = derived_calls.outs(trial.case, trial.reference.value, trial.spec.outs)
+    found = [first(trial, "out_argument", variants)]
     plain = variants.get("out= of the right size")
-    if plain is not None and _is_recorded(trial):
-        forms = (call_contexts.TRAINING, call_contexts.LEAVES, call_contexts.UPDATED)
-        variants |= {f"out= with operands that are {form}": replace(plain, form=form) for form in forms}
-    return first(trial, "out_argument", variants)
+    # A trial that is not thorough makes a second call half of the time.
+    if plain is not None and not trial.case.form and (trial.thorough or cases.seed(trial.case) // 31 % 2):
+        dressed = {f"out= with operands that are {form}": replace(plain, form=form) for form in _written_forms(trial)}
+        found.append(first(trial, "out_argument", dressed, "out_argument of others"))
+    return _worst(found)
+
+
+def _written_forms(trial: Trial) -> list[str]:
+    """Return the forms in which an operand that is written is another kind of tensor than usual. torch refuses some."""
+    # A reference that is nobody's function says nothing of what is refused.
+    if not is_torchs(trial.case.op):
+        return [call_contexts.VIEWS]
+    recorded = [call_contexts.TRAINING, call_contexts.LEAVES, call_contexts.UPDATED]
+    # A composite function, as a random one is, refuses tensors of inference mode only where no mode watches it.
+    refused = [] if "distribution" in trial.spec.checks else [call_contexts.FOREIGN]
+    return [*(recorded if _is_recorded(trial) else ()), call_contexts.VIEWS, call_contexts.ENTIRE, *refused]
+
+
+def _worst(findings: Sequence[Finding]) -> Finding:
+    return max(findings, key=lambda one: (one.status == FAILED, one.status != PASSED))
 
 
 def inplace(trial: Trial) -> Finding:
@@ -34,9 +51,11 @@ def inplace(trial: Trial) -> Finding:
     deterministic, the bits of the call that is not in place, but for a zero's sign (torch's own relu has the other one)
     and the kind of NaN. Where gradients are recorded torch refuses to write a leaf that requires one."""
     changed = derived_calls.with_arguments(trial.case, inplace=True)
-    if _is_recorded(trial) and cases.seed(trial.case) // 31 % 2:
-        form = (call_contexts.LEAVES, call_contexts.UPDATED)[cases.seed(trial.case) // 62 % 2]
-        finding = _judge(trial, "inplace", f"in place, {form}", trial.derive(replace(changed, form=form)))
+    # A trial that is not thorough makes a second call half of the time.
+    if not trial.case.form and not entangled(trial.case) and (trial.thorough or cases.seed(trial.case) // 31 % 2):
+        written = [form for form in _written_forms(trial) if form != call_contexts.TRAINING]
+        dressed = {f"in place, {form}": replace(changed, form=form) for form in written}
+        finding = first(trial, "inplace", dressed, "inplace of others")
         if finding.status != PASSED:
             return finding
     derived = trial.derive(changed)
@@ -135,12 +154,15 @@ def has_numbers(trial: Trial) -> bool:
 # --- judging a call that follows from a case ---------------------------------------------------------------------
 
 
-def first(trial: Trial, name: str, variants: Variants) -> Finding:
-    """Return the first variant that fails; a trial that is not thorough tries one variant, in turn."""
+def first(trial: Trial, name: str, variants: Variants, among: str = "") -> Finding:
+    """Return the first variant that fails; a trial that is not thorough tries one variant, in turn.
+
+    :param among: The kind of choice, as of ``least_tried.choose``; empty: the name of the check.
+    """
     variants = {what: case for what, case in variants.items() if trial.spec.takes(case)}
     chosen: Iterable[tuple[str, Case]] = variants.items()
     if not trial.thorough and variants:
-        what = least_tried.choose(trial.case, name, [*variants], trial.tells)
+        what = least_tried.choose(trial.case, among or name, [*variants], trial.tells)
         chosen = [(what, variants[what])]
     found = (_judge(trial, name, what, trial.derive(case)) for what, case in chosen)
     kept = [finding for finding in found if finding.status != PASSED]
