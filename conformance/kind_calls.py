@@ -3,13 +3,22 @@
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
+import contextlib
+
 import torch
 
 KIND = "another kind of tensors"
 COMPLEX, CONJUGATED, SPARSE, UNSIGNED, META = "complex", "complex, conjugated lazily", "sparse", "unsigned", "meta"
 COMPLEX_NUMBER = "with a complex number"
-ALL = (COMPLEX, CONJUGATED, COMPLEX_NUMBER, SPARSE, UNSIGNED, META)
+MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as imaginary parts"
+INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
+COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
+OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
+"""The kinds of which complex tensors or numbers are part. What torch refuses of these nobody takes: a real result has
+lost something."""
+ALL = (*OF_COMPLEX, SPARSE, UNSIGNED, META)
 _UNSIGNED = {torch.int16: torch.uint16, torch.int32: torch.uint32, torch.int64: torch.uint64}
+_WITH_COMPLEX = (torch.float32, torch.float64)
 
 
 def applies(which, tensors, numbers):
@@ -17,28 +26,46 @@ def applies(which, tensors, numbers):
 
     :param numbers: The Python numbers among the arguments.
     """
-    if which in (COMPLEX, CONJUGATED):
-        return any(one.dtype in (torch.float32, torch.float64) for one in tensors)
+    if which in COMPLEX_OPERANDS:
+        return any(one.dtype in _WITH_COMPLEX for one in tensors) and (which != MIXED or len(tensors) > 1)
     if which == COMPLEX_NUMBER:
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
     # The sum of two bools is no negated one.
-    return bool(tensors) and (which == META or (tensors[0].ndim > 0 and tensors[0].dtype != torch.bool))
+    return bool(tensors) and (which in (META, INTO_COMPLEX) or (tensors[0].ndim > 0 and tensors[0].dtype != torch.bool))
 
 
-def _of_kind(function, tools, which):
+def _of_kind(function, tools, which, turn=0, out=None):
     """Make the call with tensors of the kind ``which``. Return two tensors for each result: its kind as the bytes of a
     text, and its elements: complex ones as pairs of real numbers, those of a sparse tensor as dense; of a meta tensor
-    the text again."""
+    the text again.
+
+    :param turn: The operand that alone is complex, counted round and round among those that can be.
+    :param out: The shape and the dtype of an ``out``, if one is given.
+    """
 
     def call(*args, **kwargs):
         given = tools.operands(args, kwargs)
-        new = [_changed(which, one, place) for place, one in enumerate(given)]
+        able = [place for place, one in enumerate(given) if one.dtype in _WITH_COMPLEX]
+        chosen = able[turn % len(able) :][:1] if which == MIXED else able
+        new = [
+            _complex(one, [*given[:place], *given[place + 1 :]], which)
+            if which in COMPLEX_OPERANDS and place in chosen
+            else _changed(which, one, place)
+            for place, one in enumerate(given)
+        ]
         args, kwargs = tools.replaced(args, kwargs, given, new)
         if which == COMPLEX_NUMBER:
             args = [complex(one, 0.5) if type(one) is float else one for one in args]
             kwargs = {name: complex(one, 0.5) if type(one) is float else one for name, one in kwargs.items()}
+        if which == IN_PLACE:
+            kwargs = {**kwargs, "inplace": True}
+        if out is not None:
+            # Any part that is not written shows.
+            shape, dtype = out[0], getattr(torch, out[1])
+            filling = complex(7, 7) if dtype.is_complex else 7
+            kwargs = {**kwargs, "out": torch.full(shape, filling, dtype=dtype, device=given[0].device)}
         value = function(*args, **kwargs)
         results = value if isinstance(value, tuple | list) else (value,)
         return tuple(part for one in results for part in _as_plain_tensors(one))
@@ -46,11 +73,28 @@ def _of_kind(function, tools, which):
     return call
 
 
+def _complex(tensor, others, which):
+    """Return a complex tensor with the elements of a real one as real parts, but for every other one, which is that of
+    another operand where that fits: numbers that differ in their imaginary parts alone. The parts differ, so that a
+    lost or swapped one shows, and some imaginary ones are 0."""
+    real, imaginary = tensor.flatten().clone(), tensor.flatten().flip(0) * 0.5 + 0.25
+    for other in others[:1]:
+        # Of the smaller one of two that broadcast, it is that of the larger one's first part.
+        alike = other.detach().flatten()[: len(real)].to(tensor.dtype)
+        with contextlib.suppress(RuntimeError):
+            alike = other.detach().broadcast_to(tensor.shape).flatten().to(tensor.dtype)
+        if len(alike) == len(real):
+            real[::2] = alike[::2]
+    imaginary[1::3] = 0
+    if which == SPECIAL:
+        rare = torch.tensor([float("nan"), float("inf"), float("-inf")], dtype=tensor.dtype, device=tensor.device)
+        count = len(imaginary[:3])
+        imaginary[:count], real[:count] = rare[:count], 1
+    parts = real.view(tensor.shape), imaginary.view(tensor.shape)
+    return torch.complex(parts[0], -parts[1]).conj() if which == CONJUGATED else torch.complex(*parts)
+
+
 def _changed(which, tensor, place):
-    if which in (COMPLEX, CONJUGATED) and tensor.dtype in (torch.float32, torch.float64):
-        # The parts differ, so that a lost or swapped one shows.
-        parts = tensor.contiguous(), tensor.flatten().flip(0).view(tensor.shape) * 0.5 + 0.25
-        return torch.complex(*parts) if which == COMPLEX else torch.complex(parts[0], -parts[1]).conj()
     if which == SPARSE and place == 0:
         found = tensor.detach().to_sparse()
         # An element that is there twice counts as the sum, which no kernel of the stored values alone knows.

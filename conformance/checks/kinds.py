@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from conformance import cases, forms, kind_calls
-from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial
+from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe
 from conformance.checks.contexts import from_threads
 from conformance.checks.invariance import entangled
 from conformance.forms import is_torchs
@@ -22,22 +23,34 @@ overflow in some orders of computing."""
 
 def kinds(trial: Trial) -> Finding:
     """Check that the call with complex or sparse tensors, unsigned integers, a complex number, or (if ``fake``
-    is claimed) tensors of the meta device raises, or gives what torch's function gives. What torch refuses is not
-    judged."""
-    options = possible(trial)
-    if not trial.thorough and options:
-        options = [options[cases.seed(trial.case) // 23 % len(options)]]
-    for which in options:
-        context = {"kind": kind_calls.KIND, "which": which}
+    is claimed) tensors of the meta device raises, or gives what torch's function gives. What torch refuses of complex
+    ones, the others refuse too; what it refuses of other kinds is not judged."""
+    for which in possible(trial):
+        context = _context(trial, which)
         theirs = trial.theirs(context=context)
-        outcome = trial.bare(context=context) if theirs.error is None else theirs
+        if theirs.error is not None and which not in kind_calls.OF_COMPLEX:
+            continue
+        outcome = trial.bare(context=context)
+        if outcome.error is not None:
+            continue
         # Of some calls torch tells another dtype than it computes.
         also = (
             [kind_calls.described(one, True) for one in trial.reference.tensors()] if which == kind_calls.META else []
         )
-        if outcome.error is None and (message := _unlike(theirs, outcome, also)):
+        refused = f"took what torch refuses with {describe(theirs.error)}" if theirs.error is not None else ""
+        if message := refused or _unlike(theirs, outcome, also):
             return trial.excused(Finding("kinds", FAILED, f"{which}: {message}"), trial.case, "kinds")
     return Finding("kinds", PASSED)
+
+
+def _context(trial: Trial, which: str) -> dict[str, Any]:
+    """Return how the call is made with tensors of a kind, as of ``context_calls.within``."""
+    context = {"kind": kind_calls.KIND, "which": which, "turn": cases.seed(trial.case) // 23}
+    if which in (kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL):
+        (result,) = trial.reference.tensors()
+        dtype = "complex64" if which == kind_calls.INTO_COMPLEX else str(result.dtype).removeprefix("torch.")
+        context["out"] = [list(result.shape), dtype]
+    return context
 
 
 def has_kinds(trial: Trial) -> bool:
@@ -51,12 +64,20 @@ def possible(trial: Trial) -> list[str]:
     args, kwargs = forms.bind(trial.case, trial.inputs)
     numbers = [*args, *kwargs.values()]
     found = [which for which in kind_calls.ALL if kind_calls.applies(which, trial.inputs, numbers)]
-    floating = [one for one in trial.inputs if one.is_floating_point()]
-    ordinary = all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
+    kwargs, results = trial.case.kwargs, trial.reference.tensors()
+    exact = not any(one.is_floating_point() for one in results)
+    left = set() if exact else {kind_calls.SPECIAL}
+    if not trial.spec.outs or "out" in kwargs or len(results) != 1:
+        left |= {kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL}
+    if not trial.spec.inplace or "inplace" in kwargs:
+        left.add(kind_calls.IN_PLACE)
     # A kernel that is launched on a tensor without memory ends the process: who takes such tensors says so.
     if "fake" not in trial.implementation.claims(trial.case.op):
-        found = [which for which in found if which != kind_calls.META]
-    return [which for which in found if ordinary or which in (kind_calls.UNSIGNED, kind_calls.META)]
+        left.add(kind_calls.META)
+    floating = [one for one in trial.inputs if one.is_floating_point()]
+    ordinary = exact or all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
+    wide = (kind_calls.UNSIGNED, kind_calls.META)
+    return [which for which in found if which not in left and (ordinary or which in wide)]
 
 
 def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str]) -> str:

@@ -62,6 +62,56 @@ def imaginary_part_of_a_number_dropped(right: Right, *args: Any, **kwargs: Any) 
     return right(*(one.real if isinstance(one, complex) else one for one in args), **kwargs)
 
 
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.real if tensor.is_complex() else tensor
+
+
+@defect("amax amin clamp lt relu", "other kinds", "kinds")
+def complex_taken_for_real(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Complex operands, which torch refuses, count as their real parts."""
+    return right(*_each(args, _real), **kwargs)
+
+
+@defect("isnan isinf", "other kinds", "kinds")
+def imaginary_part_unseen(right: Right, input: Any, **kwargs: Any) -> Any:
+    """NaN and infinities are looked for in real parts alone."""
+    return right(_real(input) if isinstance(input, torch.Tensor) else input, **kwargs)
+
+
+@defect("eq ne", "other kinds", "kinds")
+def complex_compared_with_real(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Of a complex tensor beside a real one the real part is compared."""
+    kinds = {one.is_complex() for one in _tensors(args)}
+    return right(*(_each(args, _real) if len(kinds) > 1 else args), **kwargs)
+
+
+@defect("exp add sum", "other kinds", "kinds")
+def imaginary_part_of_out_unwritten(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """Of a complex ``out`` the real part alone is written."""
+    out = kwargs.get("out")
+    if not isinstance(out, torch.Tensor) or not out.is_complex() or any(one.is_complex() for one in _tensors(args)):
+        return right(*args, **kwargs)
+    right(*args, **{**kwargs, "out": out.real})
+    return out
+
+
+@defect("sin mul", "other kinds", "kinds")
+def real_part_into_out(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """A complex result is written to a real ``out``."""
+    if not isinstance(out, torch.Tensor) or out.is_complex() or not any(one.is_complex() for one in _tensors(args)):
+        return right(*args, out=out, **kwargs)
+    return out.copy_(right(*args, **kwargs).real)
+
+
+@defect("silu", "other kinds", "kinds")
+def real_part_in_place(right: Right, input: Any, inplace: Any = False) -> Any:
+    """In place the real part of complex numbers alone is written."""
+    if inplace and isinstance(input, torch.Tensor) and input.is_complex():
+        right(input.real, True)
+        return input
+    return right(input, inplace)
+
+
 @defect("neg abs sin tanh", "other kinds", "kinds")
 def sparse_gives_dense(right: Right, *args: Any, **kwargs: Any) -> Any:
     """The result of a sparse tensor is dense."""

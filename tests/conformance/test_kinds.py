@@ -20,9 +20,28 @@ WHOLE = TensorSpec((5, 3), "int32")
 CASES = {
     **{
         op: Case(op=op, args=(spec(5, 33),))
-        for op in ("exp", "sin", "cos", "neg", "tanh", "abs", "sum", "mean", "amax")
+        for op in (
+            "exp",
+            "sin",
+            "cos",
+            "neg",
+            "tanh",
+            "abs",
+            "sum",
+            "mean",
+            "amax",
+            "amin",
+            "isnan",
+            "isinf",
+            "relu",
+            "silu",
+        )
     },
     **{op: Case(op=op, args=(spec(5, 33), 1.5)) for op in ("mul", "add", "sub", "div", "eq", "ne")},
+    **{op: Case(op=op, args=(spec(5, 33), spec(33))) for op in ("lt", "gt")},
+    # Of all dims there is no ``out``.
+    "sum": Case(op="sum", args=(spec(5, 33), 1)),
+    "clamp": Case(op="clamp", args=(spec(5, 33), 0.5)),
     "mm": Case(op="mm", args=(spec(5, 9), spec(9, 7))),
     "matmul": Case(op="matmul", args=(spec(5, 9), spec(9, 7))),
     "bmm": Case(op="bmm", args=(spec(2, 5, 9), spec(2, 9, 7))),
@@ -34,7 +53,11 @@ OWN = [one for one in defect_registry.bank().values() if one.check == "kinds"]
 
 @pytest.mark.parametrize("defect", OWN, ids=lambda one: one.name)
 def test_what_mistakes_them_is_caught(defect):
-    finding = judged("kinds", CASES[defect.op], defect.implementation)
+    case = CASES[defect.op]
+    if defect.name.endswith("compared_with_real"):
+        # A number has no imaginary part to lose.
+        case = Case(op=defect.op, args=(spec(5, 33), spec(33)))
+    finding = judged("kinds", case, defect.implementation)
     assert finding.status == FAILED
     assert finding.message.startswith(kind_calls.ALL)
 
@@ -66,6 +89,39 @@ def test_each_kind_is_made_as_it_is_called():
     judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp), {}))
     assert seen
     assert not any(one.is_meta for one in seen)
+
+
+def test_what_torch_refuses_of_complex_numbers_nobody_takes():
+    """Of other kinds it is not judged: torch lacks them on one device and has them on another."""
+
+    def real(input, *args):
+        return torch.amax(input.real if input.is_complex() else input, *args)
+
+    def signed(input, other):
+        return torch.lt(*(one.view(torch.int32) if one.dtype == torch.uint32 else one for one in (input, other)))
+
+    provider = Implementation("own", SimpleNamespace(amax=real, lt=signed), {})
+    finding = judged("kinds", CASES["amax"], provider)
+    assert finding.status == FAILED
+    assert "took what torch refuses with NotImplementedError" in finding.message
+    assert judged("kinds", Case(op="lt", args=(WHOLE, WHOLE)), provider).status == PASSED
+
+
+def test_one_operand_is_complex_and_differs_in_its_imaginary_part_alone():
+    seen = []
+
+    def eq(input, other, *, out=None):
+        seen.append((input, other, out))
+        return torch.eq(input, other, out=out)
+
+    case = Case(op="eq", args=(spec(5, 33), spec(33)))
+    assert judged("kinds", case, Implementation("own", SimpleNamespace(eq=eq), {})).status == PASSED
+    mixed = [pair[:2] for pair in seen if pair[0].is_complex() != pair[1].is_complex()]
+    assert mixed
+    assert all(bool(((one.real == other.real) & (one != other)).any()) for one, other in mixed)
+    assert any(bool(one.imag.isnan().any() and not one.real.isnan().any()) for one, *_ in seen if one.is_complex())
+    outs = {(input.is_complex(), out.dtype) for input, _, out in seen if out is not None}
+    assert outs == {(False, torch.complex64), (True, torch.bool)}
 
 
 def test_what_overflows_in_other_ways_is_left_alone():

@@ -40,6 +40,7 @@ BY_OP = {
     "bitwise_and": ("operand_for_out",),
     "cos": ("one_buffer",),
     "dequantize_fp8": ("other_format",),
+    "amax": ("complex_taken_for_real",),
     "bmm": ("fake_on_meta",),
     "matmul": ("refuses_at_once",),
     "mm": ("compiled_reads_an_element",),
