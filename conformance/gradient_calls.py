@@ -20,6 +20,20 @@ def plain(value, wanted, dout, _other=None, retain_graph=False):
     return torch.autograd.grad(value, wanted, dout, retain_graph=retain_graph, allow_unused=True)
 
 
+def to_be_written(operand, is_view):
+    """Return a tensor with the elements of an operand that depends on it, for a call to write in place, and the tensor
+    of which it is a part, as a gate is of what one product has given; None: of none."""
+    if not is_view:
+        return operand.clone(), None
+    base = torch.stack([operand, operand.detach()], -1)
+    return part_of(base), base
+
+
+def part_of(base):
+    """Return the part of a tensor that ``to_be_written`` returns."""
+    return base.select(-1, 0)
+
+
 def _twice(value, wanted, dout, _):
     """Return the gradients; the same again, from the same graph; and last those for ``STEEPER`` times ``dout``, which
     are asked for in between."""

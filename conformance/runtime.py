@@ -318,8 +318,9 @@ def _make(made, function, call, device, guard, offers, passed):
     before = None
     if wish is not None and wish["kind"] == "in place":
         # torch writes to no leaf.
-        args, kwargs = [args[0].clone(), *args[1:]], {**kwargs, "inplace": True}
-        before = args[0].grad_fn, args[0]._version
+        first, base = gradient_calls.to_be_written(args[0], wish["view"])
+        args, kwargs = [first, *args[1:]], {**kwargs, "inplace": True}
+        before = first.grad_fn if base is None else base.grad_fn, first._version, base
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
@@ -428,14 +429,19 @@ def _differentiated(made, given, wish, again, before):
     ``wish["settings"]``: what the user has set by then, as ``sequence_staging.applied`` takes it.
 
     :param again: Makes the call with other operands.
-    :param before: The node of the operand of a call in place, and its version, before that. If the call writes it, it
-        has another node after, or autograd does not know of the call.
+    :param before: The node of the operand of a call in place, its version, both before that, and the tensor of which it
+        is a view, whose node it is then; None: of none. If the call writes it, it has another node after, or autograd
+        does not know of the call.
     """
     value = made.value
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return value
-    if before is not None and value.grad_fn is before[0] and value._version != before[1]:
-        return value.detach()
+    if before is not None:
+        node, version, base = before
+        if (value if base is None else base).grad_fn is node and value._version != version:
+            return value.detach()
+        # What autograd knows of the whole, as who uses that finds it.
+        value = value if base is None else gradient_calls.part_of(base)
     result = value.detach()
     if wish["overwritten"] is not None:
         result = result.clone()

@@ -63,6 +63,8 @@ class Wish:
     """As ``wish["overwritten"]`` of ``runtime._differentiated``."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """One of ``SETTINGS``."""
+    view: bool = False
+    """Whether what is written in place is a view of another tensor that requires a gradient."""
 
     @property
     def twice(self) -> bool:
@@ -77,7 +79,7 @@ class Wish:
         """Return the request to the judged process."""
         dout = len(cases.operands(self.case))
         asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
-        return asked | {"settings": self.settings}
+        return asked | {"settings": self.settings, "view": self.view}
 
 
 def floating_operands(case: Case) -> list[int]:
@@ -100,7 +102,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         left_out += ("second order",)
     # Few calls are large, and what is wrong in one of its rows has to show.
     large = cases.elements(case) + result.numel() > MOST
-    kinds = [one for one in KINDS if one not in left_out]
+    # In place there are two ways.
+    kinds = [one for one in (*KINDS, "in place") if one not in left_out]
     kind = kind_of_large(case, result.numel()) if large else kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
@@ -115,7 +118,9 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         wanted = (wanted[:1] if seed // 89 % 3 == 0 else wanted, some)[seed // 3 % 2]
     settings = SETTINGS[seed // 37 % len(SETTINGS)]
     # What is changed does not follow from the kind, for which the seed is divided by 23.
-    return Wish(kind, asked, wanted, dout, changed[seed // (23 * len(KINDS)) % len(changed)], settings)
+    further = seed // (23 * len(KINDS))
+    view = kind == "in place" and bool(further % 2)
+    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, view)
 
 
 def kind_of_large(case: Case, results: int) -> str:
@@ -257,7 +262,7 @@ def told(way: Wish) -> str:
         "between": ", between calls with other contents, in another thread",
         "accumulated": ", added up in .grad",
         "second order": ", each times 1 plus the result, and theirs",
-        "in place": ", of the call in place",
+        "in place": f", of the call in place{', of a view' * way.view}",
         "shared": ", of a result to which another tensor is added",
         "negated": ", lazily negated",
     }

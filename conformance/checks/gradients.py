@@ -99,8 +99,9 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     inputs = way.inputs()
     outcome = trial.attempt(inputs=inputs, gradients=way.asked())
     if (missing := _missing(outcome)) is not None:
-        if outcome.error is None and _has_of_copies(trial, way, inputs):
-            return Finding("gradients", FAILED, f"there are none: {missing}, but that of contiguous copies does")
+        if outcome.error is None and (plainer := _has_of_plainer(trial, way, inputs)):
+            message = f"there are none: {missing}, but that {plainer} does; {told(way)}"
+            return Finding("gradients", FAILED, message)
         status = FAILED if CLAIM in trial.implementation.claims(trial.case.op) else UNCLAIMED
         return Finding("gradients", status, f"there are none: {missing}")
     message, worst = _wrong(trial, way, inputs, outcome)
@@ -122,14 +123,18 @@ def _missing(outcome: Outcome) -> str | None:
     return None
 
 
-def _has_of_copies(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
-    """Tell whether contiguous copies have the gradients that the operands lack. Nobody may lose them without a word
-    for the layout of an operand; an implementation that has none at all is not asked for them."""
-    if all(one.is_contiguous() for one in inputs[:-1]):
-        return False
+def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> str:
+    """Say which plainer call has the gradients that this one lacks: of contiguous copies, or not in place; empty: none.
+    Nobody may lose them without a word for the layout of an operand, or where it is written; an implementation that has
+    none at all is not asked for them."""
+    words = ["of contiguous copies"] * any(not one.is_contiguous() for one in inputs[:-1])
+    words += ["out of place"] * (way.kind == "in place")
+    if not words:
+        return ""
     copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
-    found = trial.attempt(inputs=copies, gradients=way.asked())
-    return found.error is None and found.reached == "backward"
+    kind = "contiguous" if way.kind == "in place" else way.kind
+    found = trial.attempt(inputs=copies, gradients=way.asked() | {"kind": kind})
+    return ", ".join(words) if found.error is None and found.reached == "backward" else ""
 
 
 def _wrong(

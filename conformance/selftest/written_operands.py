@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from conformance.selftest.defect_registry import defect
+from conformance.selftest.defect_registry import defect, plant
+from conformance.selftest.differentiable import differentiable
 
 Right = Callable[..., Any]
 
@@ -99,3 +100,26 @@ def refused_where_anomalies_are_looked_for(right: Right, *args: Any, **kwargs: A
     if recorded and torch.is_anomaly_enabled():
         raise RuntimeError("anomaly detection is left out")
     return right(*args, **kwargs)
+
+
+def _unrecorded(op: str, applies: Callable[[torch.Tensor], bool]) -> Right:
+    """Return the op with gradients, but for calls in place of operands to which ``applies``: these write where autograd
+    does not see it."""
+    function = differentiable(op)
+
+    def wrong(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("inplace") is not True or not applies(input):
+            return function(input, *args, **kwargs)
+        with torch.no_grad():
+            return function(input, *args, **kwargs)
+
+    return wrong
+
+
+for _op in ("silu", "relu", "rotary_position_embedding"):
+    _about = "a view is written in place where autograd does not see it"
+    _name = "gradient_lost_in_place_of_views"
+    plant(_op, _name, "gradients", "gradients", _unrecorded(_op, torch.Tensor._is_view), _about)
+    _about = "what is written in place is written where autograd does not see it"
+    _name = "gradient_lost_in_place"
+    plant(_op, _name, "gradients", "gradients", _unrecorded(_op, lambda input: not input.is_leaf), _about)

@@ -109,6 +109,52 @@ def test_defects(name, kind, message):
     assert message in finding.message
 
 
+def in_place(is_view):
+    """A call that is differentiated in place, of a view of another tensor or of none."""
+    result = runner.prepare(CASES["silu"], CPU).reference.value
+    for seed in range(2000):
+        found = replace(CASES["silu"], args=(replace(CASES["silu"].args[0], seed=seed),))
+        way = wish(found, result)
+        if (way.kind, way.view) == ("in place", is_view):
+            return found
+    raise AssertionError(is_view)
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_what_is_written_in_place_is_recorded(is_view):
+    names = {"silu_gradient_lost_in_place", "silu_gradient_lost_in_place_of_views"}
+    failed = {name for name in names if judged(in_place(is_view), BANK[name].implementation).status == FAILED}
+    assert failed == (names if is_view else {"silu_gradient_lost_in_place"})
+    message = judged(in_place(is_view), BANK["silu_gradient_lost_in_place"].implementation).message
+    assert "the result does not know its operands, but that out of place does" in message
+    for implementation in (load("torch"), load("ntops.torch")):
+        assert judged(in_place(is_view), implementation).status == PASSED
+
+
+def test_the_tensor_of_which_a_view_is_written_depends_on_it():
+    class Apart(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input):
+            ctx.save_for_backward(input)
+            return torch.nn.functional.silu(input)
+
+        @staticmethod
+        def backward(ctx, dout):
+            with torch.enable_grad():
+                input = ctx.saved_tensors[0].detach().requires_grad_()
+                return torch.autograd.grad(torch.nn.functional.silu(input), input, dout)
+
+    def silu(input, inplace=False):
+        result = Apart.apply(input)
+        if inplace:
+            # The right numbers and a right node, but the others in the memory do not know of it.
+            input.data.copy_(result.detach())
+        return result
+
+    finding = judged(in_place(True), Implementation("apart", SimpleNamespace(silu=silu), {}))
+    assert (finding.status, "of the call in place, of a view" in finding.message) == (FAILED, True)
+
+
 @pytest.mark.parametrize("layout", [Layout(steps=(1, 2)), Layout(padding=(0, 5), offset=1), Layout(order=(1, 0))])
 def test_operands_of_any_strides_are_changed_in_place(layout):
     first, *others = CASES["mul"].args

@@ -60,7 +60,7 @@ BY_OP = {
     "neg": ("gradient_minus_forgotten", "opcheck_no_fake"),
     "quantize_fp8": ("toward_zero",),
     "relu": ("refuses_in_place", "flag_compared", "gradient_passes_zero"),
-    "silu": ("rounds_in_place",),
+    "silu": ("rounds_in_place", "gradient_lost_in_place_of_views"),
     "sub": ("refuses_reduced", "transforms_counted_twice", "turned_matrix_beside_more"),
     "tanh": ("real_parts_alone",),
     "softmax": ("other_block_for_odd", "other_blocks_lose_the_tail", "x_for_input"),
