@@ -1,4 +1,4 @@
-"""Make a call with tensors of another kind: complex, sparse, unsigned, or on the meta device.
+"""Make a call with tensors of another kind: complex, sparse, unsigned, or on the meta device; or with such numbers.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -9,14 +9,19 @@ import torch
 
 KIND = "another kind of tensors"
 COMPLEX, CONJUGATED, SPARSE, UNSIGNED, META = "complex", "complex, conjugated lazily", "sparse", "unsigned", "meta"
-COMPLEX_NUMBER = "with a complex number"
+COMPLEX_NUMBER, BEYOND = "with a complex number", "with a whole number beyond 64 bits"
 MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as imaginary parts"
 INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
 COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
-"""The kinds of which complex tensors or numbers are part. What torch refuses of these nobody takes: a real result has
-lost something."""
-ALL = (*OF_COMPLEX, SPARSE, UNSIGNED, META)
+"""The kinds of which complex tensors or numbers are part."""
+ALL = (*OF_COMPLEX, BEYOND, SPARSE, UNSIGNED, META)
+REFUSED = (*OF_COMPLEX, BEYOND)
+"""The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
+_NUMBERS = {
+    COMPLEX_NUMBER: lambda number: complex(number, 0.5),
+    BEYOND: lambda number: -(1 << 70) if number < 0 else 1 << 70,
+}
 _UNSIGNED = {torch.int16: torch.uint16, torch.int32: torch.uint32, torch.int64: torch.uint64}
 _WITH_COMPLEX = (torch.float32, torch.float64)
 
@@ -28,7 +33,7 @@ def applies(which, tensors, numbers):
     """
     if which in COMPLEX_OPERANDS:
         return any(one.dtype in _WITH_COMPLEX for one in tensors) and (which != MIXED or len(tensors) > 1)
-    if which == COMPLEX_NUMBER:
+    if which in _NUMBERS:
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
@@ -56,9 +61,9 @@ def _of_kind(function, tools, which, turn=0, out=None):
             for place, one in enumerate(given)
         ]
         args, kwargs = tools.replaced(args, kwargs, given, new)
-        if which == COMPLEX_NUMBER:
-            args = [complex(one, 0.5) if type(one) is float else one for one in args]
-            kwargs = {name: complex(one, 0.5) if type(one) is float else one for name, one in kwargs.items()}
+        if number := _NUMBERS.get(which):
+            args = [number(one) if type(one) is float else one for one in args]
+            kwargs = {name: number(one) if type(one) is float else one for name, one in kwargs.items()}
         if which == IN_PLACE:
             kwargs = {**kwargs, "inplace": True}
         if out is not None:

@@ -323,7 +323,17 @@ def _variants(trial: Trial) -> Variants:
     if trial.case.form:
         return {}
     written = {form: replace(trial.case, form=form, digests=()) for form in forms.possible(trial.case)}
-    return written | _with_numbers(trial)
+    return written | _with_numbers(trial) | _of_numpy_beside_0d(trial.case)
+
+
+def _of_numpy_beside_0d(case: Case) -> Variants:
+    """Return the call of 0-d operands with NumPy scalars: who makes tensors of these gives them a dtype, which counts
+    beside such operands alone."""
+    read = [spec for spec in cases.operands(case) if spec.shape]
+    if entangled(case) or specs.registry()[case.op].writes(case) or not read or forms.NUMPY not in forms.possible(case):
+        return {}
+    changed = with_operands(case, lambda spec: replace(spec, shape=(), layout=CONTIGUOUS, specials=()))
+    return {f"{forms.NUMPY}, beside 0-d operands": replace(changed, form=forms.NUMPY, digests=())}
 
 
 FAR_NUMBERS = (65536.0, 2.0**-20, -131072.0, 2.0**20, 2.0**-30)

@@ -22,13 +22,13 @@ overflow in some orders of computing."""
 
 
 def kinds(trial: Trial) -> Finding:
-    """Check that the call with complex or sparse tensors, unsigned integers, a complex number, or (if ``fake``
-    is claimed) tensors of the meta device raises, or gives what torch's function gives. What torch refuses of complex
-    ones, the others refuse too; what it refuses of other kinds is not judged."""
+    """Check that the call with complex or sparse tensors, unsigned integers, a complex number, a whole number
+    beyond 64 bits, or (if ``fake`` is claimed) tensors of the meta device raises, or gives what torch's function gives.
+    What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not judged."""
     for which in possible(trial):
         context = _context(trial, which)
         theirs = trial.theirs(context=context)
-        if theirs.error is not None and which not in kind_calls.OF_COMPLEX:
+        if theirs.error is not None and which not in kind_calls.REFUSED:
             continue
         outcome = trial.bare(context=context)
         if outcome.error is not None:

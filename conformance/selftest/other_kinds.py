@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from conformance.selftest.contexts import Right
@@ -110,6 +111,22 @@ def real_part_in_place(right: Right, input: Any, inplace: Any = False) -> Any:
         right(input.real, True)
         return input
     return right(input, inplace)
+
+
+@defect("add mul pow clamp", "other kinds", "kinds")
+def whole_numbers_beyond_64_bits_as_floats(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A whole number that 64 bits do not hold, which torch refuses, counts as a float."""
+
+    def held(value: Any) -> Any:
+        return float(value) if type(value) is int and value.bit_length() > 64 else value
+
+    return right(*map(held, args), **{name: held(value) for name, value in kwargs.items()})
+
+
+@defect("add mul sub", "call form", "call_forms")
+def numbers_of_numpy_are_tensors(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A number of NumPy is made a 0-d tensor, whose dtype counts beside other 0-d tensors."""
+    return right(*(torch.as_tensor(one) if isinstance(one, np.generic) else one for one in args), **kwargs)
 
 
 @defect("neg abs sin tanh", "other kinds", "kinds")

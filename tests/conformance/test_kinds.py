@@ -37,7 +37,7 @@ CASES = {
             "silu",
         )
     },
-    **{op: Case(op=op, args=(spec(5, 33), 1.5)) for op in ("mul", "add", "sub", "div", "eq", "ne")},
+    **{op: Case(op=op, args=(spec(5, 33), 1.5)) for op in ("mul", "add", "sub", "div", "eq", "ne", "pow")},
     **{op: Case(op=op, args=(spec(5, 33), spec(33))) for op in ("lt", "gt")},
     # Of all dims there is no ``out``.
     "sum": Case(op="sum", args=(spec(5, 33), 1)),
