@@ -28,6 +28,17 @@ def check_out(out, dtype, device, exact_dtype=False):
         raise RuntimeError(f"argument 'out' is on {out.device}, but the operands are on {device}")
 
 
+def check_inference(tensor, name):
+    """Refuse to write a tensor that inference mode made outside of it.
+
+    :raises RuntimeError: Autograd could not know of the change.
+    """
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"argument '{name}' was made in inference mode, and may be written there alone; clone() it first"
+        )
+
+
 def check_written(tensor, name, shape=None):
     """Refuse to write a tensor of which several elements share one place in memory, or one that inference mode made
     outside of it.
@@ -35,10 +46,7 @@ def check_written(tensor, name, shape=None):
     :param shape: The shape to which it is resized first, where it has another one; ``None``: its own.
     :raises RuntimeError: A dim is expanded (stride 0), or autograd could not know of the change.
     """
-    if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            f"argument '{name}' was made in inference mode, and may be written there alone; clone() it first"
-        )
+    check_inference(tensor, name)
 
     if shape is not None and tensor.shape != shape:
         return

@@ -6,7 +6,7 @@ import torch
 from ntops.host.arguments import check_fits, check_operands, check_tensor
 from ntops.host.dim_order import contiguous_strides
 from ntops.host.elementwise import elementwise
-from ntops.host.output import resize_out
+from ntops.host.output import check_inference, resize_out
 from ntops.host.promotion import accumulate_dtype, result_dtype, rounded
 from ntops.kernels.pow import premake
 from ntops.launch.recorder import repeatable
@@ -77,6 +77,7 @@ def _ones(exponent, out):
     if out.device != exponent.device:
         raise RuntimeError(f"argument 'out' is on {out.device}, but argument 'exponent' is on {exponent.device}")
 
+    check_inference(out, "out")
     resize_out(out, exponent.shape, contiguous_strides(exponent.shape))
     return out.fill_(1)
 

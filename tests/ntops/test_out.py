@@ -1,9 +1,11 @@
 """``out=`` under torch's rules, each asked of torch in the same test."""
 
+import contextlib
 import warnings
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ntops
 
@@ -185,6 +187,21 @@ def test_what_inference_mode_made_is_written_there_alone(op):
     assert torch.equal(tensor, torch.ones_like(tensor))
     with torch.inference_mode():
         WRITES[op](ntops.torch, tensor)
+
+
+def test_powers_of_1_keep_what_inference_mode_made():
+    """They read nothing, so that torch takes any dtype and any overlap, but no such tensor: under a mode neither."""
+
+    class Nothing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    with torch.inference_mode():
+        out = torch.zeros(2, device=DEVICE)
+    for mode in (contextlib.nullcontext(), Nothing()):
+        with mode, pytest.raises(RuntimeError, match="inference mode"):
+            ntops.torch.pow(1.0, torch.ones(2, device=DEVICE), out=out)
+        assert torch.equal(out, torch.zeros_like(out))
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1)])
