@@ -66,6 +66,11 @@ def _of_a_half_type_and_a_number(case: Case) -> bool:
     return _of_a_half_type(case) and any(spec.shape == () for spec in specs(case))
 
 
+def _of_all_dims_kept(case: Case) -> bool:
+    dim = case.args[1] if len(case.args) > 1 else case.kwargs.get("dim")
+    return dim is None and bool(case.kwargs.get("keepdim")) and len(specs(case)[0].shape) > 1
+
+
 DEVIATIONS: tuple[Deviation, ...] = (
     Deviation(
         "fakes of an out= that is resized",
@@ -132,6 +137,15 @@ DEVIATIONS: tuple[Deviation, ...] = (
         devices=("cpu", "cuda"),
         applies=_of_a_half_type,
         case=Case(op="addmm", args=(tensor("float16", 5), tensor("float16", 4, 9), tensor("float16", 9, 5))),
+    ),
+    Deviation(
+        "batches of places among all elements",
+        "in a batch torch keeps one of the dims that it reduces, and else all of them",
+        ops=("argmax",),
+        checks=("vmap",),
+        devices=("cpu", "cuda"),
+        applies=_of_all_dims_kept,
+        case=Case(op="argmax", args=(tensor("float32", 1, 1), None), kwargs={"keepdim": True}),
     ),
     Deviation(
         "batches of thresholds without dims",
