@@ -16,7 +16,7 @@ from conformance.features import Features
 from conformance.ops import _cross_entropy as oracle
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _norms as norms
-from conformance.ops import _sizes
+from conformance.ops import _sizes, _words
 from conformance.ops._scenes import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
@@ -268,7 +268,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         case "none":
             args = (TensorSpec((), dtype), target)
         case "reduction":
-            kwargs["reduction"] = draw(st.sampled_from(("avg", "", "Mean", 1)))
+            kwargs["reduction"] = draw(_words.wrong(("none", "mean", "sum"), ("avg", 1)))
         case "smoothing":
             kwargs["label_smoothing"] = draw(st.sampled_from((1.5, 2, 100.0)))
         case "types":

@@ -16,7 +16,7 @@ from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
-from conformance.ops import _large, _models, _scenes, _sizes
+from conformance.ops import _large, _models, _scenes, _sizes, _words
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -130,7 +130,7 @@ def _elements(argument: Argument, operand: int, dtype: torch.dtype) -> torch.Ten
 @st.composite
 def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     small = tensors.tensors((3,), dtypes)
-    modes = st.sampled_from(("round", "", "Floor", "none", 3, True))
+    modes = _words.wrong(("floor", "trunc"), ("round", "none", 3, True))
     kinds = [
         elementwise.unbroadcastable(dtypes).map(lambda pair: elementwise.case("div", pair)),
         elementwise.numbers_into_out("div", dtypes),

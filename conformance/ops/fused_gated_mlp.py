@@ -23,7 +23,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_products as gradients
 from conformance.ops import _products as products
-from conformance.ops import _sizes, gelu
+from conformance.ops import _sizes, _words, gelu
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import shapes, tensors
@@ -139,7 +139,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
         case "type":
             operands[which] = draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES)))
         case "activation":
-            kwargs["activation"] = draw(st.sampled_from(("relu", "", "SiLU", "gelu_none", "tanh", "none")))
+            kwargs["activation"] = draw(_words.wrong((*ACTIVATIONS,), ("relu", "SiLU", "gelu_none", "tanh", "none")))
         case "activation type":
             kwargs["activation"] = draw(st.sampled_from((None, 1, True, (1, 2))))
         case "integer":

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from conformance import bounds, float_formats, semantics
 from conformance.cases import Case
-from conformance.ops import _activation, _unary
+from conformance.ops import _activation, _unary, _words
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients as gradients
 from conformance.spec import Call, Expected
@@ -56,7 +56,7 @@ FORMULAS = {"none": (by_erf, precise_by_erf), "tanh": (by_tanh, precise_by_tanh)
 
 
 def refused(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-    wrong = st.sampled_from(("x", "", "Tanh", "erf", 1, True, None))
+    wrong = _words.wrong(("none", "tanh"), ("erf", 1, True, None))
     small = tensors.tensors((3,), dtypes)
     return st.builds(lambda x, name: Case(op="gelu", args=(x,), kwargs={"approximate": name}), small, wrong)
 

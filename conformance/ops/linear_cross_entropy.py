@@ -17,7 +17,7 @@ from conformance.ops import _cross_entropy as losses
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _linear_cross_entropy as oracle
 from conformance.ops import _products as products
-from conformance.ops import _sizes, cross_entropy
+from conformance.ops import _sizes, _words, cross_entropy
 from conformance.ops._scenes import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
@@ -267,7 +267,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             other = draw(dtype_names.dtypes([name for name in dtype_names.FLOATING if name != dtype]))
             kwargs["weight"] = TensorSpec((5,), draw(st.sampled_from((other, "int64"))))
         case "reduction":
-            kwargs["reduction"] = drawn("avg", "", "Mean", 1)
+            kwargs["reduction"] = draw(_words.wrong(("none", "mean", "sum"), ("avg", 1)))
         case "smoothing":
             kwargs["label_smoothing"] = drawn(1.5, 2, 100.0)
         case "types":

@@ -17,7 +17,7 @@ from conformance import float_formats
 from conformance.cases import Argument, Case, DType, operands, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _fp8 as fp8
-from conformance.ops import _sizes
+from conformance.ops import _sizes, _words
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors
@@ -71,7 +71,7 @@ def refused(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
             formats = (DType("int8"), DType("float16"), DType("float8_e4m3fnuz"), "float8_e5m2", 8)
             return case(tensor, dtype=draw(st.sampled_from(formats)))
         case "granularity":
-            return case(tensor, granularity=draw(st.sampled_from(("rows", "column", ""))))
+            return case(tensor, granularity=draw(_words.wrong(fp8.GRANULARITIES, ("column",))))
         case "rows":
             return case(TensorSpec((), dtype), granularity=draw(st.sampled_from(("row", "block"))))
     return case(draw(st.sampled_from((2.0, *elementwise.WRONG_TYPES))))
