@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from conformance import corpus, coverage, journal, known_failures, metrics, sufficiency
+from conformance import corpus, coverage, interrupts, journal, known_failures, metrics, sufficiency
 from conformance import spec as specs
 from conformance.checks import CHECKS
 from conformance.coverage import Seen
@@ -47,17 +47,20 @@ class Collector:
                 self.tally.merge(msgspec.json.decode(str(value), type=list[Record]))
             elif name == "coverage":
                 self.tally.coverage.merge(msgspec.json.decode(str(value), type=list[Seen]))
+            elif name == journal.TAKEN:
+                journal.taken(self.options.save_to, str(value))
 
     # Last: by then the workers have ended.
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         options, self.session = self.options, session
         interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
-        for left in journal.recover(options.save_to, options.implementation):
+        # Reports that were on their way when the run was interrupted came to nobody.
+        for left in journal.recover(options.save_to, options.implementation, options.name):
             report = options.run().salvage(left, interrupted)
             self.tally.merge(report.tally.sorted(), report.tally.coverage.seen())
             if interrupted:
-                self.terminal.failures += report.failed
+                self.terminal.failures += known_failures.marked(report.failed, options.known)
             else:
                 self.killed.append("\n\n".join((f"worker {left.header.worker} was killed", *report.failures)))
         if options.makes_folder:
@@ -76,7 +79,7 @@ class Collector:
             )
         if interrupted:
             self.complaints.append("the run was interrupted: not all was judged that was asked for")
-            # A worker that is stopped in between saves a case and does not report it.
+            # A search that is interrupted between its failures has saved one, and reports those that its journal shows.
             told = "\n".join(failure.message for failure in self.terminal.failures)
             found = sorted({*options.save_to.glob("*.json")} - options.saved_before)
             self.complaints += [f"saved {path}" for path in found if path.stem not in told]
@@ -87,13 +90,24 @@ class Collector:
             return
         # A run of few cases leaves out much anyway.
         if options.settings.max_examples >= PROFILES["ci"].max_examples:
-            # The workers have ended by now.
-            processes = getattr(session.config.option, "numprocesses", None) or 1
-            self.coverage = self.tally.coverage.coverage(processes)
+            self._cover(session)
         if options.floor:
             self.low = coverage.below_floor(self.tally.coverage, self.coverage)
         if (self.killed or self.low or self.complaints) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _cover(self, session: pytest.Session) -> None:
+        """Count the coverage, unless the run is interrupted before that or meanwhile."""
+        # The workers have ended by now.
+        processes = getattr(session.config.option, "numprocesses", None) or 1
+        try:
+            interrupts.release()
+            self.coverage = self.tally.coverage.coverage(processes)
+        except KeyboardInterrupt:
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+            self.complaints.append("the run was interrupted: its coverage was not counted")
+        finally:
+            interrupts.hold()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         options, tally = self.options, self.tally

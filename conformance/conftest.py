@@ -111,9 +111,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give each worker of pytest-xdist the seed of the whole run; it judges in a child of its own."""
+    """Give each worker of pytest-xdist the name and the seed of the whole run; it judges in a child of its own."""
     options = node.config.stash[_OPTIONS]
-    node.workerinput["conformance_seed"] = options.seed
+    node.workerinput |= {"conformance_name": options.name, "conformance_seed": options.seed}
     options.child.close()
 
 
@@ -189,6 +189,23 @@ def pytest_runtest_logreport() -> Generator[None, None, None]:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_keyboard_interrupt() -> None:
+    # Until the end of ``pytest_sessionfinish``.
+    interrupts.hold()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
+    """End in order: an interrupt comes after the table and the metrics are written, and has no more to end."""
+    interrupts.hold()
+    try:
+        yield
+    finally:
+        if interrupts.came():
+            session.exitstatus = pytest.ExitCode.INTERRUPTED
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Judge some cases once more by a script after the last item of a process."""
     options = item.config.stash[_OPTIONS]
@@ -223,7 +240,7 @@ def run(pytestconfig: pytest.Config) -> Iterator[Run]:
         yield options.run()
         return
     worker = getattr(pytestconfig, "workerinput", {}).get("workerid", "main")
-    header = journal.Header(options.implementation, worker)
+    header = journal.Header(options.implementation, worker, options.name)
     with contextlib.closing(journal.Journal(options.save_to, header)) as written:
         yield options.run(written)
 

@@ -143,8 +143,9 @@ def keep_sequence(sequence: CallSequence, note: str, folder: Path) -> Path:
 
 
 def keep_left(left: Left, folder: Path) -> list[str]:
-    """Save the failing cases that a killed process left; return where, or why that failed."""
-    name, told = left.header.implementation, []
+    """Save the failing cases that a killed process left; return where, or why that failed. Those of an item that
+    ended are saved."""
+    name, told = left.header.implementation, [failure.title for failure in left.found.failed] if left.found else []
     for case, verdict in left.failing():
         if verdict.failure:
             try:

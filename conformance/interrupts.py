@@ -8,7 +8,8 @@ import time
 from types import FrameType
 
 PATIENCE = 3.0
-"""Seconds from the first SIGINT in which others are ignored: by then the table and the metrics are written."""
+"""Seconds from the first SIGINT in which others are ignored: by then pytest knows of it, and the suite holds others
+until the table and the metrics are written."""
 
 
 class Once:
@@ -48,6 +49,15 @@ def release() -> None:
     """End ``hold``. Raises KeyboardInterrupt if a signal came meanwhile."""
     if isinstance(handler := signal.getsignal(signal.SIGINT), Once):
         handler.release()
+
+
+def came() -> bool:
+    """End ``hold``. Tell whether a signal came meanwhile, and raise nothing for it."""
+    try:
+        release()
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def install() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import uuid
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -115,6 +116,8 @@ class Options:
         self.floor = self.profile == "ci" and not examples
         """Tell whether the coverage of an op that is judged whole has to reach its floor."""
         self.seed = _seed(config, self.profile)
+        self.name: str = getattr(config, "workerinput", {}).get("conformance_name") or uuid.uuid4().hex
+        """The name of the run, which its workers share."""
         self.shard: Shard | None = config.getoption("--shard")
         drawn_alike = config.getoption("--hypothesis-seed") is not None or PROFILES[self.profile].derandomize
         if self.shard is not None and not drawn_alike and not hasattr(config, "workerinput"):

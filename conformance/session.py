@@ -23,7 +23,6 @@ from conformance import (
     drawing,
     failure_causes,
     huge_calls,
-    interrupts,
     repro,
     runner,
     sequences,
@@ -132,23 +131,19 @@ class Run:
             return report
         if isinstance(case, CallSequence):
             return follow(case, path)
-        try:
-            # A case that failed for this user, or is of a model, is judged whole; quick runs judge those that come with
-            # the harness in part.
-            own = path.parent == self.save_to
-            whole = own or path.parent in self.workloads or self.settings.max_examples >= PROFILES["ci"].max_examples
-            verdict = self.judge(case, whole, search=f"saved/{corpus.name(path)}")
-            report.tally.add(case, verdict)
-            self.pool.take(case, verdict, own)
-            if verdict.failure:
-                report.failed.append(self.save(case, self._confirmed(case, verdict), path))
-            elif verdict.status == runner.NOT_PROVIDED:
-                report.skipped = f"not provided by {self.implementation.name}: {case.op}"
-            elif verdict.status == OUT_OF_MEMORY:
-                report.skipped = f"not judged: torch itself ran out of memory for this case of {case.op}"
-        except KeyboardInterrupt:
-            self._leave()
-            raise
+        # A case that failed for this user, or is of a model, is judged whole; quick runs judge those that come with
+        # the harness in part.
+        own = path.parent == self.save_to
+        whole = own or path.parent in self.workloads or self.settings.max_examples >= PROFILES["ci"].max_examples
+        verdict = self.judge(case, whole, search=f"saved/{corpus.name(path)}")
+        report.tally.add(case, verdict)
+        self.pool.take(case, verdict, own)
+        if verdict.failure:
+            report.failed.append(self.save(case, self._confirmed(case, verdict), path))
+        elif verdict.status == runner.NOT_PROVIDED:
+            report.skipped = f"not provided by {self.implementation.name}: {case.op}"
+        elif verdict.status == OUT_OF_MEMORY:
+            report.skipped = f"not judged: torch itself ran out of memory for this case of {case.op}"
         self._done(report)
         return report
 
@@ -188,7 +183,7 @@ class Run:
                 report.tally.coverage.searched(op, dtype)
             self._tell(search, op, dtype)
         except KeyboardInterrupt:
-            self._leave()
+            # Whoever ends the run reads the journal.
             raise
         except BaseException:
             # A fault of the harness; what was found before is saved.
@@ -260,6 +255,10 @@ class Run:
         """Count, save and report what a process left that was killed, or ``interrupted``. Nothing is judged here: it
         might kill this process."""
         report = Report()
+        if left.found is not None:
+            report.tally.merge(left.found.records, left.found.seen)
+            report.failed += left.found.failed
+            return report
         if interrupted:
             # The running case was not at fault.
             left.running = None
@@ -321,16 +320,8 @@ class Run:
         return verdict
 
     def _done(self, report: Report) -> None:
-        if self.journal is not None:
-            # Until the report of the item has arrived.
-            interrupts.hold()
-            self.journal.clear()
-            if trouble := self.journal.trouble():
-                report.failed.append(Failed(trouble))
-
-    def _leave(self) -> None:
-        if self.journal is not None:
-            self.journal.leave()
+        if self.journal is not None and (trouble := self.journal.trouble()):
+            report.failed.append(Failed(trouble))
 
     def _round(
         self,

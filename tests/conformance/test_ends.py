@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 from test_suite import QUICK, SUITE, _torch_is_whole, suite  # noqa: F401
 
-from conformance import case_files, corpus, interrupts, journal
+from conformance import case_files, cases, corpus, interrupts, journal
 from conformance.cases import Case
-from conformance.journal import Header, Journal
+from conformance.failure_causes import Failed
+from conformance.journal import Found, Header, Journal
+from conformance.metrics import Tally
+from conformance.runner import Verdict
 from conformance.worker import Child
 from strategies.specs import TensorSpec
 
@@ -156,9 +159,8 @@ def test_ctrl_c(tmp_path, workers):
     assert not (tmp_path / "failures" / journal.FOLDER).exists()
 
 
-INTERRUPTS = """
+REPORTED = """
 import os, pathlib, signal
-
 import pytest
 
 @pytest.hookimpl(tryfirst=True)
@@ -167,23 +169,147 @@ def pytest_runtest_logreport(report):
         pathlib.Path("pressed").touch()
         os.kill(os.getpid(), signal.SIGINT)
 """
+"""Once while a report is taken, or sent."""
+ON_ITS_WAY = """
+import os, pathlib, signal
+import xdist.dsession
+
+taken = xdist.dsession.DSession.worker_testreport
+
+def worker_testreport(self, node, rep):
+    if rep.when == "call":
+        pathlib.Path("pressed").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+    taken(self, node, rep)
+
+xdist.dsession.DSession.worker_testreport = worker_testreport
+"""
+"""Once while a report waits to be taken, which nobody does any more after that."""
+LATE = """
+import itertools, os, pathlib, signal, time
+import execnet.gateway_io
+import xdist.workermanage
+from conformance import journal
+
+noted, ended = itertools.count(), journal.Journal.end
+
+def end(self, verdict):
+    ended(self, verdict)
+    if next(noted) == 7:
+        pathlib.Path("pressed").touch()
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(1000)
+
+journal.Journal.end = end
+journal.GRACE = xdist.workermanage.NodeManager.EXIT_TIMEOUT = 0.1
+execnet.gateway_io.Popen2IOMaster.kill = lambda self: None
+"""
+"""Once while a worker judges, which does not end, and is not ended, while the run does."""
+AT_EACH_STEP = """
+import os, pathlib, signal
+import pytest
+from conformance import interrupts
+
+interrupts.PATIENCE = 0.0
+
+def press():
+    pathlib.Path("pressed").touch()
+    os.kill(os.getpid(), signal.SIGINT)
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report):
+    if report.when == "call":
+        press()
+
+@pytest.hookimpl(trylast=True)
+def pytest_keyboard_interrupt():
+    press()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    press()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_terminal_summary():
+    press()
+"""
+"""Again and again while the run ends, which takes longer than others are ignored for."""
+AT_THE_END = AT_EACH_STEP.replace('    if report.when == "call":\n        press()', "    pass")
+"""Not before all was judged."""
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_an_interrupt_loses_no_report(tmp_path, workers):
-    """With a worker, it comes to that while it sends the report."""
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "plugin"),
+    [
+        pytest.param("0", REPORTED, id="0-reported"),
+        # With a worker, it comes to that while it sends the report.
+        pytest.param("1", REPORTED, id="1-reported"),
+        pytest.param("1", ON_ITS_WAY, id="1-on_its_way"),
+        pytest.param("1", LATE, id="1-late"),
+        pytest.param("0", AT_EACH_STEP, id="0-at_each_step"),
+        pytest.param("1", AT_EACH_STEP, id="1-at_each_step"),
+        pytest.param("0", AT_THE_END, id="0-at_the_end"),
+    ],
+)
+def test_an_interrupt_loses_no_count(tmp_path, workers, plugin):
     (tmp_path / "interrupted.py").write_text(HANGS)
-    (tmp_path / "interrupts_reports.py").write_text(INTERRUPTS)
+    (tmp_path / "presses.py").write_text(plugin)
     command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "--device", "cpu", "-n", workers]
     command += ["--implementation", "interrupted", "--dtype", "float32", "--op", "abs", "--check", "values"]
-    command += ["--max-examples", "10", "-k", "test_legal", "-p", "interrupts_reports"]
+    command += ["--max-examples", "10", "-k", "test_legal", "-p", "presses", "--metrics", "m.json"]
     path = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}"
-    run = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=600
+    run = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+    try:
+        assert run.wait(timeout=600) == pytest.ExitCode.INTERRUPTED
+    finally:
+        # A late worker keeps the pipe open.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        said, _ = run.communicate()
     assert (tmp_path / "pressed").exists()
-    assert re.search(r"^abs +\d+ +\d+ +[1-9]", run.stdout, re.M), run.stdout
-    assert re.search(r"^saved failures/abs-", run.stdout, re.M), run.stdout
+    assert re.search(r"^abs +\d+ +\d+ +[1-9]", said, re.M), said
+    assert re.search(r"^saved failures/abs-", said, re.M), said
+    (record,) = json.loads((tmp_path / "m.json").read_text())["records"]
+    assert record["cases"] == record["passed"] + record["failed"] + record["refused"], "each is counted once"
+    assert record["failed"] == 1
+    assert not (tmp_path / "failures" / journal.FOLDER).exists()
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_an_item_found_stays_until_its_report_is_taken(tmp_path, monkeypatch, alive):
+    """Whoever ends the run gets it, also while the process that judges still runs."""
+    monkeypatch.setattr(journal, "GRACE", 0.0)
+    case, ours = Case(op="relu", args=(SMALL,)), Journal(tmp_path, Header("torch", "gw0", "this"))
+    tally = Tally()
+    tally.add(case, Verdict(cases.case_id(case), "relu", "passed"))
+    found = Found(tally.sorted(), tally.coverage.seen(), [Failed("wrong", "relu", "float32", "values")])
+    for number in range(3):
+        ours.begin(case)
+        ours.end(Verdict(cases.case_id(case), "relu", "passed"))
+        if number < 2:
+            name = ours.finish(found)
+        if number == 0:
+            journal.taken(tmp_path, name)
+    ours.begin(case)
+    if not alive:
+        ours.close()
+    assert not alive or journal.recover(tmp_path, "torch", "another") == []
+    ended, open_ = sorted(journal.recover(tmp_path, "torch", "this"), key=lambda left: left.found is None)
+    assert (ended.found, ended.judged, ended.running) == (found, [], None)
+    assert (open_.found, len(open_.judged), open_.running) == (None, 1, case)
+    assert not (tmp_path / journal.FOLDER).exists()
+    ours.close()
 
 
 def test_an_interrupt_that_is_held_comes_at_the_release():
