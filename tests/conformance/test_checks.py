@@ -12,13 +12,13 @@ import checks_defects
 import hypothesis
 import pytest
 import torch
+from searches import UntilOneFails
 
 from conformance import __main__ as command_line
 from conformance import repro, runner
 from conformance.checks import CHECKS, FAILED, RARE
 from conformance.implementations import load
 from conformance.profiles import PROFILES
-from conformance.session import Run
 
 CPU = torch.device("cpu")
 DERIVED = ("inplace", "layouts", "plain_operands", "out_argument", "aliasing", "special_values")
@@ -34,12 +34,13 @@ of contexts, which only who claims them can fail, or which see what others see i
 
 def search(name: str, folder: Path, examples: int, checks: Sequence[str]) -> dict[str, str]:
     """Return the failures of a planted defect, one for each check that sees it."""
-    planted, found = checks_defects.DEFECTS[name], {}
+    planted = checks_defects.DEFECTS[name]
     settings = hypothesis.settings(PROFILES["ci"], max_examples=examples)
-    run = Run(load(f"checks_defects:{name}"), CPU, planted.dtypes, checks, folder, settings, 0)
+    run = UntilOneFails(load(f"checks_defects:{name}"), CPU, planted.dtypes, checks, folder, settings, 0)
     for dtype in planted.dtypes:
         report = run.search(planted.op, dtype)
-        found |= {f.check: f for record in report.tally.sorted() for f in record.failures}
+        if found := {f.check: f for record in report.tally.sorted() for f in record.failures}:
+            break
     return found
 
 

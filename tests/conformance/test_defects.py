@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 import torch
+from searches import UntilOneFails
 
 from conformance import __main__ as command_line
 from conformance import case_files, cases, runner
@@ -36,7 +37,8 @@ WHERE = {
         *("softmax_masked_row_is_0", "mm_inner_tail_16", "mm_strides", "mm_empty_sum"),
     ),
     "float32 int32 int64": ("add_broadcast",),
-    "float16 bfloat16 float32 float64": ("add_promotes_0d",),
+    # The first of them shows it in a case that is soon shrunk.
+    "float32 float16 bfloat16 float64": ("add_promotes_0d",),
     "float16": ("relu_tail_32", "softmax_half_sum", "mm_half_accumulator"),
     "float64": ("div_through_single", "div_floor_truncates"),
     "int64": ("div_whole_through_float",),
@@ -64,7 +66,7 @@ def search(name: str, folder: Path) -> Report:
     dtypes = [dtype for dtype in where if dtype != "refused"]
     planted, ci = bank()[name], PROFILES["ci"]
     for examples in (ROUND, ci.max_examples):
-        run = Run(
+        run = UntilOneFails(
             implementation=load(f"{NAME}:{name}"),
             device=CPU,
             dtypes=dtypes,
@@ -140,7 +142,7 @@ def test_shrunk_to_the_simplest_case_of_a_lost_tail(tmp_path):
 def test_script_needs_torch_alone(tmp_path):
     """Run as its reader would: from another folder, in a process of its own, the default implementation found in the
     folder where it is run."""
-    run = Run(load("defects:nan_lost"), CPU, ("float32",), ("values",), tmp_path, PROFILES["ci"], 0)
+    run = UntilOneFails(load("defects:nan_lost"), CPU, ("float32",), ("values",), tmp_path, PROFILES["ci"], 0)
     report = run.search("relu", "float32")
     (script,) = tmp_path.glob("repro_*.py")
     assert any(str(script) in message for message in report.failures)
