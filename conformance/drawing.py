@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
 from hypothesis.strategies import SearchStrategy
+from hypothesis.strategies._internal import core
 
 T = TypeVar("T")
 
@@ -79,3 +80,22 @@ def _no_constants() -> object:
 
 _REPLACED = {"_get_local_constants": _no_constants, "CONSTANTS_CACHE": LRUCache(1024)}
 """These stand in for Hypothesis's own; versions of it that have other names read no constants, or otherwise."""
+
+
+@contextmanager
+def unread() -> Generator[None]:
+    """Define composite strategies without reading their functions' sources. Hypothesis parses each one, to warn of a
+    function that draws nothing: two thirds of the time in which a process imports all operators' strategies."""
+    if not hasattr(core, _READS):
+        yield
+        return
+    own = getattr(core, _READS)
+    setattr(core, _READS, lambda function: True)
+    try:
+        yield
+    finally:
+        setattr(core, _READS, own)
+
+
+_READS = "is_first_param_referenced_in_function"
+"""Versions of Hypothesis in which it has another name read the sources."""

@@ -18,7 +18,7 @@ import torch
 from hypothesis.strategies import SearchStrategy
 from torch.overrides import get_testing_overrides
 
-from conformance import cases, runtime
+from conformance import cases, drawing, runtime
 from conformance.cases import Case
 from conformance.features import Features, of_arguments
 
@@ -244,7 +244,8 @@ def registry() -> dict[str, OpSpec]:
         for module in pkgutil.iter_modules(conformance.ops.__path__)
         if not module.name.startswith("_")
     )
-    found = {module.SPEC.name: module.SPEC for module in modules}
+    with drawing.unread():
+        found = {module.SPEC.name: module.SPEC for module in modules}
     for entry in sorted(metadata.entry_points(group=GROUP)):
         _add(entry.value, found, f"entry point {entry.name!r} of {GROUP}")
     return found

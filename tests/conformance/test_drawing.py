@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture import providers
+from hypothesis.strategies._internal import core
 
 from conformance import drawing
 
@@ -59,6 +60,11 @@ def test_hypothesis_is_left_as_it_was():
         assert own == (providers._get_local_constants, providers.CONSTANTS_CACHE)
     assert len({cache for _, cache in seen} | {own[1]}) == 2
     assert all(not len(constants()) for constants, _ in seen)
+    reads = core.is_first_param_referenced_in_function
+    with contextlib.suppress(ValueError), drawing.unread():
+        assert core.is_first_param_referenced_in_function is not reads
+        raise ValueError
+    assert core.is_first_param_referenced_in_function is reads
 
 
 @pytest.mark.slow
