@@ -13,6 +13,10 @@ from sampled import commit, sampled
 _FOUND = dict.fromkeys((str(Path(__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _FOUND))
 
+# Images of containers often set this. Tests start hundreds of processes, and each would compile every module anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # How long an example takes depends on what else the machine does. ``test_load.py`` sees that no test says otherwise.
 # Explaining a failure means to trace what is called, and tests of shrinking have many failures.
 PHASES = [phase for phase in Phase if phase is not Phase.explain]

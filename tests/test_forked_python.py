@@ -11,7 +11,12 @@ PROGRAMS = {
     "status": ["-c", "import sys; print('out'); print('error', file=sys.stderr); sys.exit(3)"],
     "message": ["-c", "raise SystemExit('why')"],
     "exception": ["-c", "1 / 0"],
-    "arguments": ["-c", "import os, sys; print(sys.argv, sys.path[0], os.getcwd(), os.environ['GIVEN'])", "a", "b"],
+    "arguments": [
+        "-c",
+        "import os, sys; print(sys.argv, sys.path[0], os.getcwd(), os.environ['PYTEST_G'])",
+        "a",
+        "b",
+    ],
     "script": ["script.py", "a"],
     "module": ["-m", "script", "a"],
     "another": ["-c", f"import os; os.execv({sys.executable!r}, [{sys.executable!r}, 'script.py', 'a'])"],
@@ -22,7 +27,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("arguments", PROGRAMS.values(), ids=PROGRAMS)
 def test_as_if_it_were_started(arguments, tmp_path):
     (tmp_path / "script.py").write_text("import sys\nprint(__name__, sys.argv[1:], sys.path[0])\n")
-    command, env = [sys.executable, *arguments], {**os.environ, "GIVEN": "1"}
+    # Of a name that is not imported from, so that no other server is started for it.
+    command, env = [sys.executable, *arguments], {**os.environ, "PYTEST_G": "1"}
     started = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     forked = forked_python.run(command, cwd=tmp_path, env=env)
     assert (forked.returncode, forked.stdout) == (started.returncode, started.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -10,11 +11,13 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import crashing
+import forked_python
 import hanging
 import hypothesis
 import pytest
@@ -55,12 +58,12 @@ def run(child: Child, folder: Path, examples: int) -> Run:
     return Run(child.implementation, child.device, ("float32",), None, folder, settings, 0, child=child)
 
 
-def suite(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``pytest conformance`` as its user runs it, without the saved cases of the package."""
+def suite(folder: Path, *arguments: str, run: Callable[..., Any] = forked_python.run) -> Any:
+    """``pytest conformance`` as its user runs it, without the saved cases of the package; its status and its output."""
     command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), "-p", "no:cacheprovider", "--device", "cpu"]
     command += ["--corpus", str(folder), "--dtype", "float32", "--hypothesis-seed", "1", *arguments]
     path = f"{os.environ['PYTHONPATH']}{os.pathsep}{HERE}"
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    return run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path})
 
 
 @pytest.mark.slow
@@ -235,7 +238,9 @@ def test_workers_lose_nothing(tmp_path):
 @pytest.mark.slow
 def test_a_killed_worker_is_reported_with_its_case(tmp_path):
     arguments = ("-k", "test_legal", "--implementation", "crashing:kills_worker", "--max-examples", "3", "--op", "relu")
-    done = suite(tmp_path, "-n", "1", *arguments)
+    # What is killed is the parent of those that judge, which is to be no process of the tests'.
+    anew = functools.partial(subprocess.run, capture_output=True, text=True)
+    done = suite(tmp_path, "-n", "1", *arguments, run=anew)
     assert done.returncode == 1, done.stdout
     assert "processes that were killed while they judged" in done.stdout
     (path,) = tmp_path.glob("*.json")
@@ -244,7 +249,7 @@ def test_a_killed_worker_is_reported_with_its_case(tmp_path):
 
     # A run without workers dies as a whole; the next one finds what it left.
     path.unlink()
-    assert suite(tmp_path, *arguments).returncode == -signal.SIGKILL
+    assert suite(tmp_path, *arguments, run=anew).returncode == -signal.SIGKILL
     assert not list(tmp_path.glob("*.json"))
     done = suite(tmp_path, *arguments[:-1], "eq")
     assert done.returncode == 0, done.stdout

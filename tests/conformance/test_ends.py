@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked_python
 import pytest
 from test_suite import QUICK, SUITE, _torch_is_whole, suite  # noqa: F401
 
@@ -159,17 +160,6 @@ def test_ctrl_c(tmp_path, workers):
     assert not (tmp_path / "failures" / journal.FOLDER).exists()
 
 
-REPORTED = """
-import os, pathlib, signal
-import pytest
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report):
-    if report.when == "call" and not pathlib.Path("pressed").exists():
-        pathlib.Path("pressed").touch()
-        os.kill(os.getpid(), signal.SIGINT)
-"""
-"""Once while a report is taken, or sent."""
 ON_ITS_WAY = """
 import os, pathlib, signal
 import xdist.dsession
@@ -243,40 +233,26 @@ AT_THE_END = AT_EACH_STEP.replace('    if report.when == "call":\n        press(
 @pytest.mark.parametrize(
     ("workers", "plugin"),
     [
-        pytest.param("0", REPORTED, id="0-reported"),
-        # With a worker, it comes to that while it sends the report.
-        pytest.param("1", REPORTED, id="1-reported"),
         pytest.param("1", ON_ITS_WAY, id="1-on_its_way"),
         pytest.param("1", LATE, id="1-late"),
         pytest.param("0", AT_EACH_STEP, id="0-at_each_step"),
+        # With a worker, it comes to that while it sends the report.
         pytest.param("1", AT_EACH_STEP, id="1-at_each_step"),
         pytest.param("0", AT_THE_END, id="0-at_the_end"),
     ],
 )
 def test_an_interrupt_loses_no_count(tmp_path, workers, plugin):
     (tmp_path / "interrupted.py").write_text(HANGS)
-    (tmp_path / "presses.py").write_text(plugin)
+    # Shells have those ignore it that they run in the background, and what is ignored is inherited.
+    hears = "import signal\n\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    (tmp_path / "presses.py").write_text(hears + plugin)
     command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "--device", "cpu", "-n", workers]
     command += ["--implementation", "interrupted", "--dtype", "float32", "--op", "abs", "--check", "values"]
     command += ["--max-examples", "10", "-k", "test_legal", "-p", "presses", "--metrics", "m.json"]
     path = f"{os.environ['PYTHONPATH']}{os.pathsep}{tmp_path}"
-    run = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert run.wait(timeout=600) == pytest.ExitCode.INTERRUPTED
-    finally:
-        # A late worker keeps the pipe open.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-        said, _ = run.communicate()
+    done = forked_python.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    said = done.stdout
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, said + done.stderr
     assert (tmp_path / "pressed").exists()
     assert re.search(r"^abs +\d+ +\d+ +[1-9]", said, re.M), said
     assert re.search(r"^saved failures/abs-", said, re.M), said

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import forked_python
 import hanging
 import hypothesis.core
 import pytest
@@ -330,10 +330,9 @@ def test_workers_lose_nothing(tmp_path):
     for workers in ("0", "2"):
         folder = tmp_path / workers
         folder.mkdir()
-        # Each in a process of its own: what is drawn depends on the modules that there are.
         command = [sys.executable, "-m", "pytest", SUITE, "-n", workers, "-p", "no:cacheprovider", *options]
         command += ["--corpus", str(folder), "--implementation", planted]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+        done = forked_python.run(command, cwd=tmp_path, env=environment)
         assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
         found.append((done.stdout, json.loads((tmp_path / "m.json").read_text())["records"]))
     tables = [said.partition(f"conformance of {planted} on cpu")[2].splitlines()[1:4] for said, _ in found]
