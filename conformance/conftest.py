@@ -15,7 +15,18 @@ import hypothesis
 import msgspec
 import pytest
 
-from conformance import cases, corpus, interrupts, journal, known_failures, messages, runner, semantics, terminal
+from conformance import (
+    cases,
+    corpus,
+    forkserver,
+    interrupts,
+    journal,
+    known_failures,
+    messages,
+    runner,
+    semantics,
+    terminal,
+)
 from conformance.collector import Collector, op_of
 from conformance.failure_causes import Failed
 from conformance.implementations import DEFAULT, ImplementationError
@@ -74,6 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    forkserver.join(getattr(config, "workerinput", {}).get("conformance_servers", ()))
     # First, so that an unknown --hypothesis-profile is told here and not by an internal error of Hypothesis's plugin.
     options = config.stash[_OPTIONS] = Options(config)
     config.stash[_TALLY] = Tally()
@@ -111,9 +123,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give each worker of pytest-xdist the name and the seed of the whole run; it judges in a child of its own."""
+    """Give each worker of pytest-xdist the name and the seed of the whole run, and the servers that fork processes; it
+    judges in a child of its own."""
     options = node.config.stash[_OPTIONS]
     node.workerinput |= {"conformance_name": options.name, "conformance_seed": options.seed}
+    node.workerinput["conformance_servers"] = forkserver.share()
     options.child.close()
 
 

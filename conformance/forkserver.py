@@ -4,7 +4,7 @@ GPU, forked from a server that has made these imports and does nothing else.
 The server never calls torch, and imports nothing that is judged: it has no threads of torch's and no CUDA context,
 which would not survive a fork. Each process imports the implementation itself, in the environment of the time.
 
-The server of judged processes loads this file by its path: nothing of the harness is imported there.
+One file: the server of judged processes loads it by its path, and nothing else of the harness.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
@@ -40,8 +41,11 @@ JUDGE, JUDGED = "judge", "judged"
 """The programs: ``judge_main.main`` and ``runtime.main``."""
 _STATUS = struct.Struct("i")
 _LENGTH = struct.Struct("<I")
-_UNREAD = ("HOME", "USERPROFILE", "PY_COLORS")
-"""Variables that none of the imports reads, and that differ from one of our tests to the next; as does PYTEST_*."""
+_FORK, _LISTEN = b"\0", b"\1"
+"""What a server is asked: to fork, or to take requests from further sockets as well."""
+_UNREAD = ("HOME", "USERPROFILE", "PY_COLORS", "COLUMNS", "LINES")
+"""Variables that none of the imports reads, and that differ from one of our tests or workers to the next; as does
+PYTEST_*."""
 
 
 class Process(Protocol):
@@ -179,8 +183,7 @@ class _Server:
     """A handle of the process that forks."""
 
     def __init__(self, environment: Mapping[str, str], program: str) -> None:
-        self._program, self._read = program, _what_is_read(environment)
-        self._forked: weakref.WeakSet[_Forked] = weakref.WeakSet()
+        self._note(program, _what_is_read(environment))
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -191,6 +194,11 @@ class _Server:
                 start_new_session=True,
             )
 
+    def _note(self, program: str, read: Mapping[str, str]) -> None:
+        self._program, self._read = program, dict(read)
+        self._forked: weakref.WeakSet[_Forked] = weakref.WeakSet()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
     def command(self, descriptor: int) -> list[str]:
         """Return the command of the process, which is asked over the socket ``descriptor``."""
         return _command(f"processes.serve({descriptor}, {self._program!r})")
@@ -198,7 +206,22 @@ class _Server:
     def serves(self, environment: Mapping[str, str], program: str) -> bool:
         """Tell whether a process of the program that is started anew would find the same when it imports."""
         alike = self._program == program and self._read == _what_is_read(environment)
-        return alike and self._process.poll() is None
+        return alike and self.is_alive()
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def shared(self) -> tuple[str, dict[str, str], str]:
+        """Return what another process joins it by. Raises OSError."""
+        if self._folder is None:
+            # Nobody else may enter it.
+            folder = tempfile.TemporaryDirectory(prefix="ntops-")
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(f"{folder.name}/server")
+                listening.listen()
+                socket.send_fds(self._socket, [_LISTEN], [listening.fileno()])
+            self._folder = folder
+        return self._program, self._read, f"{self._folder.name}/server"
 
     def fork(self, environment: Mapping[str, str], printed: IO[bytes], descriptors: Sequence[int]) -> _Forked:
         status, keeper = socket.socketpair()
@@ -206,7 +229,7 @@ class _Server:
         place = json.dumps({"environment": {**environment}, "path": sys.path, "directory": os.getcwd()}).encode()
         # If the server is dead already, the status says so.
         with keeper, contextlib.suppress(ConnectionError):
-            socket.send_fds(self._socket, [b"\0"], [printed.fileno(), keeper.fileno(), *descriptors])
+            socket.send_fds(self._socket, [_FORK], [printed.fileno(), keeper.fileno(), *descriptors])
             status.sendall(_LENGTH.pack(len(place)) + place)
         self._forked.add(forked := _Forked(status))
         return forked
@@ -219,6 +242,22 @@ class _Server:
         """End the server, and with it what it has forked."""
         self._socket.close()
         self._process.wait()
+
+
+class _Joined(_Server):
+    """A handle of a server that another process has started, at the address of a socket. Raises OSError."""
+
+    def __init__(self, program: str, read: Mapping[str, str], address: str) -> None:
+        self._note(program, read)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(address)
+
+    def is_alive(self) -> bool:
+        # If it is not, what is forked says so.
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 _running: list[_Server] = []
@@ -243,6 +282,23 @@ def _server(environment: Mapping[str, str], program: str) -> _Server:
     return found
 
 
+def share() -> list[tuple[str, dict[str, str], str]]:
+    """Return what other processes of this machine ``join`` the servers of this one by."""
+    shared = []
+    for server in _running:
+        # The name of the folder may be too long.
+        with contextlib.suppress(OSError):
+            shared.append(server.shared())
+    return shared
+
+
+def join(shared: Iterable[tuple[str, dict[str, str], str]]) -> None:
+    """Use servers of another process, where they find what those of this one would."""
+    for one in shared:
+        with contextlib.suppress(OSError):
+            _running.append(_Joined(*one))
+
+
 @atexit.register
 def _close() -> None:
     while _running:
@@ -257,28 +313,47 @@ def _what_is_read(environment: Mapping[str, str]) -> dict[str, str]:
 
 def serve(descriptor: int, program: str) -> None:
     """Run the server: fork for each byte that comes over the socket ``descriptor``, until its other end is closed. With
-    the byte come the file that the process prints to, its keeper's socket, and its own descriptors."""
+    the byte come the file that the process prints to, its keeper's socket, and its own descriptors; or a socket over
+    which others ask, too."""
     main = _main(program)
     # Imported objects stay: the collector does not visit them, which would copy their pages.
     gc.collect()
     gc.freeze()
     # Keepers are not waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    asked = socket.socket(fileno=descriptor)
+    asked, listening = [socket.socket(fileno=descriptor)], list[socket.socket]()
     while True:
-        _, descriptors, _, _ = socket.recv_fds(asked, 1, 8)
-        if not descriptors:
+        for one in select.select([*asked, *listening], (), ())[0]:
+            if one in listening:
+                asked.append(one.accept()[0])
+            else:
+                _serve(one, asked, listening, main)
+
+
+def _serve(
+    link: socket.socket, asked: list[socket.socket], listening: list[socket.socket], main: Callable[..., object]
+) -> None:
+    """Do what is asked on one of the sockets ``asked``, the first of which is the owner's."""
+    what, descriptors, _, _ = socket.recv_fds(link, 1, 8)
+    if what == _LISTEN:
+        listening.append(socket.socket(fileno=descriptors[0]))
+        return
+    if not descriptors:
+        if link is asked[0]:
             os._exit(0)
-        if not os.fork():
-            asked.close()
-            _keep(main, *descriptors)
-        for one in descriptors:
-            os.close(one)
+        asked.remove(link)
+        link.close()
+    elif not os.fork():
+        for other in (*asked, *listening):
+            other.close()
+        _keep(main, *descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _keep(main: Callable[..., object], printed: int, status: int, *descriptors: int) -> None:
     """Fork the child, and send how it ends: this process does not import, judge or print, so that nothing of it can end
-    it. It dies with the server, and the child with it."""
+    it. It dies with the server, and the child with it, which also ends when who asked for it is gone."""
     dies_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with contextlib.suppress(ConnectionError), socket.socket(fileno=status) as told:
@@ -294,6 +369,10 @@ def _keep(main: Callable[..., object], printed: int, status: int, *descriptors: 
         for one in (printed, *descriptors):
             os.close(one)
         told.send(_STATUS.pack(child))
+        if hasattr(os, "pidfd_open"):
+            end = os.pidfd_open(child)
+            if end not in select.select([told, end], (), ())[0]:
+                os.kill(child, signal.SIGKILL)
         ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         told.send(_STATUS.pack(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status))

@@ -160,6 +160,11 @@ def test_ctrl_c(tmp_path, workers):
     assert not (tmp_path / "failures" / journal.FOLDER).exists()
 
 
+HEARS = """
+import signal
+# Shells have those ignore it that they run in the background, and what is ignored is inherited.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
 ON_ITS_WAY = """
 import os, pathlib, signal
 import xdist.dsession
@@ -243,9 +248,7 @@ AT_THE_END = AT_EACH_STEP.replace('    if report.when == "call":\n        press(
 )
 def test_an_interrupt_loses_no_count(tmp_path, workers, plugin):
     (tmp_path / "interrupted.py").write_text(HANGS)
-    # Shells have those ignore it that they run in the background, and what is ignored is inherited.
-    hears = "import signal\n\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    (tmp_path / "presses.py").write_text(hears + plugin)
+    (tmp_path / "presses.py").write_text(HEARS + plugin)
     command = [sys.executable, "-m", "pytest", SUITE, "-p", "no:cacheprovider", "--device", "cpu", "-n", workers]
     command += ["--implementation", "interrupted", "--dtype", "float32", "--op", "abs", "--check", "values"]
     command += ["--max-examples", "10", "-k", "test_legal", "-p", "presses", "--metrics", "m.json"]

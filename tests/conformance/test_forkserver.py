@@ -99,3 +99,26 @@ def test_a_server_that_cannot_import_is_told(monkeypatch, capfd):
         child.ready()
     assert "no such module" in capfd.readouterr().err
     forkserver._close()
+
+
+@pytest.mark.usefixtures("forked")
+def test_another_process_joins_a_server_and_what_it_asked_for_ends_with_it(monkeypatch):
+    """As workers do. That ends too where it would not notice, in native code; the server stays."""
+    environment = _environment()
+    server = forkserver._server(environment, forkserver.JUDGED)
+    shared = forkserver.share()
+    assert forkserver.share() == shared
+    monkeypatch.setattr(forkserver, "_running", [])
+    forkserver.join([*shared, (forkserver.JUDGED, {}, "/no/such/server")])
+    joined = forkserver._server(environment, forkserver.JUDGED)
+    assert isinstance(joined, forkserver._Joined)
+    ours, theirs = socket.socketpair()
+    with ours, tempfile.TemporaryFile() as printed:
+        with theirs:
+            process = forkserver.start(forkserver.JUDGED, environment, printed, [theirs.fileno()])
+        assert process.pid
+        # As the system does when the process that asked is killed.
+        process._status.close()
+        assert ours.recv(1) == b""
+    forkserver._close()
+    assert server.is_alive()

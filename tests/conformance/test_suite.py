@@ -319,26 +319,37 @@ def test_faults_of_the_harness_are_not_failures_of_the_implementation(suite, pyt
     assert not (pytester.path / "failures").exists()
 
 
+SERVERS = """
+import pathlib
+from conformance import forkserver
+
+def pytest_unconfigure():
+    pathlib.Path("servers").open("a").write("".join(type(server).__name__ for server in forkserver._running))
+"""
+
+
 @pytest.mark.slow
 def test_workers_lose_nothing(tmp_path):
-    """Workers of pytest-xdist count the same as one process."""
+    """Workers of pytest-xdist count the same as one process, and share what forks processes."""
     options = ("--op", "relu", "--op", "eq", "--dtype", "float16", "--dtype", "int8", "--max-examples", "15")
     options += ("--check", "values", "--hypothesis-seed", "1", "--device", "cpu", "--metrics", "m.json")
     planted = "conformance.selftest.planted:eq_nan_equals_nan"
-    environment = {**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{Path(__file__).parent}"}
+    path = (os.environ["PYTHONPATH"], str(Path(__file__).parent), str(tmp_path))
+    (tmp_path / "servers.py").write_text(SERVERS)
     found = []
     for workers in ("0", "2"):
         folder = tmp_path / workers
         folder.mkdir()
         command = [sys.executable, "-m", "pytest", SUITE, "-n", workers, "-p", "no:cacheprovider", *options]
-        command += ["--corpus", str(folder), "--implementation", planted]
-        done = forked_python.run(command, cwd=tmp_path, env=environment)
+        command += ["--corpus", str(folder), "--implementation", planted, "-p", "servers"]
+        done = forked_python.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)})
         assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
         found.append((done.stdout, json.loads((tmp_path / "m.json").read_text())["records"]))
     tables = [said.partition(f"conformance of {planted} on cpu")[2].splitlines()[1:4] for said, _ in found]
     assert tables[0] == tables[1]
     assert [row.split()[0] for row in tables[0]] == ["op", "eq", "relu"]
     assert found[0][1] == found[1][1]
+    assert forkserver._gpu() or (tmp_path / "servers").read_text().count("_Joined") == 4
 
 
 @pytest.mark.slow
