@@ -8,14 +8,15 @@ import contextlib
 import torch
 
 KIND = "another kind of tensors"
-COMPLEX, CONJUGATED, SPARSE, UNSIGNED, META = "complex", "complex, conjugated lazily", "sparse", "unsigned", "meta"
+COMPLEX, CONJUGATED, UNSIGNED, META = "complex", "complex, conjugated lazily", "unsigned", "meta"
+SPARSE, SPARSE_SECOND = "sparse", "the second operand sparse"
 COMPLEX_NUMBER, BEYOND = "with a complex number", "with a whole number beyond 64 bits"
 MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as imaginary parts"
 INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
 COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
 """The kinds of which complex tensors or numbers are part."""
-ALL = (*OF_COMPLEX, BEYOND, SPARSE, UNSIGNED, META)
+ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, META)
 REFUSED = (*OF_COMPLEX, BEYOND)
 """The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
 _NUMBERS = {
@@ -23,6 +24,8 @@ _NUMBERS = {
     BEYOND: lambda number: -(1 << 70) if number < 0 else 1 << 70,
 }
 _UNSIGNED = {torch.int16: torch.uint16, torch.int32: torch.uint32, torch.int64: torch.uint64}
+_SPARSE = {SPARSE: 0, SPARSE_SECOND: 1}
+"""The operand that is sparse."""
 _WITH_COMPLEX = (torch.float32, torch.float64)
 
 
@@ -37,8 +40,11 @@ def applies(which, tensors, numbers):
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
+    place = _SPARSE.get(which, 0)
+    if len(tensors) <= place:
+        return False
     # The sum of two bools is no negated one.
-    return bool(tensors) and (which in (META, INTO_COMPLEX) or (tensors[0].ndim > 0 and tensors[0].dtype != torch.bool))
+    return which in (META, INTO_COMPLEX) or (tensors[place].ndim > 0 and tensors[place].dtype != torch.bool)
 
 
 def _of_kind(function, tools, which, turn=0, out=None):
@@ -100,7 +106,7 @@ def _complex(tensor, others, which):
 
 
 def _changed(which, tensor, place):
-    if which == SPARSE and place == 0:
+    if _SPARSE.get(which) == place:
         found = tensor.detach().to_sparse()
         # An element that is there twice counts as the sum, which no kernel of the stored values alone knows.
         twice = torch.cat([found.indices(), found.indices()], 1), torch.cat([found.values() * 2, -found.values()])

@@ -74,6 +74,20 @@ def ends_left_out(step: Step) -> Gradients:
     return step.changed(found, 0, lambda one: one * same if one.shape == same.shape else one)
 
 
+@backward("clamp", "formula")
+def within_by_a_product(step: Step) -> Gradients:
+    """What lies between is told by the sign of (x - min) * (max - x): NaN at a bound beside an infinite one."""
+    found, x = step.gradients(), step.operands[0].double()
+    low, high = (
+        step.args[place] if place < len(step.args) else step.kwargs.get(name)
+        for place, name in ((1, "min"), (2, "max"))
+    )
+    if not isinstance(low, float) or not isinstance(high, float) or low > high:
+        return found
+    within = (x - low) * (high - x) >= 0
+    return step.changed(found, 0, lambda one: one * within if one.shape == within.shape else one)
+
+
 @backward("clamp", "needs")
 def bounds_without_gradient(step: Step) -> Gradients:
     found = step.gradients()

@@ -63,6 +63,22 @@ def imaginary_part_of_a_number_dropped(right: Right, *args: Any, **kwargs: Any) 
     return right(*(one.real if isinstance(one, complex) else one for one in args), **kwargs)
 
 
+@defect("add sub", "other kinds", "kinds")
+def of_sparse_operands_the_last_stored(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A sparse second operand is scattered: of elements that are stored twice one counts."""
+
+    def dense(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.sparse_coo:
+            return tensor
+        found = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        found[tuple(tensor._indices())] = tensor._values()
+        return found
+
+    tensors = _tensors(args)
+    beside = len(tensors) > 1 and tensors[0].layout is torch.strided
+    return right(*(_each(args, dense) if beside else args), **kwargs)
+
+
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.real if tensor.is_complex() else tensor
 
