@@ -32,11 +32,11 @@ where it cannot be, or to use three threads; a warning that a user would see is 
 while anomalies are looked for."""
 OPERANDS = PARAMETERS, NEGATED, TRAINING, TOGETHER, ADJACENT, COLUMNS, ROWS, LEAVES, UPDATED, KEPT, VIEWS, FOREIGN
 SURROUNDINGS = WIDE, INFERENCE, DETERMINISTIC, THREADS, STRICT, ENTIRE, ALONE, ANOMALIES
+"""``OPERANDS`` are the forms whose operands differ, ``SURROUNDINGS`` those whose settings do."""
 RECORDED = TRAINING, ANOMALIES
 """The forms whose operands require a gradient while it is recorded, which an implementation may refuse."""
 SEEN = UserWarning, RuntimeWarning, FutureWarning
 """The warnings about a call that Python shows by default."""
-"""``OPERANDS`` are the forms whose operands differ, ``SURROUNDINGS`` those whose settings do."""
 APART = 48
 """Bytes between operands that lie in one storage."""
 

@@ -42,7 +42,7 @@ JUDGE, JUDGED = "judge", "judged"
 _STATUS = struct.Struct("i")
 _LENGTH = struct.Struct("<I")
 _FORK, _LISTEN = b"\0", b"\1"
-"""What a server is asked: to fork, or to take requests from further sockets as well."""
+"""The requests to a server: to fork, and to take requests from further sockets as well."""
 _UNREAD = ("HOME", "USERPROFILE", "PY_COLORS", "COLUMNS", "LINES")
 """Variables that none of the imports reads, and that differ from one of our tests or workers to the next; as does
 PYTEST_*."""

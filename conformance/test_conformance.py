@@ -49,7 +49,7 @@ def _report(run: Run, judge: Callable[[], Report], record_property: Record) -> N
         # Whoever ends the run reads the journal.
         raise
     except BaseException:
-        # A fault of the harness.
+        # A fault of the harness, of whatever kind, is raised on: the item makes no report.
         if run.journal is not None:
             run.journal.forget()
         raise

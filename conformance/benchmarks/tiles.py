@@ -22,7 +22,7 @@ import torch
 import ntops.torch
 from conformance import cases
 from conformance.benchmarks import _sampled
-from ntops.host import mm_hopper, product_configs
+from ntops.host import mm_hopper, product_configs, split_k
 from ntops.launch import config_selection
 from strategies import layouts
 
@@ -66,7 +66,7 @@ def configurations(product: Product, multiprocessors: int) -> Iterator[product_c
             continue
         tiles = -(-m // rows) * -(-n // columns)
         for parts in (1, *mm_hopper.SPLITS):
-            fit = not batch and mm_hopper.has_parts(k, parts) and k // parts >= FEWEST_TERMS
+            fit = not batch and split_k.has_parts(k, parts) and k // parts >= FEWEST_TERMS
             if parts == 1 or (fit and tiles * parts <= multiprocessors):
                 yield product_configs.Options(*tile, splits=parts, form=product_configs.HOPPER)
 

@@ -64,7 +64,7 @@ class Wish:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """One of ``SETTINGS``."""
     view: bool = False
-    """Whether what is written in place is a view of another tensor that requires a gradient."""
+    """Tells whether what is written in place is a view of another tensor that requires a gradient."""
 
     @property
     def twice(self) -> bool:

@@ -35,4 +35,4 @@ def wrong(legal: Sequence[str], others: Sequence[Argument]) -> st.SearchStrategy
         )
     ]
     words = [word for word in dict.fromkeys((*near, "")) if word not in legal]
-    return st.one_of(st.sampled_from(words), st.sampled_from((*others, "")))
+    return st.one_of(st.sampled_from(words), st.sampled_from(others))

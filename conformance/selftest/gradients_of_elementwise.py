@@ -76,7 +76,7 @@ def ends_left_out(step: Step) -> Gradients:
 
 @backward("clamp", "formula")
 def within_by_a_product(step: Step) -> Gradients:
-    """What lies between is told by the sign of (x - min) * (max - x): NaN at a bound beside an infinite one."""
+    """The sign of (x - min) * (max - x) tells what lies between: it is NaN at a bound beside an infinite one."""
     found, x = step.gradients(), step.operands[0].double()
     low, high = (
         step.args[place] if place < len(step.args) else step.kwargs.get(name)

@@ -6,7 +6,7 @@ import functools
 import torch
 
 from ntops._runtime import INTERPRETED
-from ntops.host import matrix_copy
+from ntops.host import matrix_copy, split_k
 from ntops.launch import config_selection, recorder
 from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 
@@ -134,9 +134,8 @@ def fastest(m, n, k, dtype, multiprocessors, batch=0):
         multiplied, stored = known(dtype)[tile]
         # Rows and columns beyond the end are not read.
         read = (min(block_m, m) + min(block_n, n)) * itemsize / rates.read
-        turn = (part(k, splits) if splits > 1 else k) * max(read, block_m * block_n / multiplied) + stored * (
-            2 if splits > 1 else 1
-        )
+        stores = stored * (2 if splits > 1 else 1)
+        turn = split_k.part(k, splits) * max(read, block_m * block_n / multiplied) + stores
         whole, rest = divmod(tiles * splits, multiprocessors)
 
         # The programs of a wave share the memory bandwidth; the last wave may have few.
@@ -154,23 +153,11 @@ def fastest(m, n, k, dtype, multiprocessors, batch=0):
         tiles = products * -(-m // one[0]) * -(-n // one[1])
         # Each part has enough terms to be worth a program.
         most = 1 if batch else min(multiprocessors // tiles, k // 512)
-        possible = (splits for splits in SPLITS if splits <= most and has_parts(k, splits))
+        possible = (splits for splits in SPLITS if splits <= most and split_k.has_parts(k, splits))
         found += [(nanoseconds(one, tiles, splits), one[0] * one[1], one, splits) for splits in (1, *possible)]
 
     *_, tile, splits = min(found)
     return *tile, splits
-
-
-def part(k, splits):
-    """Return the number of terms of each part of a product but the last, which may have fewer: whole blocks of every
-    tile where that leaves the parts alike, else whole steps of the tensor cores."""
-    unit = 128 if k // splits >= 512 else 16
-    return -(-k // (splits * unit)) * unit
-
-
-def has_parts(k, splits):
-    """Tell whether none of the parts of K is empty."""
-    return (splits - 1) * part(k, splits) < k
 
 
 def stored_columns(options, dtype, dtype_of_result):
@@ -270,8 +257,7 @@ def launch(chosen, index, output, input, mat2, added=None, numbers=(), up=None, 
     tiles_m, tiles_n = -(-m // rows), -(-n // sum(columns))
     tiles = batch * tiles_m * tiles_n
     alpha, beta = (*numbers, *(1.0, 0.0)[len(numbers) :])
-    terms = left.shape[-1] if chosen.splits == 1 else part(left.shape[-1], chosen.splits)
-    steps = -(-terms // chosen.block_k)
+    steps = -(-split_k.part(left.shape[-1], chosen.splits) // chosen.block_k)
 
     recorder.launch(
         kernels.multiply,

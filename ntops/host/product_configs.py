@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ntops.host import few_rows, mm_fma, mm_hopper
+from ntops.host import few_rows, mm_fma, mm_hopper, split_k
 from ntops.launch import config_selection
 from ntops.launch.configuration import heuristic
 from ntops.launch.devices import next_power_of_2
@@ -114,7 +114,7 @@ class Problem(config_selection.Problem):
 
 def _has_parts(options, m, n, k, products=1):
     """Tell whether a kernel can take these parts of K. Two have parts of their own."""
-    return options.splits == 1 or options.form in (FMA, FEW_ROWS) or mm_hopper.has_parts(k, options.splits)
+    return options.splits == 1 or options.form in (FMA, FEW_ROWS) or split_k.has_parts(k, options.splits)
 
 
 _FEW = ((1, 65), (4, 65), (16, 65), (1, 2**14 + 1), (4, 2**14 + 1))

@@ -6,13 +6,13 @@ import math
 
 import torch
 
-from ntops.host import few_rows, matrix_copy, mm_fma, mm_hopper, output
+from ntops.host import few_rows, matrix_copy, mm_fma, mm_hopper, output, split_k
 from ntops.host.arguments import check_fits, check_tensor, common_device
 from ntops.host.dim_order import collapse, contiguous_strides, specialize
 from ntops.host.elementwise import elementwise
 from ntops.host.product_configs import FEW_ROWS, FMA, HOPPER, POINTERS, Problem
 from ntops.host.promotion import TRITON_DTYPES, accumulate_dtype, result_dtype, scalar_type
-from ntops.kernels import mm, mul, split_k
+from ntops.kernels import mm, mul
 from ntops.launch import boundary, config_selection, configuration, recorder
 from ntops.launch.configuration import settled
 from ntops.launch.devices import on_device
@@ -226,14 +226,14 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
             _launch_form(chosen, index, views, partial, added, numbers)
 
             if partial is not None:
-                _add_up(result, partial, added, numbers)
+                split_k.add_up(result, partial, added, numbers)
 
         return
 
     calls = [views]
 
     if partial is not None:
-        premake, arguments, calls = mm.premake, {"batch": 1}, _parts(partial, views)
+        premake, arguments, calls = mm.premake, {"batch": 1}, split_k.operands(partial, views)
     elif added is not None:
         views["added"] = added
 
@@ -247,7 +247,7 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
             kernel(*views.values(), *(numbers if partial is None else ()), *constants)
 
         if partial is not None:
-            _add_up(result, partial, added, numbers)
+            split_k.add_up(result, partial, added, numbers)
 
 
 def _launch_form(chosen, index, views, partial, added, numbers):
@@ -299,56 +299,6 @@ def _k_major(matrices):
 
     copied = matrix_copy.aligned(distinct if distinct.ndim == 3 else distinct[None])
     return (copied if distinct.ndim == 3 else copied[0]).expand(matrices.shape)
-
-
-def _parts(partial, views):
-    """Return a product's operands as those of batches of products, each over a part of the terms: a batch of parts that
-    are alike, and one of the last part if that is shorter."""
-    input, mat2 = views["input"], views["mat2"]
-    splits, k = partial.shape[0], input.shape[1]
-    size = mm_hopper.part(k, splits)
-    whole = k // size
-    batches = [(0, whole, size)] + ([(whole, 1, k - whole * size)] if whole < splits else [])
-
-    def parts(matrix, first, count, terms, dim):
-        shape = [count, *matrix.shape]
-        shape[dim + 1] = terms
-        offset = matrix.storage_offset() + first * size * matrix.stride(dim)
-        return matrix.as_strided(shape, (size * matrix.stride(dim), *matrix.stride()), offset)
-
-    return [
-        {
-            "output": partial[first : first + count],
-            "input": parts(input, first, count, terms, 1),
-            "mat2": parts(mat2, first, count, terms, 0),
-        }
-        for first, count, terms in batches
-    ]
-
-
-def _add_up(result, partial, added, numbers):
-    alpha, beta = (*numbers, 1.0, 0.0)[:2]
-    count = result.numel()
-    block = 256
-
-    recorder.launch(
-        split_k.add_up,
-        (-(-count // block),),
-        {},
-        result,
-        partial,
-        result if added is None else added,
-        *result.stride(),
-        *(result if added is None else added).stride(),
-        result.shape[1],
-        count,
-        partial.shape[0],
-        alpha,
-        beta,
-        bool(numbers),
-        added is not None,
-        block,
-    )
 
 
 def _collapsed_batch(*tensors):

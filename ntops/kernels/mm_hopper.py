@@ -348,6 +348,17 @@ def _memory(tensor, NUMBER: gl.constexpr):
     return gl.allocate_shared_memory(tensor.dtype, [NUMBER, 1, shape[1], shape[2]], tensor.layout)
 
 
+@gluon.jit
+def _passed(output, added, unused, ADDED: gl.constexpr, UNIT: gl.constexpr, NUMBER: gl.constexpr):
+    """Return the memory that results pass through, which a descriptor stores, and a MATRIX; ``unused`` if none do."""
+    if ADDED == MATRIX:
+        return _memory(added, NUMBER)
+    elif UNIT:
+        return unused
+    else:
+        return _memory(output, NUMBER)
+
+
 @gluon.jit(
     do_not_specialize=[
         "M",
@@ -442,24 +453,9 @@ def multiply(
         more_target = target if UNIT else more_output
         more = (more_b, more_target, more_added) if ADDED == MATRIX else (more_b, more_target)
         more_rights = _memory(more_b, STAGES)
+        more_memory = (more_rights, _passed(more_output, more_added, more_rights, ADDED, UNIT, GROUPS))
 
-    # What is stored by a descriptor passes through memory, and so does a MATRIX.
-    if ADDED == MATRIX:
-        results = _memory(added, GROUPS)
-    elif UNIT:
-        results = rights
-    else:
-        results = _memory(output, GROUPS)
-
-    if MORE:
-        if ADDED == MATRIX:
-            more_memory = (more_rights, _memory(more_added, GROUPS))
-        elif UNIT:
-            more_memory = (more_rights, more_rights)
-        else:
-            more_memory = (more_rights, _memory(more_output, GROUPS))
-
-    memory = (lefts, rights, results, more_memory)
+    memory = (lefts, rights, _passed(output, added, rights, ADDED, UNIT, GROUPS), more_memory)
     # The loading warp fills memory, and all groups empty it.
     barriers = (make_barriers(STAGES, 1), make_barriers(STAGES, GROUPS), make_barriers(GROUPS, 1))
     fence_async_shared()

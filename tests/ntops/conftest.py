@@ -19,6 +19,17 @@ def on_device():
 
 
 @pytest.fixture
+def tf32():
+    """Float32 products are of TF32."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
 def cache(tmp_path, monkeypatch):
     """A cache of measured configurations of the test's own, and no tables; what was found before is forgotten."""
     from tuning import GPU

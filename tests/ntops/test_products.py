@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ntops.torch
-from ntops.host import mm_hopper, product_configs, products
+from ntops.host import product_configs, products, split_k
 from ntops.launch import config_selection
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -81,18 +81,10 @@ def test_parts_are_whole_steps_and_none_is_empty():
     ]
     assert allowed == [True, True, True, False, False]
     for k, splits in itertools.product((*range(1, 300), 1000, 3000, 4100, 5003, 65536), (2, 3, 4, 6, 8)):
-        part = mm_hopper.part(k, splits)
+        part = split_k.part(k, splits)
         assert part * splits >= k
         assert part % (128 if k >= 512 * splits else 16) == 0, "of whole blocks where tiles are large"
-        assert mm_hopper.has_parts(k, splits) == all(first < k for first in range(0, part * splits, part))
-
-
-@pytest.fixture
-def tf32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
+        assert split_k.has_parts(k, splits) == all(first < k for first in range(0, part * splits, part))
 
 
 def test_tf32_factors_have_k_innermost(tf32, monkeypatch):

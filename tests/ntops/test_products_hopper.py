@@ -15,14 +15,6 @@ from ntops.launch import config_selection
 pytestmark = pytest.mark.usefixtures("on_device")
 
 
-@pytest.fixture
-def tf32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 H200 = config_selection.Device(232448, 132)
 
 

@@ -117,15 +117,6 @@ MEASURED = (
 )
 
 
-@pytest.fixture
-def tf32():
-    """Float32 products are of TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @contextlib.contextmanager
 def setting(name, value):
     set_default = getattr(ntops.torch, f"set_default_{name}")
