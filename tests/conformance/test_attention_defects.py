@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from searches import UntilOneFails
 
 from conformance import cases
 from conformance.profiles import PROFILES
 from conformance.selftest import attention
 from conformance.selftest.defect_registry import bank
-from conformance.session import Run
 
 OP = attention.OP
 
@@ -42,7 +42,8 @@ SHRUNK = {
 def test_what_is_left_can_be_read(name, dtype, refused, tmp_path):
     defect = bank()[f"{OP}_{name}"]
     # Others fail too, and are shrunk for themselves.
-    run = Run(defect.implementation, torch.device("cpu"), (dtype,), (defect.check,), tmp_path, PROFILES["ci"], 0)
+    given = (defect.implementation, torch.device("cpu"), (dtype,), (defect.check,), tmp_path, PROFILES["ci"], 0)
+    run = UntilOneFails(*given)
     report = run.search(OP, dtype, refused)
     failures = [failure for record in report.tally.sorted() for failure in record.failures]
     failure = next(failure for failure in failures if failure.check == defect.check)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from op_tools import call, drawn, failures, missing
+from searches import UntilOneFails
 
 from conformance import __main__ as command_line
 from conformance import case_files, cases, corpus, deviations, mask_statistics, runner
@@ -22,7 +23,6 @@ from conformance.checks import FAILED
 from conformance.compare import compare, kept
 from conformance.implementations import load
 from conformance.profiles import PROFILES
-from conformance.session import Run
 from conformance.spec import Call, registry
 from strategies import dtypes as dtype_names
 from strategies import layouts
@@ -160,7 +160,7 @@ def test_a_right_mask_passes(dtype, p):
 @pytest.mark.slow
 def test_a_search_finds_it_and_its_script_shows_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run = Run(
+    run = UntilOneFails(
         implementation=load(f"{PLANTED}:dropout_nothing_dropped"),
         device=torch.device("cpu"),
         dtypes=("float32",),
