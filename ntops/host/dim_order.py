@@ -5,6 +5,7 @@ Shapes and strides are in elements. Dims are ordered as by torch's TensorIterato
 transposed inputs is transposed, too.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -15,6 +16,8 @@ from ntops.launch.kernel_sources import Specialization
 
 # Offsets up to this limit fit 32 bits, with room for a tile that passes the end.
 _NARROW = 2**31 - 2**21
+# From this many tiles on, a kernel that computes whole tiles apart pays.
+_MANY = 16
 
 
 def broadcast_shapes(*shapes):
@@ -199,7 +202,7 @@ def specialize(views):
     unit_strides = tuple((name, dim) for name, view in views.items() for dim in _unit_stride(view))
     # Along these dims neighbours are loaded together, as many as divide everything that enters an address.
     walked = {dim for _, dim in unit_strides}
-    is_aligned = walked and all(view.data_ptr() % 16 == 0 for view in views.values())
+    is_aligned = walked and _are_aligned(views)
     numbers = [view.shape[dim] for view in views.values() for dim in walked]
     numbers += [
         stride
@@ -212,6 +215,25 @@ def specialize(views):
     unit = common_unit(numbers, itemsize) if is_aligned else 1
 
     return Specialization(unit_strides, unit, tuple(views), any(_is_wide(view) for view in views.values()))
+
+
+def with_whole_tiles(specialization, views, tile):
+    """Return the specialization by which whole tiles are computed apart from the last one, if neighbours are loaded
+    together by this alone: along one dim, whose size is no multiple of anything. Else return the one that is given.
+
+    :param views: The tensors as the kernel sees them, by the kernel's names.
+    :param tile: The elements of a tile, or the sizes of a tile of several dims.
+    """
+    adjacent = len(specialization.unit_strides) == len(views)
+
+    if (
+        specialization.unit > 1
+        or not all(view.ndim == 1 and view.numel() >= _MANY * tile for view in views.values())
+        or not (adjacent and _are_aligned(views))
+    ):
+        return specialization
+
+    return dataclasses.replace(specialization, unit=16, whole=tile)
 
 
 def common_unit(numbers, itemsize):
@@ -227,6 +249,10 @@ def _unit_stride(view):
     it)."""
     unit = [dim for dim, stride in enumerate(view.stride()) if stride == 1]
     return [dim for dim in unit if view.shape[dim] > 1][-1:] or unit[-1:]
+
+
+def _are_aligned(views):
+    return all(view.data_ptr() % 16 == 0 for view in views.values())
 
 
 def _is_wide(view):

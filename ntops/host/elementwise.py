@@ -175,6 +175,7 @@ def launch(premake, shape, operands, compute_dtype=None, *, chosen=None, **argum
             (premake, kind), config(*kind), lambda: config.alternatives(*kind), run, operands["output"]
         )
 
+    specialization = dim_order.with_whole_tiles(specialization, views, chosen.blocks[0][1])
     kernel = make(premake, {"ndim": first.ndim} | arguments, _narrowed(chosen, views), specialization)
     constants = (TRITON_DTYPES[compute_dtype],) if compute_dtype else ()
 

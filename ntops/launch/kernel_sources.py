@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import functools
 import pathlib
@@ -38,6 +39,8 @@ class Specialization:
     :param vectors: The names of these tensors.
     :param wide: Whether offsets need 64 bits.
     :param filled: The pairs (tensor name, dim) whose size equals the tile's, so that nothing is masked along the dim.
+    :param whole: The elements of a tile of tensors with one dim, where tiles that are whole are computed apart from the
+        last one and without its mask; 0: all tiles are masked.
     """
 
     unit_strides: tuple[tuple[str, int], ...] = ()
@@ -45,6 +48,7 @@ class Specialization:
     vectors: tuple[str, ...] = ()
     wide: bool = False
     filled: tuple[tuple[str, int], ...] = ()
+    whole: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,11 +243,38 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     kernel.body[:0] = [ast.parse(f"{name} = {name} // {unit} * {unit}").body[0] for name in multiples]
     kernel.decorator_list = [ast.parse(f"triton.jit(do_not_specialize={fixed!r})", mode="eval").body]
 
+    if specialization.whole:
+        _compute_whole_tiles_apart(kernel, specialization.whole)
+
     if specialization.wide:
         _WideProgramId().visit(kernel)
 
     _through_repetition(tree)
     return ast.unparse(tree) + "\n"
+
+
+def _compute_whole_tiles_apart(kernel, tile):
+    """Repeat the body of a kernel over one dim: without masks for tiles that are whole, and for the last one.
+
+    A mask that may end at any element makes Triton load and store elements one by one.
+    """
+    (size,) = (name.arg for name in kernel.args.args if ninetoothed.Tensor.size_pattern().fullmatch(name.arg))
+    program, *body = kernel.body
+    test = f"({program.targets[0].id} + 1) * {tile} <= {size}"
+    unmasked = [_Unmasked().visit(copy.deepcopy(statement)) for statement in body]
+    kernel.body = [program, ast.If(ast.parse(test, mode="eval").body, unmasked, body)]
+
+
+class _Unmasked(ast.NodeTransformer):
+    """Take the masks from loads and stores."""
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store"):
+            node.keywords = [keyword for keyword in node.keywords if keyword.arg not in ("mask", "other")]
+
+        return node
 
 
 def _through_repetition(tree):

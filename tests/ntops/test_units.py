@@ -59,6 +59,19 @@ def test_a_call_of_rows_of_vectors_is_right(name, shape, dtype, units):
     assert units
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("beyond", [1, 1023, 2047])
+@pytest.mark.parametrize("name", ["add", "clamp", "eq", "mul", "neg"])
+def test_sizes_that_are_no_multiples_are_computed_in_whole_tiles_and_a_last_one(name, beyond, dtype, units):
+    others = {"clamp": (-1.5, 1.5), "mul": (2.5,), "neg": ()}
+    x, y = (torch.randint(-3, 4, (16 * 2048 + beyond,)).to(dtype) for _ in range(2))
+    operands = (x, *others.get(name, (y,)))
+    torch.testing.assert_close(getattr(ntops.torch, name)(*operands), getattr(torch, name)(*operands))
+    assert units == [16]
+    torch.testing.assert_close(ntops.torch.neg(x[1:]), -x[1:])
+    assert units == [16, 1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("pitch", [1, 2, 10, 19])
 @pytest.mark.parametrize("rows", [3, 20])

@@ -1,6 +1,6 @@
 """Rows whose sizes are multiples of 16 are loaded and stored 16 bytes at a time; in forward passes those of multiples
 of 8, too, and those of multiples of 4 by 8 bytes. Element by element a kernel that waits for memory takes up to three
-times as long."""
+times as long. Of any other number of elements in one dim, whole tiles are loaded so and the last one is not (``tanh``)."""
 
 import json
 import os
@@ -27,5 +27,6 @@ def test_tiles_are_loaded_by_vectors(columns, long, least):
     assert result.returncode == 0, result.stderr[-2000:]
     launches = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(launches) >= least
-    slow = [one for one in launches if one["kernel"] not in SUMS and (one["single"] > FEW or not one["vector"])]
+    tiles = [one for one in launches if one["kernel"] not in SUMS]
+    slow = [one for one in tiles if not one["vector"] or (one["single"] > FEW and one["kernel"] != "ntops_tanh")]
     assert slow == []
