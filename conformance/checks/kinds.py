@@ -92,21 +92,22 @@ def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str]) -> str:
         kind, wanted = (bytes(one.cpu().tolist()).decode() for one in (found[place], right[place]))
         if kind not in (wanted, *also[place // 2 :][:1]):
             return f"result {place // 2} is {kind}; torch's is {wanted}"
-        if kind == wanted and (far := _far(found[place + 1].cpu(), right[place + 1].cpu())):
-            return f"result {place // 2} {far}"
+        if kind == wanted and (distance := far(found[place + 1].cpu(), right[place + 1].cpu())):
+            return f"result {place // 2} {distance}"
     return ""
 
 
-def _far(found: torch.Tensor, right: torch.Tensor) -> str:
+def far(found: torch.Tensor, right: torch.Tensor) -> str:
+    """Say how far elements are from torch's, by ``CLOSE``; empty: not farther."""
     if not right.is_floating_point():
-        far = found != right
-        where = f", at {int(far.sum())} elements"
-        return f"is {found[far][0].item()} where torch's is {right[far][0].item()}{where}" if far.any() else ""
+        off = found != right
+        where = f", at {int(off.sum())} elements"
+        return f"is {found[off][0].item()} where torch's is {right[off][0].item()}{where}" if off.any() else ""
     found, right = found.double(), right.double()
     judged = right.isfinite()
     if not judged.any():
         return ""
     largest = right[judged].abs().max()
     # NaN is not close either.
-    far = judged & ~((found - right).abs() <= CLOSE * largest)
-    return f"is {found[far][0]:g} where torch's is {right[far][0]:g}, at {int(far.sum())} elements" if far.any() else ""
+    off = judged & ~((found - right).abs() <= CLOSE * largest)
+    return f"is {found[off][0]:g} where torch's is {right[off][0]:g}, at {int(off.sum())} elements" if off.any() else ""
