@@ -90,7 +90,7 @@ def _of_kind(function, tools, which, turn=0, out=None):
             kwargs = {name: number(one) if type(one) is float else one for name, one in kwargs.items()}
         if which == IN_PLACE:
             kwargs = {**kwargs, "inplace": True}
-        if which == INTO_VIEW:
+        if out is not None and which == INTO_VIEW:
             kwargs = {**kwargs, "out": given[viewable(given, *out)[0]].view(getattr(torch, out[1]))}
         elif out is not None:
             # Any part that is not written shows.
