@@ -231,9 +231,9 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
     if rank and kind not in _WITHOUT_SPECIALS and seed // 53 % 4 == 0:
         # One element of another size, as an overflow of a scaled loss leaves it: nothing else may become like it.
         specials = (Special(seed // 59 % max(math.prod(shape), 1), _SPECIALS[seed // 61 % len(_SPECIALS)]),)
-    if rank and kind not in _WITHOUT_SPECIALS and seed // 71 % 4 == 0 and dtype in _SUBNORMAL:
+    if rank and kind not in _WITHOUT_SPECIALS and seed // 71 % 2 and dtype in _SUBNORMAL:
         # As the end of a long training has them: torch flushes none to zero. They hide nothing.
-        specials = (Special(seed // 73 % max(math.prod(shape), 1), _SUBNORMAL[dtype], 8), *specials)
+        specials = (Special(seed // 73 % max(math.prod(shape), 1), _SUBNORMAL[dtype], 32), *specials)
     return TensorSpec(shape, dtype, values, seed // 17 % 256, layout, specials)
 
 
