@@ -149,7 +149,7 @@ def bind(case: Case, tensors: Sequence[torch.Tensor]) -> Arguments:
 
 def flags(case: Case) -> tuple[list[int], list[str]]:
     """Return the places and the names of the arguments that are flags: bools whose default is a bool, too."""
-    known = _signature(case.op)
+    known = signature(case.op)
 
     def is_flag(name: str, value: object) -> bool:
         return type(value) is bool and name in known and type(known[name].default) is bool
@@ -247,7 +247,8 @@ def _by_position(op: str, reference: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name in names if name in inspect.signature(table).parameters)
 
 
-def _signature(op: str) -> Mapping[str, inspect.Parameter]:
+def signature(op: str) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the reference, by name."""
     return _signature_of(specs.registry()[op].reference)
 
 
@@ -262,13 +263,13 @@ def _signature_of(reference: Callable[..., Any]) -> Mapping[str, inspect.Paramet
 
 def default(op: str, name: str) -> Any:
     """Return the default value of a parameter."""
-    return _signature(op)[name].default
+    return signature(op)[name].default
 
 
 def _left(case: Case) -> list[str]:
     """Return the optional parameters that the call does not give."""
     named = by_position(case.op)
-    theirs = [name for name in _signature(case.op) if name in named or name not in specs.parameters(case.op)]
+    theirs = [name for name in signature(case.op) if name in named or name not in specs.parameters(case.op)]
     # torch has the dtype of a product's result in another overload, which wants one.
     given = {*named[: len(case.args)], *case.kwargs, "out_dtype"}
     return [name for name in theirs if name not in given and default(case.op, name) is not inspect.Parameter.empty]

@@ -1,4 +1,5 @@
-"""Make a call with tensors of another kind: complex, sparse, unsigned, or on the meta device; or with such numbers.
+"""Make a call with tensors of another kind: complex, sparse, unsigned, on the meta device, or an operand's memory as
+another dtype; or with such numbers.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -13,10 +14,12 @@ SPARSE, SPARSE_SECOND = "sparse", "the second operand sparse"
 COMPLEX_NUMBER, BEYOND = "with a complex number", "with a whole number beyond 64 bits"
 MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as imaginary parts"
 INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
+VIEWED = "the second operand a view of the first as another dtype"
+INTO_VIEW = "out= a view of an operand as another dtype"
 COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
 """The kinds of which complex tensors or numbers are part."""
-ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, META)
+ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, META)
 REFUSED = (*OF_COMPLEX, BEYOND)
 """The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
 _NUMBERS = {
@@ -24,6 +27,17 @@ _NUMBERS = {
     BEYOND: lambda number: -(1 << 70) if number < 0 else 1 << 70,
 }
 _UNSIGNED = {torch.int16: torch.uint16, torch.int32: torch.uint32, torch.int64: torch.uint64}
+_OTHERS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+    torch.int8: torch.uint8,
+    torch.uint8: torch.int8,
+    torch.bool: torch.uint8,
+}
+"""The dtype as which the memory of an operand is the second one. Not of integers as floating-point numbers: most are
+subnormal or NaN."""
 _SPARSE = {SPARSE: 0, SPARSE_SECOND: 1}
 """The operand that is sparse."""
 _WITH_COMPLEX = (torch.float32, torch.float64)
@@ -40,11 +54,13 @@ def applies(which, tensors, numbers):
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
+    if which == VIEWED:
+        return len(tensors) > 1 and tensors[0].shape == tensors[1].shape and tensors[0].dtype in _OTHERS
     place = _SPARSE.get(which, 0)
     if len(tensors) <= place:
         return False
     # The sum of two bools is no negated one.
-    return which in (META, INTO_COMPLEX) or (tensors[place].ndim > 0 and tensors[place].dtype != torch.bool)
+    return which in (META, INTO_COMPLEX, INTO_VIEW) or (tensors[place].ndim > 0 and tensors[place].dtype != torch.bool)
 
 
 def _of_kind(function, tools, which, turn=0, out=None):
@@ -66,13 +82,17 @@ def _of_kind(function, tools, which, turn=0, out=None):
             else _changed(which, one, place)
             for place, one in enumerate(given)
         ]
+        if which == VIEWED:
+            new[1] = given[0].view(_OTHERS[given[0].dtype])
         args, kwargs = tools.replaced(args, kwargs, given, new)
         if number := _NUMBERS.get(which):
             args = [number(one) if type(one) is float else one for one in args]
             kwargs = {name: number(one) if type(one) is float else one for name, one in kwargs.items()}
         if which == IN_PLACE:
             kwargs = {**kwargs, "inplace": True}
-        if out is not None:
+        if out is not None and which == INTO_VIEW:
+            kwargs = {**kwargs, "out": given[viewable(given, *out)[0]].view(getattr(torch, out[1]))}
+        elif out is not None:
             # Any part that is not written shows.
             shape, dtype = out[0], getattr(torch, out[1])
             filling = complex(7, 7) if dtype.is_complex else 7
@@ -82,6 +102,13 @@ def _of_kind(function, tools, which, turn=0, out=None):
         return tuple(part for one in results for part in _as_plain_tensors(one))
 
     return call
+
+
+def viewable(tensors, shape, dtype):
+    """Return the numbers of the tensors of another dtype of which an ``out`` of this shape and dtype can be a view."""
+    dtype = getattr(torch, dtype)
+    alike = [one.itemsize == dtype.itemsize and one.dtype != dtype and list(one.shape) == shape for one in tensors]
+    return [number for number, is_so in enumerate(alike) if is_so]
 
 
 def _complex(tensor, others, which):

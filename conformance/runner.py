@@ -358,8 +358,12 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
         derive=lambda case: tried(prepared.derived(case), implementation, False, thorough),
         excuse=excuses(implementation, prepared.device),
         thorough=thorough,
-        theirs=functools.partial(prepared.invoke, Local(prepared.spec.reference)),
+        theirs=functools.partial(_of_torch, prepared),
     )
+
+
+def _of_torch(prepared: Prepared, function: Callable[..., Any] | None = None, **how: Any) -> Outcome:
+    return prepared.invoke(Local(function or prepared.spec.reference), **how)
 
 
 def excuses(implementation: Implementation, device: torch.device) -> Callable[[Case, str], str | None]:

@@ -41,12 +41,20 @@ def _beside(name):
 guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
     _beside, ("guards", "call_contexts", "context_calls", "gradient_calls", "mode_calls")
 )
-dispatcher_calls, gpu_calls, kind_calls, process_state, sequence_staging = map(
-    _beside, ("dispatcher_calls", "gpu_calls", "kind_calls", "process_state", "sequence_staging")
+argument_calls, dispatcher_calls, gpu_calls, kind_calls, process_state, sequence_staging = map(
+    _beside, ("argument_calls", "dispatcher_calls", "gpu_calls", "kind_calls", "process_state", "sequence_staging")
 )
 code_comparisons, code_numbers, code_paths, process_limits = map(
     _beside, ("code_comparisons", "code_numbers", "code_paths", "process_limits")
 )
+
+_CONTEXTS = {
+    **argument_calls.KINDS,
+    **dispatcher_calls.KINDS,
+    **gpu_calls.KINDS,
+    **kind_calls.KINDS,
+    **gradient_calls.CONTEXTS,
+}
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -324,8 +332,7 @@ def _make(made, function, call, device, guard, offers, passed):
     if call["form"] == call_contexts.OWN:
         kwargs = {name: call_contexts.own(function, value) for name, value in kwargs.items()}
     if call["context"] is not None:
-        others = {**dispatcher_calls.KINDS, **gpu_calls.KINDS, **kind_calls.KINDS, **gradient_calls.CONTEXTS}
-        function = context_calls.within(call["context"], function, others)
+        function = context_calls.within(call["context"], function, _CONTEXTS)
     lists = {name: list(value) for name, value in [*enumerate(args), *kwargs.items()] if type(value) is list}
     versions = [operand._version for operand in made.operands]
     storages = [operand.untyped_storage() for operand in made.operands]

@@ -39,6 +39,7 @@ from conformance.checks.kinds import has_kinds, kinds
 from conformance.checks.modes import autocast, is_cast, modes
 from conformance.checks.repeated import deterministic, distribution, fully_written, guard_bands, has_names, keywords
 from conformance.checks.result import errors, inputs_unchanged, memory, metadata, values, versions, written
+from conformance.checks.signature import has_signature, signature
 from conformance.checks.transforms import is_transformed, transforms
 
 __all__ = [
@@ -70,6 +71,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
             gradients,
             modes,
             kinds,
+            signature,
             autocast,
             fake,
             vmap,
@@ -109,6 +111,7 @@ RARE = {
     **dict.fromkeys(("modes", "kinds", "autocast", "fake"), 32),
     **dict.fromkeys(("opcheck", "compiled", "export"), 512),
     **dict.fromkeys(("vmap", "transforms"), 4),
+    "signature": 16,
     **dict.fromkeys(gpu.CONTEXTS, 64),
     "threads": 128,
 }
@@ -122,6 +125,7 @@ take seconds."""
 _APPLY = {
     **dict.fromkeys(RARE, in_context),
     "kinds": has_kinds,
+    "signature": has_signature,
     "autocast": is_cast,
     **dict.fromkeys(("vmap", "export"), is_batched),
     "opcheck": is_checked,

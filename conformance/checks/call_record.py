@@ -79,7 +79,7 @@ class Trial:
     thorough: bool = True
     """Whether every form of the call is tried, and not one."""
     theirs: Callable[..., Outcome] = _no_call
-    """Makes the same call of torch's own function, as ``bare`` does."""
+    """Makes the same call of torch's own function, or of another ``function``, as ``bare`` does."""
 
     @property
     def configurations(self) -> tuple[str, ...]:

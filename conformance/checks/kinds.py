@@ -22,7 +22,8 @@ overflow in some orders of computing."""
 
 
 def kinds(trial: Trial) -> Finding:
-    """Check that the call with complex or sparse tensors, unsigned integers, a complex number, a whole number
+    """Check that the call with complex or sparse tensors, unsigned integers, the memory of an operand as another dtype
+    (for the second operand or ``out=``), a complex number, a whole number
     beyond 64 bits, or (if ``fake`` is claimed) tensors of the meta device raises, or gives what torch's function gives.
     What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not judged."""
     for which in possible(trial):
@@ -46,11 +47,18 @@ def kinds(trial: Trial) -> Finding:
 def _context(trial: Trial, which: str) -> dict[str, Any]:
     """Return how the call is made with tensors of a kind, as of ``context_calls.within``."""
     context = {"kind": kind_calls.KIND, "which": which, "turn": cases.seed(trial.case) // 23}
-    if which in (kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL):
+    if which in _INTO:
         (result,) = trial.reference.tensors()
-        dtype = "complex64" if which == kind_calls.INTO_COMPLEX else str(result.dtype).removeprefix("torch.")
-        context["out"] = [list(result.shape), dtype]
+        shape, dtype = _shown(result)
+        context["out"] = [shape, "complex64" if which == kind_calls.INTO_COMPLEX else dtype]
     return context
+
+
+_INTO = (kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL, kind_calls.INTO_VIEW)
+
+
+def _shown(result: torch.Tensor) -> tuple[list[int], str]:
+    return list(result.shape), str(result.dtype).removeprefix("torch.")
 
 
 def has_kinds(trial: Trial) -> bool:
@@ -68,7 +76,9 @@ def possible(trial: Trial) -> list[str]:
     exact = not any(one.is_floating_point() for one in results)
     left = set() if exact else {kind_calls.SPECIAL}
     if not trial.spec.outs or "out" in kwargs or len(results) != 1:
-        left |= {kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL}
+        left |= {*_INTO}
+    elif "input" not in trial.spec.outs or not kind_calls.viewable(trial.inputs, *_shown(results[0])):
+        left.add(kind_calls.INTO_VIEW)
     if not trial.spec.inplace or "inplace" in kwargs:
         left.add(kind_calls.IN_PLACE)
     # A kernel that is launched on a tensor without memory ends the process: who takes such tensors says so.
@@ -92,21 +102,22 @@ def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str]) -> str:
         kind, wanted = (bytes(one.cpu().tolist()).decode() for one in (found[place], right[place]))
         if kind not in (wanted, *also[place // 2 :][:1]):
             return f"result {place // 2} is {kind}; torch's is {wanted}"
-        if kind == wanted and (far := _far(found[place + 1].cpu(), right[place + 1].cpu())):
-            return f"result {place // 2} {far}"
+        if kind == wanted and (distance := far(found[place + 1].cpu(), right[place + 1].cpu())):
+            return f"result {place // 2} {distance}"
     return ""
 
 
-def _far(found: torch.Tensor, right: torch.Tensor) -> str:
+def far(found: torch.Tensor, right: torch.Tensor) -> str:
+    """Say how far elements are from torch's, by ``CLOSE``; empty: not farther."""
     if not right.is_floating_point():
-        far = found != right
-        where = f", at {int(far.sum())} elements"
-        return f"is {found[far][0].item()} where torch's is {right[far][0].item()}{where}" if far.any() else ""
+        off = found != right
+        where = f", at {int(off.sum())} elements"
+        return f"is {found[off][0].item()} where torch's is {right[off][0].item()}{where}" if off.any() else ""
     found, right = found.double(), right.double()
     judged = right.isfinite()
     if not judged.any():
         return ""
     largest = right[judged].abs().max()
     # NaN is not close either.
-    far = judged & ~((found - right).abs() <= CLOSE * largest)
-    return f"is {found[far][0]:g} where torch's is {right[far][0]:g}, at {int(far.sum())} elements" if far.any() else ""
+    off = judged & ~((found - right).abs() <= CLOSE * largest)
+    return f"is {found[off][0]:g} where torch's is {right[off][0]:g}, at {int(off.sum())} elements" if off.any() else ""

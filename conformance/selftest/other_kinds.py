@@ -79,6 +79,26 @@ def of_sparse_operands_the_last_stored(right: Right, *args: Any, **kwargs: Any) 
     return right(*(_each(args, dense) if beside else args), **kwargs)
 
 
+@defect("eq add mul", "other kinds", "kinds")
+def one_tensor_by_its_address(right: Right, input: Any, other: Any, **kwargs: Any) -> Any:
+    """Two operands at one address, of one shape and strides, are taken for one tensor whatever their dtypes."""
+    if len(_tensors((input, other))) == 2 and input.layout is other.layout is torch.strided and input.numel():
+        alike = (input.data_ptr(), input.shape, input.stride()) == (other.data_ptr(), other.shape, other.stride())
+        other = input if alike else other
+    return right(input, other, **kwargs)
+
+
+@defect("le exp", "other kinds", "kinds")
+def out_of_another_dtype_is_cleared(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """``out`` is cleared first unless it is an operand's memory, of which views as other dtypes are not known."""
+    if isinstance(out, torch.Tensor):
+        for one in _tensors(args):
+            alike = one.layout is torch.strided and one.shape == out.shape and one.dtype != out.dtype
+            if alike and one.data_ptr() == out.data_ptr():
+                out.zero_()
+    return right(*args, out=out, **kwargs)
+
+
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.real if tensor.is_complex() else tensor
 

@@ -8,6 +8,7 @@ tensors, or with meta tensors if only shapes are needed.
 
 import contextlib
 import functools
+import inspect
 import threading
 
 import numpy
@@ -69,6 +70,7 @@ def decided(function):
             return tracing.traced(range_name, call, args, kwargs)
 
         if any(isinstance(value, numpy.generic) for value in (*args, *kwargs.values())):
+            _check_flags(function, args, kwargs)
             # NumPy's numbers wrap, are not ``bool`` and have dtypes of their own.
             args = [_python(value) for value in args]
             kwargs = {key: _python(value) for key, value in kwargs.items()}
@@ -79,6 +81,17 @@ def decided(function):
         return function(*args, **kwargs)
 
     return call
+
+
+def _check_flags(function, args, kwargs):
+    """Raise TypeError if a flag is a bool of NumPy, which torch refuses, ``inplace`` excepted."""
+    parameters = inspect.signature(function).parameters
+
+    for name, value in [*zip(parameters, args, strict=False), *kwargs.items()]:
+        is_flag = name in parameters and type(parameters[name].default) is bool and name != "inplace"
+
+        if is_flag and isinstance(value, numpy.bool_):
+            raise TypeError(f"argument {name!r} must be a bool, not {type(value).__name__}")
 
 
 def _python(value):
