@@ -143,7 +143,8 @@ def _made(function, args, kwargs, added, given, copies):
         said = f"{REFUSED}{type(error).__name__}"
         if not all(map(_same, given, copies)):
             said += f"{WRITTEN}an operand"
-        if added is not None and not bool((added == FILLING).all()):
+        # A bool holds another number than it is filled with.
+        if added is not None and not _same(added, torch.full_like(added, FILLING)):
             said += f"{WRITTEN}the tensor"
     else:
         said = "; ".join(map(_described, value if isinstance(value, tuple | list) else [value]))

@@ -24,7 +24,7 @@ def test_products_list_all(dtype, memory, described):
     # Of so many terms, that each number of parts divides them. Of fewer, small products have other forms; of rows that
     # begin anywhere, others.
     rest = (3 * 2**13, dtype, False, memory, 132, described)
-    others = ((terms, *rest[1:]) for terms in (1024, 1001, 101))
+    others = ((terms, *rest[1:]) for terms in (1024, 1001, 128, 101, 64))
 
     def blocks(options):
         return dataclasses.replace(options, splits=1)

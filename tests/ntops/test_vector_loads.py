@@ -1,6 +1,7 @@
 """Rows whose sizes are multiples of 16 are loaded and stored 16 bytes at a time; in forward passes those of multiples
 of 8, too, and those of multiples of 4 by 8 bytes. Element by element a kernel that waits for memory takes up to three
-times as long. Of any other number of elements in one dim, whole tiles are loaded so and the last one is not (``tanh``)."""
+times as long. Of any other number of elements in one dim, whole tiles are loaded so (``tanh``), not
+the last one."""
 
 import json
 import os
