@@ -128,10 +128,11 @@ _ODD = (
 )
 _POINTS = (*_FEW, (16, 64), (16, 16384), (33, 33), (64, 64), (65, 65), (65, 65536), (2048, 2048))
 _POINTS = (*((*point, 1024) for point in _POINTS), (16, 64, 8192), (16, 16384, 2048), *_ODD)
-_SMALL_POINTS = ((17, 32), (333, 300), (128, 2048), (1000, 500), (65, 4000))
+_SMALL_POINTS = ((17, 32), (333, 304), (128, 2048), (1000, 500), (65, 4000))
 _SMALL_POINTS = tuple((*point, terms) for point in _SMALL_POINTS for terms in (64, 128))
 _IN_PLACE = ((16, 68, 1024), (100, 100, 1024), (1500, 1500, 60), (500, 500, 500))
-_POINTS = tuple((*point, 1) for point in _POINTS + _SMALL_POINTS + _IN_PLACE + mm_hopper.POINTS + mm_fma.POINTS)
+_POINTS = _POINTS + _SMALL_POINTS + _IN_PLACE + mm_hopper.POINTS + mm_fma.POINTS
+_POINTS = (*((*point, 1) for point in _POINTS), (128, 128, 64, 64))
 
 
 @heuristic(("m", "n", "k", "products"), _POINTS, _has_parts)

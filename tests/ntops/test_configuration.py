@@ -49,8 +49,8 @@ def test_products_list_the_same_for_any_number_of_products(dtype, described):
     assert len(known[0]) > 1
     sizes = (*SIZES, *(11 * 2**power for power in range(12)))[::2]
     found = {
-        product_configs.config(m, n, *rest, products)
-        for m, n, products in itertools.product(sizes, sizes, (1, 3, 64, 1000))
+        product_configs.config(m, n, terms, *rest[1:], products)
+        for m, n, terms, products in itertools.product(sizes, sizes, (1024, 128, 64), (1, 3, 64, 1000))
     }
     assert found <= {*known[0]}
 
