@@ -34,8 +34,6 @@ _WITHOUT_SPECIALS = ("zeros", "expanded", "one for all", "second order", "twice"
 _SPECIALS = ("nan", "inf", "-inf", "100000", "-1e+30")
 """One element of the result's gradient is one of these at times, but not of the kinds above, whose elements have to
 be alike or finite."""
-_SUBNORMAL = {"float16": "5e-05", "bfloat16": "1e-38", "float32": "1e-38", "float64": "2e-308"}
-"""A large subnormal number of each dtype: a few elements of the result's gradient are that at times."""
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
@@ -231,9 +229,6 @@ def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpe
     if rank and kind not in _WITHOUT_SPECIALS and seed // 53 % 4 == 0:
         # One element of another size, as an overflow of a scaled loss leaves it: nothing else may become like it.
         specials = (Special(seed // 59 % max(math.prod(shape), 1), _SPECIALS[seed // 61 % len(_SPECIALS)]),)
-    if rank and kind not in _WITHOUT_SPECIALS and seed // 71 % 2 and dtype in _SUBNORMAL:
-        # As the end of a long training has them: torch flushes none to zero. They hide nothing.
-        specials = (Special(seed // 73 % max(math.prod(shape), 1), _SUBNORMAL[dtype], 32), *specials)
     return TensorSpec(shape, dtype, values, seed // 17 % 256, layout, specials)
 
 

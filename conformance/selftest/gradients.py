@@ -39,13 +39,6 @@ def expanded_once(step: Step) -> Gradients:
     return step.gradients(dout)
 
 
-@backward(("tanh", "relu", "sin", "neg", "mul"), "dout")
-def subnormal_dout_is_flushed(step: Step) -> Gradients:
-    """Subnormal numbers of the gradient of the result count as zero."""
-    dout = step.dout.detach()
-    return step.gradients(torch.where(dout.abs() < torch.finfo(dout.dtype).tiny, dout * 0, dout))
-
-
 @backward(("exp", "relu", "tanh", "softmax", "layer_norm"), "dout")
 def written_to_dout(step: Step) -> Gradients:
     """The gradient is written over that of the result."""
