@@ -1,5 +1,5 @@
-"""Make a call with tensors of another kind: complex, sparse, unsigned, on the meta device, or an operand's memory as
-another dtype; or with such numbers.
+"""Make a call with tensors of another kind: complex, sparse, unsigned, negated lazily, of a subclass, on the meta
+device, or an operand's memory as another dtype; or with such numbers.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -16,10 +16,11 @@ MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as ima
 INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
 VIEWED = "the second operand a view of the first as another dtype"
 INTO_VIEW = "out= a view of an operand as another dtype"
+SUBCLASS, NEGATED, INTO_NEGATED = "of a subclass of Tensor", "negated lazily", "into an out= that is negated lazily"
 COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
 """The kinds of which complex tensors or numbers are part."""
-ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, META)
+ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, SUBCLASS, NEGATED, INTO_NEGATED, META)
 REFUSED = (*OF_COMPLEX, BEYOND)
 """The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
 _NUMBERS = {
@@ -43,6 +44,10 @@ _SPARSE = {SPARSE: 0, SPARSE_SECOND: 1}
 _WITH_COMPLEX = (torch.float32, torch.float64)
 
 
+class Subclass(torch.Tensor):
+    """A tensor of the user's own class: what torch's functions return for it is of that class, too."""
+
+
 def applies(which, tensors, numbers):
     """Tell whether a call can be made with tensors of this kind, or numbers.
 
@@ -54,13 +59,17 @@ def applies(which, tensors, numbers):
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
+    if which == NEGATED:
+        return any(one.is_floating_point() for one in tensors)
     if which == VIEWED:
         return len(tensors) > 1 and tensors[0].shape == tensors[1].shape and tensors[0].dtype in _OTHERS
     place = _SPARSE.get(which, 0)
     if len(tensors) <= place:
         return False
+    if which in (META, SUBCLASS, INTO_COMPLEX, INTO_VIEW, INTO_NEGATED):
+        return True
     # The sum of two bools is no negated one.
-    return which in (META, INTO_COMPLEX, INTO_VIEW) or (tensors[place].ndim > 0 and tensors[place].dtype != torch.bool)
+    return tensors[place].ndim > 0 and tensors[place].dtype != torch.bool
 
 
 def _of_kind(function, tools, which, turn=0, out=None):
@@ -96,10 +105,11 @@ def _of_kind(function, tools, which, turn=0, out=None):
             # Any part that is not written shows.
             shape, dtype = out[0], getattr(torch, out[1])
             filling = complex(7, 7) if dtype.is_complex else 7
-            kwargs = {**kwargs, "out": torch.full(shape, filling, dtype=dtype, device=given[0].device)}
+            full = torch.full(shape, filling, dtype=dtype, device=given[0].device)
+            kwargs = {**kwargs, "out": torch._neg_view(full) if which == INTO_NEGATED else full}
         value = function(*args, **kwargs)
         results = value if isinstance(value, tuple | list) else (value,)
-        return tuple(part for one in results for part in _as_plain_tensors(one))
+        return tuple(part for one in results for part in _as_plain_tensors(one, which == SUBCLASS))
 
     return call
 
@@ -140,6 +150,10 @@ def _changed(which, tensor, place):
         return torch.sparse_coo_tensor(*twice, found.shape, check_invariants=False)
     if which == UNSIGNED and tensor.dtype in _UNSIGNED:
         return tensor.to(_UNSIGNED[tensor.dtype])
+    if which == NEGATED and tensor.is_floating_point():
+        return torch._neg_view(-tensor.detach())
+    if which == SUBCLASS:
+        return tensor.as_subclass(Subclass)
     return tensor.to("meta") if which == META else tensor
 
 
@@ -148,14 +162,20 @@ def described(tensor, is_meta):
     return f"{tensor.dtype}, {tensor.layout}, {'meta' if is_meta else 'with elements'}, {list(tensor.shape)}"
 
 
-def _as_plain_tensors(result):
-    """Return what kind a result is of, as numbers, and its elements."""
+def _as_plain_tensors(result, by_class):
+    """Return what kind a result is of, as numbers, and its elements.
+
+    :param by_class: Whether the class is part of the kind.
+    """
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"returned {type(result).__name__} and no tensor")
-    said = torch.frombuffer(bytearray(described(result, result.device.type == "meta").encode()), dtype=torch.uint8)
+    words = described(result, result.device.type == "meta")
+    if by_class:
+        words, result = f"{type(result).__name__}, {words}", result.as_subclass(torch.Tensor)
+    said = torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8)
     if result.device.type == "meta":
         return said, said
-    plain = result.detach().to_dense() if result.layout is not torch.strided else result.detach()
+    plain = result.detach().to_dense() if result.layout is not torch.strided else result.detach().resolve_neg()
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     signed = {unsigned: one for one, unsigned in _UNSIGNED.items()}
     # Other parts of the harness know signed integers alone; the bits are the same.

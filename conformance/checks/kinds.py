@@ -22,8 +22,8 @@ overflow in some orders of computing."""
 
 
 def kinds(trial: Trial) -> Finding:
-    """Check that the call with complex or sparse tensors, unsigned integers, the memory of an operand as another dtype
-    (for the second operand or ``out=``), a complex number, a whole number
+    """Check that the call with complex or sparse tensors, unsigned integers, tensors of a subclass or negated lazily,
+    the memory of an operand as another dtype (for the second operand or ``out=``), a complex number, a whole number
     beyond 64 bits, or (if ``fake`` is claimed) tensors of the meta device raises, or gives what torch's function gives.
     What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not judged."""
     for which in possible(trial):
@@ -54,7 +54,7 @@ def _context(trial: Trial, which: str) -> dict[str, Any]:
     return context
 
 
-_INTO = (kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL, kind_calls.INTO_VIEW)
+_INTO = (kind_calls.INTO_COMPLEX, kind_calls.INTO_REAL, kind_calls.INTO_VIEW, kind_calls.INTO_NEGATED)
 
 
 def _shown(result: torch.Tensor) -> tuple[list[int], str]:
@@ -79,6 +79,8 @@ def possible(trial: Trial) -> list[str]:
         left |= {*_INTO}
     elif "input" not in trial.spec.outs or not kind_calls.viewable(trial.inputs, *_shown(results[0])):
         left.add(kind_calls.INTO_VIEW)
+    if not all(one.is_floating_point() for one in results):
+        left.add(kind_calls.INTO_NEGATED)
     if not trial.spec.inplace or "inplace" in kwargs:
         left.add(kind_calls.IN_PLACE)
     # A kernel that is launched on a tensor without memory ends the process: who takes such tensors says so.

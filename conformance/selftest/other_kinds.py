@@ -1,5 +1,5 @@
-"""Planted defects of calls with tensors of other kinds (complex, sparse, unsigned), which may be refused, and of
-whole numbers that 32 bits do not hold, and operands of inference mode."""
+"""Planted defects of calls with tensors of other kinds (complex, sparse, unsigned, negated), which may be refused, of
+whole numbers that 32 bits do not hold, and of operands of inference mode."""
 
 from __future__ import annotations
 
@@ -192,6 +192,27 @@ def lowest_bit_of_unsigned(right: Right, *args: Any, **kwargs: Any) -> Any:
     """The lowest bit of unsigned results is another one."""
     result = right(*args, **kwargs)
     return result.bitwise_xor(1) if result.dtype in _SIGNED else result
+
+
+@defect("add mul mm", "other kinds", "kinds")
+def a_subclass_becomes_plain(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """A tensor of a subclass gives a plain one."""
+    return right(*args, **kwargs).as_subclass(torch.Tensor)
+
+
+@defect("exp sin mul", "other kinds", "kinds")
+def lazy_negation_is_not_seen(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The memory of an operand that is negated lazily is read as if it were not."""
+    return right(*_each(args, lambda one: torch._neg_view(one) if one.is_neg() else one), **kwargs)
+
+
+@defect("exp sin mul", "other kinds", "kinds")
+def a_negated_out_is_written_plainly(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """An ``out`` that is negated lazily is written as if it were not."""
+    if out is None:
+        return right(*args, **kwargs)
+    right(*args, out=torch._neg_view(out) if out.is_neg() else out, **kwargs)
+    return out
 
 
 @defect("add sub clamp", "call form", "plain_operands")
