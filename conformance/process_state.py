@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 import timeit
 import warnings
@@ -248,6 +249,35 @@ def _set_printing(state, device):
     np.set_printoptions(**state[1])
 
 
+_SIGNALS = {
+    name: getattr(signal, f"SIG{name}")
+    for name in ("INT", "TERM", "ALRM", "CHLD", "HUP", "PIPE", "USR1", "USR2", "ABRT", "FPE", "SEGV")
+    if hasattr(signal, f"SIG{name}")
+}
+"""Those that programs handle; to look at all takes a fifth of a millisecond."""
+
+
+def _handlers():
+    return {name: signal.getsignal(number) for name, number in _SIGNALS.items()}
+
+
+def _set_handlers(state):
+    now = _handlers()
+    for name, handler in state.items():
+        # None: it was not Python that set it.
+        if now[name] != handler is not None:
+            signal.signal(_SIGNALS[name], handler)
+
+
+def _set_hooks(state):
+    sys.excepthook, sys.unraisablehook, threading.excepthook = state
+
+
+def _set_root_logger(state):
+    logging.root.setLevel(state[0])
+    logging.root.handlers[:] = state[1]
+
+
 _STREAMS = ("stdin", "stdout", "stderr")
 GENERATORS = "torch's random generators"
 FUNCTIONS = "functions of torch, time and random"
@@ -275,6 +305,12 @@ STATE = {
     "torch's threads of gradients": _simple(torch._C._is_multithreading_enabled, torch._C._set_multithreading_enabled),
     "torch.backends.cudnn": _flags(torch.backends.cudnn, _CUDNN),
     "torch.backends.cuda.matmul": _flags(torch.backends.cuda.matmul, _MATMUL),
+    "how torch shares memory": _simple(
+        torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy
+    ),
+    "torch's fast path of multi-head attention": _simple(
+        torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
+    ),
     "torch's number of threads": _simple(torch.get_num_threads, torch.set_num_threads),
     "modes of torch": (_modes, _set_modes),
     "torch.backends.mkldnn": _flags(torch.backends.mkldnn, _MKLDNN),
@@ -288,9 +324,8 @@ STATE = {
     "the working folder": _simple(os.getcwd, os.chdir),
     "sys.path": _simple(lambda: [*sys.path], lambda state: sys.path.__setitem__(slice(None), state)),
     "the recursion limit": _simple(sys.getrecursionlimit, sys.setrecursionlimit),
-    "the handler of SIGINT": _simple(
-        lambda: signal.getsignal(signal.SIGINT), lambda state: signal.signal(signal.SIGINT, state)
-    ),
+    "handlers of signals": _simple(_handlers, _set_handlers),
+    "hooks for exceptions": _simple(lambda: (sys.excepthook, sys.unraisablehook, threading.excepthook), _set_hooks),
     "the trace function": _simple(sys.gettrace, sys.settrace),
     "the profile function": _simple(sys.getprofile, sys.setprofile),
     "the garbage collector": _simple(_collector, _set_collector),
@@ -300,6 +335,7 @@ STATE = {
     ),
     "the context of decimal": _simple(_decimal, _set_decimal),
     "how tensors and arrays are printed": (_printing, _set_printing),
+    "the root logger": _simple(lambda: (logging.root.level, (*logging.root.handlers,)), _set_root_logger),
     "what logging leaves out": _simple(lambda: logging.root.manager.disable, logging.disable),
     "the standard streams": _simple(
         lambda: {name: getattr(sys, name) for name in _STREAMS}, lambda state: vars(sys).update(state)

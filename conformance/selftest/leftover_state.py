@@ -164,6 +164,26 @@ CHANGES: dict[str, tuple[str, Callable[[], object]]] = {
     "pins_the_thread": ("It leaves the thread on one core.", _one_core),
     "traces": ("It leaves a trace function set.", lambda: sys.settrace(lambda *event: None)),
     "warns_always": ("It leaves warnings to come at each call.", lambda: torch.set_warn_always(True)),
+    "takes_the_alarm": (
+        "It leaves a handler of its own for alarms.",
+        lambda: signal.signal(signal.SIGALRM, lambda *given: None),
+    ),
+    "sets_up_logging": (
+        "It gives the root logger a handler, so that what the user sets up is ignored.",
+        lambda: logging.root.addHandler(logging.NullHandler()),
+    ),
+    "shares_by_files": (
+        "It leaves memory shared by files.",
+        lambda: torch.multiprocessing.set_sharing_strategy("file_system"),
+    ),
+    "slow_attention": (
+        "It leaves the fast path of multi-head attention turned off.",
+        lambda: torch.backends.mha.set_fastpath_enabled(False),
+    ),
+    "hooks_exceptions": (
+        "It leaves a hook of its own for exceptions.",
+        lambda: setattr(sys, "excepthook", lambda *given: None),
+    ),
 }
 """By name, what is wrong, and the change of the process that a call leaves."""
 
