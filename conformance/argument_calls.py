@@ -157,7 +157,9 @@ _JUDGED = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.in
 
 
 def _same(one, other):
-    words = (x.detach().cpu().contiguous().reshape(-1, 1).view(torch.uint8) for x in (one, other))
+    # A dim of one element may have any stride, which "contiguous" leaves as it is, and no view of bytes takes.
+    plain = (x.detach().cpu().clone(memory_format=torch.contiguous_format) for x in (one, other))
+    words = (x.reshape(-1).view(torch.uint8) for x in plain)
     return torch.equal(*words)
 
 

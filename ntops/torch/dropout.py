@@ -29,6 +29,8 @@ def dropout(input, p=0.5, training=True, inplace=False):
         complex, sparse, quantized or nested ``input``.
     """
     p = check_real(p, "p")
+    # torch takes whatever is true or false, also where nothing is written: not a tensor of many elements.
+    inplace = bool(inplace)
 
     if p < 0 or p > 1:
         raise ValueError(f"argument 'p' must be from 0 to 1, not {p}")

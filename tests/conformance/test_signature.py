@@ -15,6 +15,8 @@ from conformance.checks import FAILED, PASSED
 from conformance.checks.signature import AS_IT_IS, edits
 from conformance.implementations import Implementation, load
 from conformance.selftest import defect_registry
+from strategies.layouts import Layout
+from strategies.specs import TensorSpec
 
 WHOLE = Case(op="softmax", args=(spec(5, 33), -1))
 CASES = {
@@ -37,6 +39,24 @@ def test_what_takes_them_is_caught(defect):
 @pytest.mark.parametrize("op", CASES)
 def test_what_refuses_what_torch_refuses_passes(op, implementation):
     finding = judged("signature", CASES[op], load(implementation))
+    assert (finding.status, finding.message) == (PASSED, "")
+
+
+@pytest.mark.parametrize("implementation", ["torch", "ntops.torch"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        # One element along a dim has a stride that no view of bytes takes.
+        Case(op="bmm", args=(TensorSpec((3, 6, 1), "float32", layout=Layout((2, 0, 1), (1, 1, 3))), spec(3, 1, 4))),
+        # A bool that is filled with 7 holds 1.
+        Case(op="add", args=(spec(5, 33, dtype="bool"), False)),
+        # torch looks at ``inplace`` also where nothing is dropped.
+        Case(op="dropout", args=(spec(3, 5), 0.5, False)),
+    ],
+    ids=["strides", "bool", "inplace"],
+)
+def test_other_calls_pass(case, implementation):
+    finding = judged("signature", case, load(implementation))
     assert (finding.status, finding.message) == (PASSED, "")
 
 
