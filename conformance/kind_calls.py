@@ -1,5 +1,5 @@
-"""Make a call with tensors of another kind: complex, sparse, unsigned, negated lazily, of a subclass, on the meta
-device, or an operand's memory as another dtype; or with such numbers.
+"""Make a call with tensors of another kind: complex, sparse, unsigned, of a subclass, on the meta device, or an
+operand's memory as another dtype; into an ``out`` that is negated lazily; or with such numbers.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -16,11 +16,11 @@ MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as ima
 INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
 VIEWED = "the second operand a view of the first as another dtype"
 INTO_VIEW = "out= a view of an operand as another dtype"
-SUBCLASS, NEGATED, INTO_NEGATED = "of a subclass of Tensor", "negated lazily", "into an out= that is negated lazily"
+SUBCLASS, INTO_NEGATED = "of a subclass of Tensor", "into an out= that is negated lazily"
 COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
 """The kinds of which complex tensors or numbers are part."""
-ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, SUBCLASS, NEGATED, INTO_NEGATED, META)
+ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, SUBCLASS, INTO_NEGATED, META)
 REFUSED = (*OF_COMPLEX, BEYOND)
 """The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
 _NUMBERS = {
@@ -59,8 +59,6 @@ def applies(which, tensors, numbers):
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
-    if which == NEGATED:
-        return any(one.is_floating_point() for one in tensors)
     if which == VIEWED:
         return len(tensors) > 1 and tensors[0].shape == tensors[1].shape and tensors[0].dtype in _OTHERS
     place = _SPARSE.get(which, 0)
@@ -150,8 +148,6 @@ def _changed(which, tensor, place):
         return torch.sparse_coo_tensor(*twice, found.shape, check_invariants=False)
     if which == UNSIGNED and tensor.dtype in _UNSIGNED:
         return tensor.to(_UNSIGNED[tensor.dtype])
-    if which == NEGATED and tensor.is_floating_point():
-        return torch._neg_view(-tensor.detach())
     if which == SUBCLASS:
         return tensor.as_subclass(Subclass)
     return tensor.to("meta") if which == META else tensor

@@ -22,9 +22,10 @@ overflow in some orders of computing."""
 
 
 def kinds(trial: Trial) -> Finding:
-    """Check that the call with complex or sparse tensors, unsigned integers, tensors of a subclass or negated lazily,
-    the memory of an operand as another dtype (for the second operand or ``out=``), a complex number, a whole number
-    beyond 64 bits, or (if ``fake`` is claimed) tensors of the meta device raises, or gives what torch's function gives.
+    """Check that the call with complex or sparse tensors, unsigned integers, the memory of an operand as another dtype
+    (for the second operand or ``out=``), an ``out`` that is negated lazily, a complex number, a whole number beyond 64
+    bits, or (if ``fake`` is claimed) tensors of a subclass or the meta device raises, or gives what torch's function
+    gives.
     What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not judged."""
     for which in possible(trial):
         context = _context(trial, which)
@@ -83,9 +84,10 @@ def possible(trial: Trial) -> list[str]:
         left.add(kind_calls.INTO_NEGATED)
     if not trial.spec.inplace or "inplace" in kwargs:
         left.add(kind_calls.IN_PLACE)
-    # A kernel that is launched on a tensor without memory ends the process: who takes such tensors says so.
+    # A kernel that is launched on a tensor without memory ends the process: who takes such tensors says so. Only who is
+    # as much at home in torch owes a subclass its class.
     if "fake" not in trial.implementation.claims(trial.case.op):
-        left.add(kind_calls.META)
+        left |= {kind_calls.META, kind_calls.SUBCLASS}
     floating = [one for one in trial.inputs if one.is_floating_point()]
     ordinary = exact or all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
     wide = (kind_calls.UNSIGNED, kind_calls.META)

@@ -53,7 +53,10 @@ def signature(trial: Trial) -> Finding:
 
 def has_signature(trial: Trial) -> bool:
     """Tell whether ``signature`` applies to a call: to a small one of a function of torch's own, in the plain form,
-    that writes to no operand, and whose operands are apart."""
+    that writes to no operand, and whose operands are apart. The reference is torch's or this package's: one of a
+    user's own may have another signature."""
+    if (getattr(trial.spec.reference, "__module__", None) or "torch").partition(".")[0] not in ("torch", "conformance"):
+        return False
     apart = not trial.spec.writes(trial.case) and not entangled(trial.case)
     return apart and in_context(trial) and forms.is_torchs(trial.case.op)
 

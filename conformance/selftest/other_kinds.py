@@ -194,18 +194,6 @@ def lowest_bit_of_unsigned(right: Right, *args: Any, **kwargs: Any) -> Any:
     return result.bitwise_xor(1) if result.dtype in _SIGNED else result
 
 
-@defect("add mul mm", "other kinds", "kinds")
-def a_subclass_becomes_plain(right: Right, *args: Any, **kwargs: Any) -> Any:
-    """A tensor of a subclass gives a plain one."""
-    return right(*args, **kwargs).as_subclass(torch.Tensor)
-
-
-@defect("exp sin mul", "other kinds", "kinds")
-def lazy_negation_is_not_seen(right: Right, *args: Any, **kwargs: Any) -> Any:
-    """The memory of an operand that is negated lazily is read as if it were not."""
-    return right(*_each(args, lambda one: torch._neg_view(one) if one.is_neg() else one), **kwargs)
-
-
 @defect("exp sin mul", "other kinds", "kinds")
 def a_negated_out_is_written_plainly(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """An ``out`` that is negated lazily is written as if it were not."""

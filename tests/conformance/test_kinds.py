@@ -101,6 +101,17 @@ def test_each_kind_is_made_as_it_is_called():
     assert not any(one.is_meta for one in seen)
 
 
+def test_who_is_at_home_in_torch_keeps_a_subclass():
+    def mul(input, other):
+        return torch.mul(input, other).as_subclass(torch.Tensor)
+
+    provider = SimpleNamespace(mul=mul)
+    finding = judged("kinds", CASES["mul"], Implementation("own", provider, {"mul": ("fake",)}))
+    assert finding.status == FAILED
+    assert finding.message.startswith(kind_calls.SUBCLASS)
+    assert judged("kinds", CASES["mul"], Implementation("own", provider, {})).status == PASSED
+
+
 def test_what_torch_refuses_of_complex_numbers_nobody_takes():
     """Of other kinds it is not judged: torch lacks them on one device and has them on another."""
 
