@@ -10,8 +10,8 @@ import torch
 
 KIND = "other arguments"
 KEYWORD, DROPPED, BEHIND, CHANGED, DTYPE, FLOAT8 = "keyword", "dropped", "behind", "changed", "dtype", "float8"
-"""What is done with the arguments: one more keyword; one left out; a tensor behind the positional ones, which is where
-an ``out`` would be; one of another type; a ``dtype``; operands of float8."""
+"""Each names an edit of the arguments, which adds a keyword, leaves an argument out, puts a tensor behind the positional
+ones (where an ``out`` would be), gives one another type, gives a ``dtype``, or gives operands of float8."""
 DTYPES = {
     "float": float,
     "int": int,
@@ -21,7 +21,7 @@ DTYPES = {
     "np.dtype": np.dtype("float32"),
 }
 OF_PYTHON = ("float", "int", "bool")
-"""What is given as a ``dtype``: torch takes Python's types, and none of NumPy's."""
+"""torch takes these, Python's types, as a ``dtype``, and none of NumPy's."""
 _PLAIN = {torch.bfloat16: torch.float32}
 """The dtypes that NumPy lacks, and what holds their numbers."""
 FILLING = 7
@@ -81,7 +81,7 @@ OF_WORDS = {
     "a list": lambda value: [value],
 }
 TYPES = {"dims": OF_DIMS, "tensor": OF_TENSORS, "number": OF_NUMBERS, "flag": OF_FLAGS, "word": OF_WORDS}
-"""What else a value is given as, by what it is."""
+"""Each kind of value is given as these other types."""
 
 
 def _with_arguments(function, tools, edits):
@@ -138,7 +138,8 @@ def _made(function, args, kwargs, added, given, copies):
     elements = torch.zeros(0)
     try:
         value = function(*args, **kwargs)
-    # Whatever the class: some of torch's own functions look at attributes first.
+    # The function is a stranger's, and any exception refuses: torch's own raise AttributeError, too, since some look at
+    # attributes before types. The class is told, and what was written counts.
     except Exception as error:  # noqa: BLE001
         said = f"{REFUSED}{type(error).__name__}"
         if not all(map(_same, given, copies)):

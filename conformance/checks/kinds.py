@@ -25,8 +25,8 @@ def kinds(trial: Trial) -> Finding:
     """Check that the call with complex or sparse tensors, unsigned integers, the memory of an operand as another dtype
     (for the second operand or ``out=``), an ``out`` that is negated lazily, a complex number, a whole number beyond 64
     bits, or (if ``fake`` is claimed) tensors of a subclass or the meta device raises, or gives what torch's function
-    gives.
-    What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not judged."""
+    gives. What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not
+    judged."""
     for which in possible(trial):
         context = _context(trial, which)
         theirs = trial.theirs(context=context)
@@ -88,10 +88,15 @@ def possible(trial: Trial) -> list[str]:
     # as much at home in torch owes a subclass its class.
     if "fake" not in trial.implementation.claims(trial.case.op):
         left |= {kind_calls.META, kind_calls.SUBCLASS}
-    floating = [one for one in trial.inputs if one.is_floating_point()]
-    ordinary = exact or all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
+    ordinary = exact or is_ordinary(trial)
     wide = (kind_calls.UNSIGNED, kind_calls.META)
     return [which for which in found if which not in left and (ordinary or which in wide)]
+
+
+def is_ordinary(trial: Trial) -> bool:
+    """Tell whether no floating-point operand is larger than ``ORDINARY``."""
+    floating = (one for one in trial.inputs if one.is_floating_point())
+    return all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
 
 
 def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str]) -> str:

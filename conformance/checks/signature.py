@@ -14,12 +14,12 @@ from conformance import spec as specs
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial
 from conformance.checks.contexts import in_context
 from conformance.checks.invariance import entangled
-from conformance.checks.kinds import ORDINARY, far
+from conformance.checks.kinds import far, is_ordinary
 
 Edit = tuple[str, Any, Any]
-"""What is done with the arguments of a call, as of ``argument_calls``: the action, the argument, the details."""
+"""An edit has the name of ``argument_calls`` for it, the place or name of the argument, and the details."""
 Edits = dict[str, Edit]
-"""By what they are in words."""
+"""Edits have names, which messages tell."""
 AS_IT_IS = "as it is"
 UNKNOWN = "unknown_keyword"
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -40,7 +40,7 @@ def signature(trial: Trial) -> Finding:
     # torch's CPU lacks some calls that CUDA takes.
     if _is_refused(ours[0]) or len(known) < len(answers):
         return Finding("signature", PASSED)
-    compares = "distribution" not in trial.spec.checks and _is_ordinary(trial)
+    compares = "distribution" not in trial.spec.checks and is_ordinary(trial)
     has_dtype = not _is_refused(answers[0][[*wanted].index("dtype=float")])
     for place, (what, edit) in enumerate(wanted.items()):
         # Who has a ``dtype`` that torch has not may take what it likes.
@@ -158,8 +158,3 @@ def _wrong(edit: Edit, ours: Answer, answers: Sequence[Answer], compares: bool) 
         return f"the result is {ours[0]}; torch's is {answers[0][0]}"
     alike = compares and types and ours[1].shape == answers[0][1].shape
     return far(ours[1], answers[0][1]) if alike and ours[1].numel() else ""
-
-
-def _is_ordinary(trial: Trial) -> bool:
-    floating = [one for one in trial.inputs if one.is_floating_point()]
-    return all(bool((one.double().abs() <= ORDINARY).all()) for one in floating)
