@@ -10,8 +10,8 @@ import torch
 
 KIND = "other arguments"
 KEYWORD, DROPPED, BEHIND, CHANGED, DTYPE, FLOAT8 = "keyword", "dropped", "behind", "changed", "dtype", "float8"
-"""Each names an edit of the arguments, which adds a keyword, leaves an argument out, puts a tensor behind the positional
-ones (where an ``out`` would be), gives one another type, gives a ``dtype``, or gives operands of float8."""
+"""Each names an edit of the arguments, which adds a keyword, leaves an argument out, puts a tensor behind the
+positional ones (where an ``out`` would be), gives one another type, gives a ``dtype``, or gives operands of float8."""
 DTYPES = {
     "float": float,
     "int": int,
