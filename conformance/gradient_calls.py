@@ -113,7 +113,7 @@ def _negated(value, wanted, dout, _):
 def second_order(value, wanted, dout, _=None):
     """Return the gradients of a sum of ``dout * (value + value ** 2 / 2)``, in which that of the result depends on the
     operands, and after them the gradients of a sum of these, each element times a factor of its own; zeros where there
-    are none. Where they cannot be had, the gradients alone."""
+    are none, and None where an exception says so. Where autograd knows nothing of the first ones, these alone."""
     found = torch.autograd.grad(value, wanted, dout * (1 + value), create_graph=True, allow_unused=True)
     terms = [(one * factors(one)).sum() for one in found if one is not None and one.requires_grad]
     detached = [one if one is None else one.detach() for one in found]
@@ -123,7 +123,7 @@ def second_order(value, wanted, dout, _=None):
         again = torch.autograd.grad(sum(terms), wanted, allow_unused=True)
     # Who has no second derivative says so, whatever the class of the exception.
     except Exception:  # noqa: BLE001
-        return detached
+        return *detached, *(None for _ in wanted)
     return *detached, *(torch.zeros_like(own) if one is None else one for one, own in zip(again, wanted, strict=True))
 
 

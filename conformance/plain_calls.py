@@ -1,13 +1,15 @@
 """The check ``plain``: a script of a few lines makes the call in a process of its own, as a user would.
 
 An implementation can tell the judged process from others: by its parents, its command line, the files of its callers.
-The script's process holds an interpreter, torch and the implementation, and has to give what the judged one gave.
+The script's process holds an interpreter, torch and the implementation, and has to give what the judged one gave: at
+first, and also when it makes the calls again as ``plain_script`` does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import secrets
 import signal
@@ -15,43 +17,57 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from conformance import cases, forms, runner, runtime
+from conformance import cases, code_draws, forms, plain_script, runner, runtime
 from conformance import spec as specs
-from conformance.calls import Outcome
+from conformance.calls import Local, Outcome
+from conformance.case_changes import each_filled, is_listed
 from conformance.cases import Case
 from conformance.checks import FAILED, PASSED, Finding
 from conformance.checks.call_record import difference, malformed
 from conformance.checks.result import judged, wrong
 from conformance.implementations import Implementation, module_of
 from conformance.runner import Verdict
+from strategies.dtypes import is_floating
+from strategies.specs import CONTIGUOUS, TensorSpec
 
 PLAIN = "plain"
 """The name of the check."""
-FEW, SHARE = 3, 10
-"""The least number of cases of one op, and one in so many drawn cases of each dtype, where that is more."""
+FEW, SHARE = 3, 25
+"""The least number of cases of one op, and one in so many of those that are drawn of each of its dtypes."""
+WIDE, ROOM = 4_099, 1 << 14
+"""A size that few drawn cases have, and the most elements of a case that gets it."""
+KEPT = 15
+"""The most cases of each op and dtype among which these are."""
 SMALL = 1 << 21
 """The most elements of the operands of one case."""
 TELLING = ("PYTEST", "HYPOTHESIS")
 """Prefixes of the variables of the environment that tell that a test runs."""
+SECONDS = 0.3
+"""For how long a call is repeated."""
 _SCRIPT = """import torch
 {load}
 
 {device}# As where operands are drawn.
 torch.rand(1)
-results = []
-for name, args, kwargs in torch.load({given!r}, weights_only=False):
-    try:
-        results.append(getattr({name}, name)(*args, **kwargs))
-    except Exception as error:
-        results.append(f"{{type(error).__name__}}: {{error}}")
-torch.save(results, {made!r})
+
+{text}
+
+run({name}, {given!r}, {made!r}, {seconds})
 """
+_AGAIN = {
+    plain_script.OFTEN: "after many calls with other contents of the same tensors",
+    plain_script.AT_ONCE: f"in one of {plain_script.WORKERS} threads that make calls at once",
+    plain_script.MORE: f"with {plain_script.THREADS} threads of torch",
+    plain_script.LATER: "a month later",
+}
+"""How a script makes calls again."""
 _LINES = 5
 """The number of last lines of a script's output that are shown."""
 
@@ -72,18 +88,64 @@ class Pool:
             self._first.append(case)
         kept = self._found.setdefault(case.op, {}).setdefault(cases.dtype_of(case), {})
         kept[verdict.id] = case
-        if len(kept) > SHARE:
-            # The larger ones stay: they show more.
-            kept.pop(min(kept, key=lambda identity: (cases.size(kept[identity]), identity)))
+        if len(kept) > KEPT:
+            kept.pop(_in_turns(kept).pop())
 
-    def chosen(self, most: int) -> list[Case]:
-        """Return at most so many cases of each op, of all dtypes in turn, and those that failed in an earlier run."""
+    def chosen(self, few: int, each: int) -> list[Case]:
+        """Return so many cases of each op, of all dtypes in turn, or of each dtype, where that is more; and those that
+        failed in an earlier run. Where it is so many of each dtype, a plain one of each with more elements is among
+        them."""
         found = list(self._first)
         for dtypes in self._found.values():
-            rows = [sorted(kept.values(), key=cases.size, reverse=True) for kept in dtypes.values()]
-            turns = [row[turn] for turn in range(SHARE) for row in rows if turn < len(row)]
-            found += turns[:most]
-        return found
+            rows = [[kept[identity] for identity in _in_turns(kept)] for kept in dtypes.values()]
+            turns = [row[turn] for turn in range(KEPT) for row in rows if turn < len(row)]
+            found += turns[: max(few, each * len(rows))]
+            if each:
+                found += [case for kept in dtypes.values() for case in _grown(kept.values())]
+        return list({cases.case_id(case): case for case in found}.values())
+
+
+def _in_turns(kept: Mapping[str, Case]) -> list[str]:
+    """Return the ids of cases, in turn those of large ones, which show more, of plain ones, and of any."""
+    orders = (lambda one: cases.size(kept[one]), lambda one: _plainness(kept[one]), lambda one: one)
+    # An id is a hash: the last order is none.
+    rows = [sorted(kept, key=order, reverse=True) for order in orders]
+    return list(dict.fromkeys(identity for found in zip(*rows, strict=True) for identity in found))
+
+
+def _plainness(case: Case) -> tuple[int, ...]:
+    """Return what is larger for calls as most are: of tensors of one dtype and one shape, contiguous, with nothing
+    else."""
+    operands = cases.operands(case)
+    kinds, shapes = {one.dtype for one in operands}, {one.shape for one in operands}
+    strided = sum(one.layout != CONTIGUOUS for one in operands)
+    return -len(case.kwargs), -len(kinds), len(operands), -len(shapes), -strided, -len(case.args), *cases.size(case)
+
+
+def _grown(kept: Iterable[Case]) -> list[Case]:
+    """Return the plainest case that can have a size of ``WIDE``, with that; none if there is none."""
+    made = (
+        (specs.registry()[case.op], one)
+        for case in sorted(kept, key=_plainness, reverse=True)
+        for one in code_draws.sized(each_filled(case, _telling), [WIDE], 0, ROOM)
+    )
+    fitting = (one for spec, one in made if _has_wide(one) and code_draws.is_allowed(spec, one, ROOM))
+    return [*itertools.islice(fitting, 1)]
+
+
+def _has_wide(case: Case) -> bool:
+    shapes = [one.shape for one in cases.operands(case)]
+    return any(WIDE in shape for shape in shapes) and not any(0 in shape for shape in shapes)
+
+
+def _telling(operand: TensorSpec) -> TensorSpec:
+    """Return an operand whose elements differ and are all finite."""
+    plain = msgspec.structs.replace(operand, specials=())
+    return (
+        plain
+        if is_listed(operand) or not is_floating(operand.dtype)
+        else msgspec.structs.replace(plain, values="normal")
+    )
 
 
 def fits(case: Case, verdict: Verdict) -> bool:
@@ -111,12 +173,12 @@ def judge(
     prepared, ours = [prepared[place] for place in kept], [ours[place] for place in kept]
     if not prepared:
         return []
-    made, problem = _made(prepared, implementation, device, seconds)
+    made, again, problem = _made(prepared, implementation, device, seconds)
     if problem:
         return [_verdict(prepared[0].case, problem)]
     return [
-        _verdict(one.case, _differing(one, implementation, first, second))
-        for one, first, second in zip(prepared, ours, made, strict=True)
+        _verdict(one.case, _differing(one, implementation, first, second) or _later(one, implementation, first, later))
+        for one, first, second, later in zip(prepared, ours, made, again, strict=True)
     ]
 
 
@@ -139,21 +201,52 @@ def _differing(prepared: runner.Prepared, implementation: Implementation, ours: 
         return f"called once more it {message}"
     message = difference(ours, made, "the judged process and a plain script")
     if message and "deterministic" not in implementation.claims(prepared.case.op):
-        trial = runner.tried(prepared, implementation)
-        theirs = dataclasses.replace(trial.ours, value=made.value, error=made.error, places=None, told=None)
-        if trial.spec.writes(trial.case) and made.error is None:
-            # Operands that the script writes are not those of this process.
-            found = malformed(made.value, trial.reference.value) or judged(trial, theirs).message
-        else:
-            found = wrong(trial, theirs)
-        message = found and f"in a plain script it is wrong: {found}"
+        message = _wrong(prepared, implementation, made, "in a plain script")
     return message
+
+
+def _later(
+    prepared: runner.Prepared, implementation: Implementation, ours: Outcome, again: Mapping[str, Outcome]
+) -> str:
+    """Say how a result differs that a script got when it made the call again; empty: not at all. With another number of
+    threads sums are of other parts, and have to be right, or as wrong as torch's."""
+    claimed = "deterministic" in implementation.claims(prepared.case.op)
+    for way, made in again.items():
+        told = _AGAIN.get(way, way)
+        message = difference(ours, made, f"the first call and one {told}")
+        if message and (way == plain_script.MORE or not claimed):
+            message = _wrong(prepared, implementation, made, f"in a plain script, {told},")
+        # On some CPUs torch's own products in bfloat16 are NaN with more threads than cores.
+        if message and not (way == plain_script.MORE and not difference(made, _with_more_threads(prepared))):
+            return message
+    return ""
+
+
+def _with_more_threads(prepared: runner.Prepared) -> Outcome:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(plain_script.THREADS)
+    try:
+        return prepared.invoke(Local(prepared.spec.reference))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _wrong(prepared: runner.Prepared, implementation: Implementation, made: Outcome, where: str) -> str:
+    trial = runner.tried(prepared, implementation)
+    theirs = dataclasses.replace(trial.ours, value=made.value, error=made.error, places=None, told=None)
+    if trial.spec.writes(trial.case) and made.error is None:
+        # Operands that the script writes are not those of this process.
+        found = malformed(made.value, trial.reference.value) or judged(trial, theirs).message
+    else:
+        found = wrong(trial, theirs)
+    return found and f"{where} it is wrong: {found}"
 
 
 def _made(
     prepared: Sequence[runner.Prepared], implementation: Implementation, device: torch.device, seconds: float | None
-) -> tuple[list[Outcome], str]:
-    """Run a script of all calls; return its results, or what is wrong with all of it."""
+) -> tuple[list[Outcome], list[dict[str, Outcome]], str]:
+    """Run a script of all calls; return its results, those that differ when it makes the calls again, and what is wrong
+    with all of it."""
     module, _, path = module_of(implementation.name).partition(":")
     load = f"import {module}"
     if module.endswith(".py"):
@@ -167,28 +260,34 @@ def _made(
         )
         torch.save([_written(one, device) for one in prepared], given)
         on = f"torch.cuda.set_device({device.index})\n" if device.index else ""
-        text = _SCRIPT.format(load=load, name=name, device=on, given=str(given), made=str(made))
-        script.write_text(text)
+        how = {"seconds": SECONDS, "text": Path(plain_script.__file__).read_text()}
+        script.write_text(_SCRIPT.format(load=load, name=name, device=on, given=str(given), made=str(made), **how))
         with printed.open("wb") as output:
             ended = _run(script, output, device, seconds)
         told = "".join(f"\n    {line}" for line in printed.read_text(errors="replace").splitlines()[-_LINES:])
         if ended:
-            return [], f"a plain script of some calls {ended}; it printed last:{told}"
+            return [], [], f"a plain script of some calls {ended}; it printed last:{told}"
         try:
             # Only tensors and texts: somebody else's code wrote it.
             results = torch.load(made, weights_only=True)
-            return [_outcome(result) for _, result in zip(prepared, results, strict=True)], ""
+            found = torch.load(f"{made}.again", weights_only=True)
+            outcomes = [_outcome(result) for _, result in zip(prepared, results, strict=True)]
+            again = [
+                {way: _outcome(results[place]) for way, results in found.items() if place in results}
+                for place in range(len(prepared))
+            ]
+            return outcomes, again, ""
         # Any error: that file may hold anything.
         except Exception as error:  # noqa: BLE001
             kind = f"{type(error).__name__}: {str(error)[:200]}"
-            return [], f"a plain script of some calls left no results that can be read: {kind}{told}"
+            return [], [], f"a plain script of some calls left no results that can be read: {kind}{told}"
 
 
-def _written(prepared: runner.Prepared, device: torch.device) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-    """Return a call as it is saved for the script."""
+def _written(prepared: runner.Prepared, device: torch.device) -> tuple[str, tuple[Any, ...], dict[str, Any], bool]:
+    """Return a call as it is saved for the script, and whether it can be made again: it writes no operand."""
     operands = [runtime._copy(tensor, device) for tensor in prepared.inputs]
     args, kwargs = forms.bind(prepared.case, operands)
-    return prepared.case.op, tuple(args), dict(kwargs)
+    return prepared.case.op, tuple(args), dict(kwargs), not prepared.spec.writes(prepared.case)
 
 
 def _outcome(result: Any) -> Outcome:

@@ -194,9 +194,9 @@ class Run:
     def plain(self) -> list[Failed]:
         """Report what the import changed. Judge some cases that passed once more, by a script, and save the smallest
         that fails of each op and dtype."""
-        most = max(FEW, self.settings.max_examples // SHARE)
         wanted = self.checks is None or PLAIN in self.checks
-        chosen = self.pool.chosen(most) if wanted and self.child is not None else []
+        each = self.settings.max_examples // SHARE
+        chosen = self.pool.chosen(FEW, each) if wanted and self.child is not None else []
         if wanted and self.child is not None and (changed := self.child.about.changed):
             told = f"importing {self.implementation.name} changed {', '.join(changed)}"
             return [Failed(told), *self._plain(chosen)]

@@ -108,7 +108,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
     if kind == "second order":
-        asked, dtype = _ordinary(tamed(case), dtype)
+        asked, dtype = _ordinary(tamed(case), dtype, widened=bool(seed // 67 % 3))
     dout = _dout(kind, tuple(result.shape), dtype, seed)
     # The gradient of one operand may be of the others alone, and that of a change has to show.
     training = cases.elements(case) + result.numel() > MOST_OF_ROWS
@@ -170,12 +170,13 @@ def _as_heads_lie(case: Case, number: int) -> Case:
     return msgspec.structs.replace(case, args=(laid, *case.args[1:]), digests=())
 
 
-def _ordinary(case: Case, dtype: str) -> tuple[Case, str]:
-    """Return the case with ``ordinary`` numbers, of others second derivatives vanish, or are lost in roundings; and in
-    float32, if all is of one dtype. The other result is the dtype of the call's result."""
+def _ordinary(case: Case, dtype: str, widened: bool) -> tuple[Case, str]:
+    """Return the case with ``ordinary`` numbers, of others second derivatives vanish, or are lost in roundings. Half
+    types, if all is of one, are ``widened`` to float32. The other result is the dtype of the call's result."""
     floating = {spec.dtype for spec in cases.operands(case) if dtypes.is_floating(spec.dtype)} | {dtype}
     alike = (
-        len(floating) == 1
+        widened
+        and len(floating) == 1
         and not floating & {"float64"}
         and not any(isinstance(one, DType) for one in (*case.args, *case.kwargs.values()))
     )

@@ -23,6 +23,7 @@ from conformance.checks.gradient_kinds import (
     MOST_OF_STEP,
     Wish,
     floating_operands,
+    ordinary,
     told,
     wish,
 )
@@ -35,6 +36,8 @@ CLAIM = "gradients"
 COARSE = 1e-3
 """The error of a derivative that is differentiated again, and of its own derivative, relative to the largest one, from
 which on a term is missing: they have no bound."""
+COARSE_OF_ROUNDINGS = 8
+"""The same in roundings of the operands, where that is more."""
 
 
 def gradients(trial: Trial) -> Finding:
@@ -235,12 +238,17 @@ _LOOSE, _VANISHING = 2.0**-5, 2.0**-10
 
 def _again(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: list[Any]) -> str:
     """Say that a derivative which is to be differentiated, or its own derivative, is not torch's in float64; empty:
-    they are, there are none, or torch's own in float32 are far from that, too."""
-    if any(one.dtype not in (torch.float32, torch.int64, torch.bool) for one in inputs):
+    they are, there are none, or torch's own in the same precision are far from that, too."""
+    floating = [one.dtype for one in inputs if one.is_floating_point()]
+    if any(dtype.itemsize == 1 for dtype in floating):
         return ""
     theirs, exact = (_of_torch(trial, way, inputs, dtype, again=True) for dtype in (None, torch.float64))
     if theirs is None or exact is None:
         return ""
+    if len(found) < len(theirs) and _has_in_float32(trial, way):
+        return "there are no second derivatives, and no exception says so, but those of operands of float32 are there"
+    rounding = max(torch.finfo(dtype).eps for dtype in floating)
+    coarse = max(COARSE, COARSE_OF_ROUNDINGS * rounding)
     which = [f"{order} derivative for operand {number}" for order in ("first", "second") for number in way.wanted]
     for place, (name, ours, own, right) in enumerate(zip(which, found, theirs, exact, strict=False)):
         if not isinstance(ours, torch.Tensor) or not right.numel():
@@ -249,24 +257,42 @@ def _again(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: lis
         sure = right.isfinite() & own.isfinite()
         largest = float(torch.where(sure, right, 0.0).abs().amax())
         off = float(torch.where(sure, own.double() - right, 0.0).abs().amax())
-        if not largest > _VANISHING or not off < COARSE * largest:
+        if not largest > _VANISHING or not off < coarse * largest:
             continue
         worst = float(torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf).amax())
-        if worst <= COARSE * largest + 8 * off:
+        if worst <= coarse * largest + 8 * off:
             continue
-        if worst > COARSE * largest + 8 * _moved(trial, way, inputs, place, right, sure):
+        if worst > coarse * largest + 8 * _moved(trial, way, inputs, place, right, sure, 2 * rounding):
             return f"the {name} is {worst:.3g} off, of {largest:.3g} at most"
     return ""
 
 
+def _has_in_float32(trial: Trial, way: Wish) -> bool:
+    """Tell whether a call has second derivatives where all floating-point operands are of float32, and not all are."""
+    dout = msgspec.structs.replace(way.dout, dtype="float32")
+    single = dataclasses.replace(way, case=ordinary(way.case, "float32"), dout=dout)
+    if single.case == way.case:
+        return False
+    outcome = trial.attempt(inputs=single.inputs(), gradients=single.asked())
+    # The result, the gradients, and theirs.
+    has = outcome.error is None and outcome.reached == "backward" and len(outcome.value) == 1 + 2 * len(way.wanted)
+    return has and all(isinstance(one, torch.Tensor) for one in outcome.value[-len(way.wanted) :])
+
+
 def _moved(
-    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], place: int, right: torch.Tensor, sure: torch.Tensor
+    trial: Trial,
+    way: Wish,
+    inputs: tuple[torch.Tensor, ...],
+    place: int,
+    right: torch.Tensor,
+    sure: torch.Tensor,
+    share: float,
 ) -> float:
-    """Return how far a derivative in float64 moves with two ulps of the operands: torch's own in float32 may be exact
-    by luck where others need not be, as the mean of equal numbers is."""
+    """Return how far a derivative in float64 moves with a ``share`` of the operands: torch's own in their precision may
+    be exact by luck where others need not be, as the mean of equal numbers is."""
     random = torch.Generator().manual_seed(0)
     stirred = tuple(
-        one * (1 + 2.0**-22 * (2 * torch.rand(one.shape, generator=random, dtype=torch.float64) - 1))
+        one * (1 + share * (2 * torch.rand(one.shape, generator=random, dtype=torch.float64) - 1))
         if one.is_floating_point()
         else one
         for one in in_float64(inputs)
@@ -303,7 +329,7 @@ def _of_torch(
     # torch has no such derivative, or refuses operands that require one; then there is nothing to compare with.
     except (RuntimeError, TypeError):
         return None
-    if len(found) < (2 if again else 1) * len(wanted):
+    if len(found) < (2 if again else 1) * len(wanted) or (again and found[-1] is None):
         return None
     owners = wanted * (2 if again else 1)
     return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, owners, strict=True)]

@@ -59,10 +59,12 @@ PLANTED = (
     Cheat("computes_in_half", "mm"),
     Cheat("computes_when_looked_at", "exp", ("metadata", "values")),
     Cheat("constant_answer", "exp"),
+    Cheat("counts_threads", "exp", ("plain",)),
     Cheat("dropout_is_identity", "dropout", ("distribution",)),
     Cheat("drops_by_fixed_seed", "dropout", ("distribution",)),
     Cheat("exits_with_success", "exp", ("crash",)),
     Cheat("expected_value", "mm"),
+    Cheat("rings_results", "exp", ("plain",)),
     Cheat("sends_replies_twice", "exp", ("crash", "values")),
     Cheat("fills_result_later", "exp", ("values", "deterministic")),
     Cheat("hides_warnings", "exp", ("state",)),
@@ -128,6 +130,7 @@ PLANTED = (
     Cheat("stops_after_warmup", "exp"),
     Cheat("turns_gradients_off", "exp", ("state",)),
     Cheat("uniform_softmax", "softmax"),
+    Cheat("waits_an_hour", "exp", ("plain",)),
     Cheat("widens_bounds", "exp"),
     Cheat("writes_another_torch", "exp"),
     Cheat("writes_conftest", "exp"),
@@ -215,7 +218,7 @@ def judged(folder: Path, name: str, op: str, device: str = "cpu") -> Generator[V
                 pool.take(case, verdict)
                 yield verdict
                 if number == MADE:
-                    yield from child.plain(pool.chosen(MADE))
+                    yield from child.plain(pool.chosen(MADE, 0))
     finally:
         sys.path.remove(str(folder))
 

@@ -74,6 +74,39 @@ def test_what_is_wrong_in_a_script_alone_is_a_failure_of_its_case(judged, does, 
     assert second.status == "passed"
 
 
+KEEPS = """
+import itertools, sys, threading, time, torch
+begin, calls, shared = time.monotonic(), itertools.count(), {{}}
+
+def relu(input, inplace=False):
+    result = torch.nn.functional.relu(input, inplace)
+    {body}
+    return result
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        (
+            "if next(calls) > 500: result = shared['ring'].copy_(result)\n    shared['ring'] = result",
+            "after many calls",
+        ),
+        ("result = shared.setdefault(id(input), result)", "after many calls"),
+        ("if threading.current_thread() is not threading.main_thread(): result = -result", "threads that make calls"),
+        ("if torch.get_num_threads() > 8: result = -result", "12 threads of torch"),
+        ("if time.monotonic() - begin > 1e6: result = -result", "a month later"),
+    ],
+)
+def test_what_is_wrong_later_in_a_script_is_a_failure(tmp_path, monkeypatch, does, message):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "keeps.py").write_text(KEEPS.format(body=does))
+    with contextlib.closing(Child("keeps", "cpu", timeout=120.0)) as child:
+        assert child.judge(CASE, checks=["values"]).status == "passed"
+        (verdict,) = child.plain([CASE])
+    assert message in verdict.failure.message
+
+
 @pytest.mark.parametrize(
     ("does", "message"),
     [("__import__('os')._exit(3)", "exit status 3"), ("print('last words'); __import__('os').abort()", "last words")],
@@ -99,14 +132,17 @@ def test_a_call_that_resizes_is_replayed_without_a_script(judged, tmp_path):
         assert command.main(["reproduce", str(path), "--implementation", "seen", "--device", "cpu"]) == 0
 
 
-def test_a_pool_gives_the_largest_of_each_dtype_in_turn():
+def test_a_pool_gives_the_largest_of_each_dtype_and_others_in_turn():
     pool = Pool()
     for dtype in ("float16", "float32"):
-        for size in range(1, 30):
+        for size in range(1, 60):
             case = Case(op="relu", args=(TensorSpec((size,), dtype),))
             pool.take(case, Verdict(cases.case_id(case), "relu", "passed"))
-    found = [(case.args[0].dtype, case.args[0].shape[0]) for case in pool.chosen(4)]
-    assert sorted(found) == [("float16", 28), ("float16", 29), ("float32", 28), ("float32", 29)]
+    found = [(case.args[0].dtype, case.args[0].shape[0]) for case in pool.chosen(12, 2)]
+    assert {("float16", 58), ("float16", 59), ("float32", 58), ("float32", 59)} <= {*found}
+    assert [dtype for dtype, _ in found[:12]] == ["float16", "float32"] * 6
+    assert found[12:] == [("float16", plain_calls.WIDE), ("float32", plain_calls.WIDE)]
+    assert sum(size < 50 for _, size in found) >= 4
 
 
 ATTENTION = Case(op="scaled_dot_product_attention", args=(TensorSpec((1, 1, 2, 4), "float32"),) * 3)

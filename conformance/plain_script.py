@@ -1,0 +1,171 @@
+"""What a plain script does with calls: it makes each once, and again as a user's process does in the course of time.
+
+``plain_calls`` writes this text behind the lines that import the implementation. It needs torch and nothing else.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+import time
+
+import torch
+
+OFTEN, AT_ONCE, MORE, LATER = "often", "at once", "more", "later"
+MANY, SHOWN = 700, 1 << 25
+"""The most calls of one case in a row, and the most bytes of their results that are kept until the last of them."""
+WORKERS, TOGETHER, THREADS = 4, 8, 12
+"""Threads of Python that make so many calls at once, and threads of torch: more than many programs think of."""
+MONTH = 30 * 86400
+"""The seconds by which clocks are put forward."""
+CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
+
+
+def run(provider, given, made, seconds):
+    """Make the calls of the file ``given``. Write the outcomes to the file ``made``, and to ``made.again`` those that
+    have other bits when the calls are made again.
+
+    :param seconds: For how long a call is repeated.
+    """
+    # The harness wrote it.
+    listed = torch.load(given, weights_only=False)
+    calls = [(getattr(provider, name), args, kwargs) for name, args, kwargs, _ in listed]
+    outcomes = [_outcome(*call) for call in calls]
+    torch.save(outcomes, made)
+    first, places = [_bits(one) for one in outcomes], [place for place, one in enumerate(listed) if one[-1]]
+    del outcomes
+
+    def others(make):
+        """Return the outcomes of ``make`` for all places that differ from the first ones."""
+        found = {place: make(place) for place in places}
+        return {place: outcome for place, outcome in found.items() if _bits(outcome) != first[place]}
+
+    def again(place):
+        return _outcome(*calls[place])
+
+    found = {OFTEN: others(lambda place: _often(*calls[place], seconds))}
+    # Triton's interpreter has one state for all threads.
+    if "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") != "1":
+        found[AT_ONCE] = _at_once(calls, places, first)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    found[MORE] = others(again)
+    torch.set_num_threads(threads)
+    _put_forward()
+    found[LATER] = others(again)
+    torch.save(found, f"{made}.again")
+
+
+def _outcome(function, args, kwargs):
+    try:
+        return function(*args, **kwargs)
+    # The implementation is somebody else's code.
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+def _bits(outcome):
+    """Return what can be compared with that of another outcome: shapes, dtypes, and digests of bytes."""
+    results = outcome if isinstance(outcome, tuple | list) else [outcome]
+    return [_bits_of_one(one) if isinstance(one, torch.Tensor) else type(one) for one in results]
+
+
+def _bits_of_one(tensor):
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return tensor.shape, tensor.dtype, hashlib.blake2b(whole.numpy()).digest()
+
+
+def _often(function, args, kwargs, seconds):
+    """Make a call many times with other contents of its operands, then with their own. Return the last outcome, or what
+    is wrong with those of before."""
+    # Of tensors that no call has seen yet.
+    args, kwargs = _copied(args, kwargs)
+    operands = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+    # Indices have to stay what they are.
+    rows = [_words(one) for one in {id(one): one for one in operands if one.is_floating_point()}.values()]
+    own = [words.clone() for words in rows]
+    kept, size, end = [], 0, time.monotonic() + seconds
+    for _ in range(MANY):
+        for words in rows:
+            words.copy_(words.roll(1, 0))
+        value = _outcome(function, args, kwargs)
+        results = value if isinstance(value, tuple | list) else [value]
+        size += sum(one.nbytes for one in results if isinstance(one, torch.Tensor))
+        if size <= SHOWN:
+            kept.append((value, _bits(value)))
+        if time.monotonic() > end:
+            break
+    changed = any(_bits(value) != bits for value, bits in kept)
+    # Twice the same, then all but one element of its own, and then that one, too.
+    _outcome(function, args, kwargs)
+    for words, right in zip(rows, own, strict=True):
+        place = slice(len(words) // 2, len(words) // 2 + 1)
+        other = words[place].clone()
+        words.copy_(right)
+        words[place] = other
+    _outcome(function, args, kwargs)
+    for words, right in zip(rows, own, strict=True):
+        words.copy_(right)
+    # Most often changes leave a trace; those by way of NumPy do not.
+    if size % 3:
+        torch.autograd.graph.increment_version(operands)
+    told = f"Changed: a result of one of {len(kept)} calls is another one after the last of them"
+    return told if changed else _outcome(function, args, kwargs)
+
+
+def _words(tensor):
+    """Return the elements of all of a tensor's storage, as rows of bytes: some dtypes cannot be copied otherwise."""
+    storage = tensor.untyped_storage()
+    count = storage.nbytes() // tensor.itemsize * tensor.itemsize
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (count,)).view(-1, tensor.itemsize)
+
+
+def _at_once(calls, places, first):
+    """Let several threads make the same calls at once, each on operands of its own; return the outcomes that differ."""
+    found, interval = {}, sys.getswitchinterval()
+
+    def work(begin, own):
+        begin.wait()
+        for place, (args, kwargs) in own.items():
+            outcome = _outcome(calls[place][0], args, kwargs)
+            if _bits(outcome) != first[place]:
+                found[place] = outcome
+
+    sys.setswitchinterval(1e-5)
+    for start in range(0, len(places), TOGETHER):
+        some, begin = places[start : start + TOGETHER], threading.Barrier(WORKERS)
+        copies = [{place: _copied(*calls[place][1:]) for place in some} for _ in range(WORKERS)]
+        threads = [threading.Thread(target=work, args=(begin, own)) for own in copies]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    sys.setswitchinterval(interval)
+    return found
+
+
+def _copied(args, kwargs):
+    """Return arguments with copies of the tensors, each once, as they lie in storages of their own."""
+    copies = {}
+
+    def one(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        if storage._cdata not in copies:
+            copies[storage._cdata] = storage.clone()
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        return empty.set_(copies[storage._cdata], value.storage_offset(), value.shape, value.stride())
+
+    return [one(value) for value in args], {name: one(value) for name, value in kwargs.items()}
+
+
+def _put_forward():
+    """Put clocks forward, as they are for who looks a month later."""
+
+    def later(clock, by):
+        return lambda: clock() + by
+
+    for name in CLOCKS:
+        setattr(time, name, later(getattr(time, name), MONTH))
+        setattr(time, f"{name}_ns", later(getattr(time, f"{name}_ns"), MONTH * 10**9))
