@@ -15,6 +15,27 @@ STEEPER = -2.0
 rounds nothing."""
 
 
+EVALUATED = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
+"""Modes in which the same call of the same tensors is made before, as models are evaluated between steps."""
+
+
+def leaf(tensor, origin):
+    """Return a tensor of the same memory that requires a gradient, as autograd and ``origin`` have it: "leaf",
+    "parameter", or "result" of another operator."""
+    return torch.nn.Parameter(tensor.detach()) if origin == "parameter" else tensor.detach().requires_grad_()
+
+
+def operand(one, origin):
+    """Return the operand of a call of the same memory: the tensor itself, or what another operator made of it."""
+    return one.view_as(one) if origin == "result" and one.requires_grad else one
+
+
+def forget(tensors):
+    """Drop the gradients that were added up."""
+    for one in tensors:
+        one.grad = None
+
+
 def plain(value, wanted, dout, _other=None, retain_graph=False):
     """Return the gradients of the ``wanted`` operands for the gradient ``dout`` of the result ``value``."""
     return torch.autograd.grad(value, wanted, dout, retain_graph=retain_graph, allow_unused=True)
@@ -34,12 +55,21 @@ def part_of(base):
     return base.select(-1, 0)
 
 
-def _twice(value, wanted, dout, _):
-    """Return the gradients; the same again, from the same graph; and last those for ``STEEPER`` times ``dout``, which
-    are asked for in between."""
+def twice(value, wanted, dout, _=None):
+    """Return the gradients; the same again, from the same graph; those for ``STEEPER`` times ``dout``, which are asked
+    for in between; and whether autograd refuses to give them once more, since the graph is freed."""
     first = plain(value, wanted, dout, retain_graph=True)
     steeper = plain(value, wanted, dout * STEEPER, retain_graph=True)
-    return *first, *plain(value, wanted, dout), *steeper
+    again = plain(value, wanted, dout)
+    return *first, *again, *steeper, torch.tensor(_is_freed(value, wanted, dout))
+
+
+def _is_freed(value, wanted, dout):
+    try:
+        plain(value, wanted, dout)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _between(value, wanted, dout, other):
@@ -193,7 +223,7 @@ def _transformed(function, tools, wanted, how):
 CONTEXTS = {TRANSFORMED: _transformed}
 """As ``dispatcher_calls.KINDS``."""
 KINDS = {
-    "twice": _twice,
+    "twice": twice,
     "between": _between,
     "accumulated": _accumulated,
     "shared": _shared,

@@ -319,11 +319,14 @@ def _make(made, function, call, device, guard, offers, passed):
     stay = call_contexts.kept(call["form"], call["written"], bool(call["kwargs"].get("inplace")))
     given = call_contexts.dressed(call["form"], made.operands, stay)
     wish = call["gradients"]
-    if wish is not None:
-        made.reached = "forward"
-        given = [one.detach().requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(given)]
     args, kwargs = _arguments(call, given)
     before = None
+    if wish is not None:
+        made.reached = "forward"
+        given = [
+            gradient_calls.leaf(one, wish["origin"]) if n in wish["wanted"] else one for n, one in enumerate(given)
+        ]
+        args, kwargs = _arguments(call, [gradient_calls.operand(one, wish["origin"]) for one in given])
     if wish is not None and wish["kind"] == "in place":
         # torch writes to no leaf.
         first, base = gradient_calls.to_be_written(args[0], wish["view"])
@@ -359,13 +362,17 @@ def _make(made, function, call, device, guard, offers, passed):
                 state = None if call["state"] else process_state.QUICK
                 noted = process_state.note(device, state)
                 try:
+                    if wish is not None and wish["evaluated"]:
+                        with gradient_calls.EVALUATED[wish["evaluated"]]():
+                            function(*args, **kwargs)
                     made.value = function(*args, **kwargs)
                     if wish is not None:
                         again = functools.partial(_called, function, call)
-                        made.value = _differentiated(made, given, wish, again, before)
+                        made.value = _differentiated(made, given, wish, again, before, device)
                 finally:
                     changed = process_state.restore(noted, device, state)
-                    made.state = changed if call["state"] else []
+                    # Of gradients it is what the backward pass changes.
+                    made.state += changed if call["state"] and wish is None else []
                 if watcher is not None:
                     watcher.check_written(made.value)
             made.configurations = [str(name) for name in names]
@@ -378,8 +385,12 @@ def _make(made, function, call, device, guard, offers, passed):
         made.value, made.error = None, raised
         made.fault = said(raised) if _is_memory_fault(raised) else ""
     made.value = call_contexts.undressed(call["form"], made.operands, given, made.value)
-    if call["state"]:
-        kept = _kept(made, storages, given, holders) if made.error is None and wish is None else []
+    if wish is not None:
+        gradient_calls.forget(given)
+    kept = _kept(made, storages, given, holders) if made.error is None and (call["state"] or wish is not None) else []
+    if wish is not None:
+        made.state = (*made.state, *kept)
+    elif call["state"]:
         attributes = [f"the attributes of operand {n}" for n, one in enumerate(given) if vars(one)]
         now = {**dict(enumerate(args)), **kwargs}
         changed = [f"the caller's list, argument {name}" for name, was in lists.items() if now[name] != was]
@@ -427,13 +438,14 @@ def _called(function, call, operands):
     return function(*args, **kwargs)
 
 
-def _differentiated(made, given, wish, again, before):
+def _differentiated(made, given, wish, again, before, device):
     """Return the result, as ``made`` has it, and after it the gradient of each operand of ``wish["wanted"]`` for the
     result's gradient, operand ``wish["dout"]``, and what ``gradient_calls`` returns for ``wish["kind"]`` after these.
     Return the result alone where it knows nothing of gradients.
 
     ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
     ``wish["settings"]``: what the user has set by then, as ``sequence_staging.applied`` takes it.
+    ``made.state`` has what the backward pass changes of its surroundings.
 
     :param again: Makes the call with other operands.
     :param before: The node of the operand of a call in place, its version, both before that, and the tensor of which it
@@ -469,7 +481,17 @@ def _differentiated(made, given, wish, again, before):
         return again(own), [own[n] for n in wish["wanted"]]
 
     with sequence_staging.applied(wish["settings"], everything=False):
-        return result, *kind(value, wanted, dout, other)
+        # Another draw, after which the state is not that of the call.
+        torch.rand((), device=device)
+        noted = process_state.note(device)
+        try:
+            return result, *kind(value, wanted, dout, other)
+        finally:
+            changed = process_state.restore(noted, device)
+            # Calls in between may be random.
+            made.state += [
+                one for one in changed if not (wish["kind"] == "between" and one.startswith(process_state.GENERATORS))
+            ]
 
 
 @contextlib.contextmanager

@@ -37,6 +37,11 @@ be alike or finite."""
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
+ORIGINS = ("leaf", "leaf", "parameter", "result")
+"""What requires a gradient: a tensor of the user's, a parameter, or the result of another operator, as inside of a
+model."""
+EVALUATED = ("", "", "no_grad", "no_grad", "inference")
+"""The mode in which the same call is made before, as of ``gradient_calls.EVALUATED``; empty: none."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
@@ -63,6 +68,10 @@ class Wish:
     """As ``wish["overwritten"]`` of ``runtime._differentiated``."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     """One of ``SETTINGS``."""
+    origin: str = "leaf"
+    """One of ``ORIGINS``."""
+    evaluated: str = ""
+    """One of ``EVALUATED``."""
     view: bool = False
     """Tells whether what is written in place is a view of another tensor that requires a gradient."""
 
@@ -79,7 +88,8 @@ class Wish:
         """Return the request to the judged process."""
         dout = len(cases.operands(self.case))
         asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
-        return asked | {"settings": self.settings, "view": self.view}
+        made = {"settings": self.settings, "origin": self.origin, "evaluated": self.evaluated}
+        return asked | made | {"view": self.view}
 
 
 def floating_operands(case: Case) -> list[int]:
@@ -120,7 +130,11 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     # What is changed does not follow from the kind, for which the seed is divided by 23.
     further = seed // (23 * len(KINDS))
     view = kind == "in place" and bool(further % 2)
-    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, view)
+    origin, evaluated = ORIGINS[seed // 71 % len(ORIGINS)], EVALUATED[seed // 73 % len(EVALUATED)]
+    if kind == "in place" or "distribution" in registry()[case.op].checks:
+        # The call writes its operand, or would draw other numbers.
+        evaluated = ""
+    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, view)
 
 
 def kind_of_large(case: Case, results: int) -> str:
@@ -267,7 +281,10 @@ def told(way: Wish) -> str:
         "shared": ", of a result to which another tensor is added",
         "negated": ", lazily negated",
     }
+    origin = {"leaf": "", "parameter": ", parameters", "result": ", results of another operator"}[way.origin]
+    evaluated = f", after the same call under {way.evaluated}" if way.evaluated else ""
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
     values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
     under = "".join(f", {name}={value}" for name, value in way.settings.items())
-    return f"gradients of operands {operands}{how.get(way.kind, '')}{under}, for that of the result {values}"
+    how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{under}"
+    return f"gradients of operands {operands}{how_made}, for that of the result {values}"

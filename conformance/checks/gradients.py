@@ -27,7 +27,7 @@ from conformance.checks.gradient_kinds import (
     told,
     wish,
 )
-from conformance.checks.result import inputs_unchanged
+from conformance.checks.result import inputs_unchanged, judged
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes
@@ -152,6 +152,8 @@ def _wrong(
         if outcome.reached == "forward" and _refused(trial, way, inputs):
             return "", None
         return f"the {outcome.reached} pass raised {describe(outcome.error)}", None
+    if outcome.state:
+        return f"the backward pass changed {', '.join(outcome.state)}", None
     if way.kind != "overwritten":
         finding = inputs_unchanged(dataclasses.replace(trial, case=way.case, inputs=inputs, ours=outcome))
         if finding.status == FAILED:
@@ -160,6 +162,12 @@ def _wrong(
             ), None
     result, *found = outcome.value
     count = len(way.wanted)
+    own = msgspec.structs.replace(trial.case, digests=())
+    if way.case in (trial.case, own) and "distribution" not in trial.spec.checks:
+        # Who knows that gradients are wanted may compute another result.
+        found_wrong = judged(trial, dataclasses.replace(trial.ours, value=result))
+        if found_wrong.status == FAILED and trial.ours.error is None:
+            return f"the result is wrong where gradients are wanted: {found_wrong.message}", None
     if way.kind == "second order":
         return _again(trial, way, inputs, found), None
     answers = expected(trial.spec, way, inputs, result)
@@ -176,8 +184,10 @@ def _wrong(
     for number, gradient in zip(way.wanted, found, strict=False):
         if message := _overlapping(trial, way, inputs, number, gradient):
             return f"that of operand {number} {message}", worst
-    if way.twice and (message := _unscaled(way, found[:count], found[2 * count :])):
+    if way.twice and (message := _unscaled(way, found[:count], found[2 * count : 3 * count])):
         return message, worst
+    if way.twice and not bool(found[-1]) and _is_freed_by_torch(trial, way, inputs):
+        return "autograd gives them once more, though the graph is not retained: what is saved is not its own", worst
     if way.twice and "deterministic" in trial.implementation.claims(trial.case.op):
         for number, first, second in zip(way.wanted, found[:count], found[count : 2 * count], strict=True):
             if (
@@ -316,16 +326,10 @@ def _of_torch(
 
     :param dtype: The dtype of all floating-point operands; None: their own.
     """
-    given = context_calls.copied(inputs)
-    if dtype is not None:
-        given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
-    given = [one.requires_grad_() if n in way.wanted else one for n, one in enumerate(given)]
-    args, kwargs = forms.bind(way.case, given)
-    wanted = [given[n] for n in way.wanted]
-    ask = gradient_calls.second_order if again else gradient_calls.plain
     try:
         with sdpa_kernel(SDPBackend.MATH):
-            found = ask(trial.spec.reference(*args, **kwargs), wanted, given[-1])
+            value, wanted, dout = _graph_of_torch(trial, way, inputs, dtype)
+            found = (gradient_calls.second_order if again else gradient_calls.plain)(value, wanted, dout)
     # torch has no such derivative, or refuses operands that require one; then there is nothing to compare with.
     except (RuntimeError, TypeError):
         return None
@@ -333,6 +337,26 @@ def _of_torch(
         return None
     owners = wanted * (2 if again else 1)
     return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, owners, strict=True)]
+
+
+def _graph_of_torch(
+    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """Return torch's result, the wanted operands of it, and the result's gradient, as of ``_of_torch``."""
+    given = context_calls.copied(inputs)
+    if dtype is not None:
+        given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
+    given = [one.requires_grad_() if n in way.wanted else one for n, one in enumerate(given)]
+    args, kwargs = forms.bind(way.case, given)
+    return trial.spec.reference(*args, **kwargs), [given[n] for n in way.wanted], given[-1]
+
+
+def _is_freed_by_torch(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Tell whether autograd refuses the gradients of torch's result once the graph is freed: something is saved."""
+    try:
+        return bool(gradient_calls.twice(*_graph_of_torch(trial, way, inputs, None))[-1])
+    except (RuntimeError, TypeError):
+        return False
 
 
 def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
