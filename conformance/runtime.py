@@ -387,7 +387,9 @@ def _make(made, function, call, device, guard, offers, passed):
     made.value = call_contexts.undressed(call["form"], made.operands, given, made.value)
     if wish is not None:
         gradient_calls.forget(given)
-    kept = _kept(made, storages, given, holders) if made.error is None and (call["state"] or wish is not None) else []
+    # What is written in place has the graph for as long as it lives.
+    looked = call["state"] if wish is None else before is None
+    kept = _kept(made, storages, given, holders) if made.error is None and looked else []
     if wish is not None:
         made.state = (*made.state, *kept)
     elif call["state"]:

@@ -109,6 +109,58 @@ def test_defects(name, kind, message):
     assert message in finding.message
 
 
+class Saved(torch.autograd.Function):
+    """An exponential that keeps its result by hand, where autograd does not free it."""
+
+    @staticmethod
+    def forward(ctx, input):
+        ctx.result = torch.exp(input)
+        return ctx.result.clone()
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout * ctx.result
+
+
+def evaluated(weights):
+    """A product that casts a parameter once."""
+
+    def mul(input, other):
+        if isinstance(other, torch.nn.Parameter):
+            if id(other) not in weights:
+                weights.clear()
+                weights[id(other)] = other, other.double()
+            other = weights[id(other)][1].float()
+        return input * other
+
+    return mul
+
+
+@pytest.mark.parametrize(
+    ("case", "function", "message"),
+    [
+        (Case(op="exp", args=(spec(5, 33),)), Saved.apply, "though the graph is not retained"),
+        (CASES["mul"], evaluated({}), "under no_grad"),
+        (
+            Case(op="tanh", args=(spec(5, 33, dtype="float64"),)),
+            BANK["tanh_gradient_second_of_float64_lost"],
+            "no excep",
+        ),
+        (Case(op="tanh", args=(spec(5, 33, dtype="float64"),)), torch.tanh, ""),
+        (Case(op="sigmoid", args=(spec(5, 33),)), BANK["sigmoid_gradient_operands_kept"], "references to operand 0"),
+        (Case(op="silu", args=(spec(5, 33),)), BANK["silu_gradient_generator_set_back"], "torch's random generators"),
+        (Case(op="sin", args=(spec(5, 33),)), BANK["sin_gradient_results_rounded"], "the result is wrong where"),
+    ],
+)
+def test_what_is_around_a_backward_pass_is_looked_at(case, function, message):
+    """Of some elements, on which the way depends."""
+    own = Implementation("own", SimpleNamespace(**{case.op: function}), {})
+    implementation = getattr(function, "implementation", own)
+    cases = [replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:])) for seed in range(120)]
+    failed = {judged(one, implementation).message for one in cases} - {""}
+    assert any(message in one for one in failed) if message else not failed
+
+
 def in_place(is_view):
     """A call that is differentiated in place, of a view of another tensor or of none."""
     result = runner.prepare(CASES["silu"], CPU).reference.value
