@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from conformance import cases, context_calls, forms, gradient_calls
+from conformance import cases, forms, gradient_calls
 from conformance.calls import Outcome
 from conformance.cases import Same
-from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, different
+from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, difference, different
 from conformance.checks.gradient_kinds import (
     LONG,
     MOST,
@@ -23,21 +20,21 @@ from conformance.checks.gradient_kinds import (
     MOST_OF_STEP,
     Wish,
     floating_operands,
-    ordinary,
     told,
     wish,
 )
 from conformance.checks.result import inputs_unchanged, judged
+from conformance.checks.second_derivatives import VANISHING, missing_terms
+from conformance.checks.torchs_gradients import is_freed_by_torch, of_torch
 from conformance.compare import Comparison, compare
 from conformance.spec import Call, Expected, OpSpec
 from strategies import dtypes
 
 CLAIM = "gradients"
-COARSE = 1e-3
-"""The error of a derivative that is differentiated again, and of its own derivative, relative to the largest one, from
-which on a term is missing: they have no bound."""
-COARSE_OF_ROUNDINGS = 8
-"""The same in roundings of the operands, where that is more."""
+OTHER_RESULT, CHANGED = "the result is wrong where gradients are wanted", "the backward pass changed"
+NOT_FREED = "autograd gives them once more, though the graph is not retained"
+AROUND = (OTHER_RESULT, CHANGED, NOT_FREED)
+"""The beginnings of messages that are not of the gradients themselves."""
 
 
 def gradients(trial: Trial) -> Finding:
@@ -153,7 +150,7 @@ def _wrong(
             return "", None
         return f"the {outcome.reached} pass raised {describe(outcome.error)}", None
     if outcome.state:
-        return f"the backward pass changed {', '.join(outcome.state)}", None
+        return f"{CHANGED} {', '.join(outcome.state)}", None
     if way.kind != "overwritten":
         finding = inputs_unchanged(dataclasses.replace(trial, case=way.case, inputs=inputs, ours=outcome))
         if finding.status == FAILED:
@@ -162,14 +159,10 @@ def _wrong(
             ), None
     result, *found = outcome.value
     count = len(way.wanted)
-    own = msgspec.structs.replace(trial.case, digests=())
-    if way.case in (trial.case, own) and "distribution" not in trial.spec.checks:
-        # Who knows that gradients are wanted may compute another result.
-        found_wrong = judged(trial, dataclasses.replace(trial.ours, value=result))
-        if found_wrong.status == FAILED and trial.ours.error is None:
-            return f"the result is wrong where gradients are wanted: {found_wrong.message}", None
+    if way.case in (trial.case, msgspec.structs.replace(trial.case, digests=())) and (told := _other(trial, result)):
+        return f"{OTHER_RESULT}: {told}", None
     if way.kind == "second order":
-        return _again(trial, way, inputs, found), None
+        return missing_terms(trial, way, inputs, found), None
     answers = expected(trial.spec, way, inputs, result)
     worst: Comparison | None = None
     for turn in range(1 + way.twice):
@@ -186,8 +179,8 @@ def _wrong(
             return f"that of operand {number} {message}", worst
     if way.twice and (message := _unscaled(way, found[:count], found[2 * count : 3 * count])):
         return message, worst
-    if way.twice and not bool(found[-1]) and _is_freed_by_torch(trial, way, inputs):
-        return "autograd gives them once more, though the graph is not retained: what is saved is not its own", worst
+    if way.twice and not bool(found[-1]) and is_freed_by_torch(trial, way, inputs):
+        return f"{NOT_FREED}: what is saved is not its own", worst
     if way.twice and "deterministic" in trial.implementation.claims(trial.case.op):
         for number, first, second in zip(way.wanted, found[:count], found[count : 2 * count], strict=True):
             if (
@@ -197,6 +190,17 @@ def _wrong(
             ):
                 return f"those of operand {number} differ {where}", worst
     return "", worst
+
+
+def _other(trial: Trial, result: torch.Tensor) -> str:
+    """Say how a result is wrong that autograd knows of, where that of the case is right; empty: it is not."""
+    if "distribution" in trial.spec.checks or trial.ours.error is not None:
+        return ""
+    recorded = dataclasses.replace(trial.ours, value=result)
+    if not difference(trial.ours, recorded) or judged(trial, trial.ours).status == FAILED:
+        return ""
+    found = judged(trial, recorded)
+    return found.message if found.status == FAILED else ""
 
 
 def _changed(gradient: Any, dout: torch.Tensor) -> str:
@@ -211,7 +215,7 @@ def _overlapping(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], numb
     """Say that elements of a gradient have one address, where torch's have not; empty: they have not."""
     if not isinstance(gradient, torch.Tensor) or not _has_overlap(gradient):
         return ""
-    theirs = _of_torch(trial, way, inputs, None)
+    theirs = of_torch(trial, way, inputs, None)
     own = None if theirs is None else theirs[way.wanted.index(number)]
     if own is None or _has_overlap(own):
         return ""
@@ -234,7 +238,7 @@ def _unscaled(way: Wish, first: list[Any], steeper: list[Any]) -> str:
         sure = before.isfinite() & after.isfinite()
         largest = torch.where(sure, before.abs(), 0.0).amax() if before.numel() else before.sum()
         off = torch.where(sure, (after - before).abs(), 0.0)
-        if bool((off > _LOOSE * largest).any()) and float(largest) > _VANISHING:
+        if bool((off > _LOOSE * largest).any()) and float(largest) > VANISHING:
             return (
                 f"from one graph, that of operand {number} for {gradient_calls.STEEPER:g} times the result's gradient "
                 "is not so many times as large"
@@ -242,121 +246,8 @@ def _unscaled(way: Wish, first: list[Any], steeper: list[Any]) -> str:
     return ""
 
 
-_LOOSE, _VANISHING = 2.0**-5, 2.0**-10
-"""Of the largest gradient, what roundings change where something vanishes; and what is too small for half types."""
-
-
-def _again(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: list[Any]) -> str:
-    """Say that a derivative which is to be differentiated, or its own derivative, is not torch's in float64; empty:
-    they are, there are none, or torch's own in the same precision are far from that, too."""
-    floating = [one.dtype for one in inputs if one.is_floating_point()]
-    if any(dtype.itemsize == 1 for dtype in floating):
-        return ""
-    theirs, exact = (_of_torch(trial, way, inputs, dtype, again=True) for dtype in (None, torch.float64))
-    if theirs is None or exact is None:
-        return ""
-    if len(found) < len(theirs) and _has_in_float32(trial, way):
-        return "there are no second derivatives, and no exception says so, but those of operands of float32 are there"
-    rounding = max(torch.finfo(dtype).eps for dtype in floating)
-    coarse = max(COARSE, COARSE_OF_ROUNDINGS * rounding)
-    which = [f"{order} derivative for operand {number}" for order in ("first", "second") for number in way.wanted]
-    for place, (name, ours, own, right) in enumerate(zip(which, found, theirs, exact, strict=False)):
-        if not isinstance(ours, torch.Tensor) or not right.numel():
-            continue
-        ours = ours.detach().cpu()
-        sure = right.isfinite() & own.isfinite()
-        largest = float(torch.where(sure, right, 0.0).abs().amax())
-        off = float(torch.where(sure, own.double() - right, 0.0).abs().amax())
-        if not largest > _VANISHING or not off < coarse * largest:
-            continue
-        worst = float(torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf).amax())
-        if worst <= coarse * largest + 8 * off:
-            continue
-        if worst > coarse * largest + 8 * _moved(trial, way, inputs, place, right, sure, 2 * rounding):
-            return f"the {name} is {worst:.3g} off, of {largest:.3g} at most"
-    return ""
-
-
-def _has_in_float32(trial: Trial, way: Wish) -> bool:
-    """Tell whether a call has second derivatives where all floating-point operands are of float32, and not all are."""
-    dout = msgspec.structs.replace(way.dout, dtype="float32")
-    single = dataclasses.replace(way, case=ordinary(way.case, "float32"), dout=dout)
-    if single.case == way.case:
-        return False
-    outcome = trial.attempt(inputs=single.inputs(), gradients=single.asked())
-    # The result, the gradients, and theirs.
-    has = outcome.error is None and outcome.reached == "backward" and len(outcome.value) == 1 + 2 * len(way.wanted)
-    return has and all(isinstance(one, torch.Tensor) for one in outcome.value[-len(way.wanted) :])
-
-
-def _moved(
-    trial: Trial,
-    way: Wish,
-    inputs: tuple[torch.Tensor, ...],
-    place: int,
-    right: torch.Tensor,
-    sure: torch.Tensor,
-    share: float,
-) -> float:
-    """Return how far a derivative in float64 moves with a ``share`` of the operands: torch's own in their precision may
-    be exact by luck where others need not be, as the mean of equal numbers is."""
-    random = torch.Generator().manual_seed(0)
-    stirred = tuple(
-        one * (1 + share * (2 * torch.rand(one.shape, generator=random, dtype=torch.float64) - 1))
-        if one.is_floating_point()
-        else one
-        for one in in_float64(inputs)
-    )
-    found = _of_torch(trial, way, stirred, torch.float64, again=True)
-    if found is None:
-        return 0.0
-    return float(torch.where(sure, found[place] - right, 0.0).abs().nan_to_num(nan=0.0).amax())
-
-
-def in_float64(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return the tensors, floating-point ones in float64."""
-    return tuple(one.double() if one.is_floating_point() else one for one in tensors)
-
-
-def _of_torch(
-    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None, again: bool = False
-) -> list[torch.Tensor] | None:
-    """Return torch's own gradients of the wanted operands, and with ``again`` theirs after them; None: torch has none,
-    or not of such a call.
-
-    :param dtype: The dtype of all floating-point operands; None: their own.
-    """
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            value, wanted, dout = _graph_of_torch(trial, way, inputs, dtype)
-            found = (gradient_calls.second_order if again else gradient_calls.plain)(value, wanted, dout)
-    # torch has no such derivative, or refuses operands that require one; then there is nothing to compare with.
-    except (RuntimeError, TypeError):
-        return None
-    if len(found) < (2 if again else 1) * len(wanted) or (again and found[-1] is None):
-        return None
-    owners = wanted * (2 if again else 1)
-    return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, owners, strict=True)]
-
-
-def _graph_of_torch(
-    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None
-) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-    """Return torch's result, the wanted operands of it, and the result's gradient, as of ``_of_torch``."""
-    given = context_calls.copied(inputs)
-    if dtype is not None:
-        given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
-    given = [one.requires_grad_() if n in way.wanted else one for n, one in enumerate(given)]
-    args, kwargs = forms.bind(way.case, given)
-    return trial.spec.reference(*args, **kwargs), [given[n] for n in way.wanted], given[-1]
-
-
-def _is_freed_by_torch(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
-    """Tell whether autograd refuses the gradients of torch's result once the graph is freed: something is saved."""
-    try:
-        return bool(gradient_calls.twice(*_graph_of_torch(trial, way, inputs, None))[-1])
-    except (RuntimeError, TypeError):
-        return False
+_LOOSE = 2.0**-5
+"""Of the largest gradient, what roundings change where something vanishes."""
 
 
 def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:

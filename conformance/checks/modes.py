@@ -14,9 +14,10 @@ from conformance.checks.bare import changed
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, in_context, unclaimed, unlike, variants
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
-from conformance.checks.gradients import differentiable, in_float64
+from conformance.checks.gradients import differentiable
 from conformance.checks.invariance import entangled
 from conformance.checks.result import failing, inputs_unchanged, judged
+from conformance.checks.torchs_gradients import in_float64
 from conformance.forms import is_torchs
 from conformance.spec import Call
 from strategies.specs import TensorSpec

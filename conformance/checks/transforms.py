@@ -21,7 +21,9 @@ from conformance.checks.dispatcher import (
     unlike_plain,
 )
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
-from conformance.checks.gradients import COARSE, compared, differentiable, expected, in_float64
+from conformance.checks.gradients import compared, differentiable, expected
+from conformance.checks.second_derivatives import COARSE
+from conformance.checks.torchs_gradients import in_float64
 from strategies.specs import TensorSpec
 from strategies.tensors import materialize
 

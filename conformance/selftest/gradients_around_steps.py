@@ -54,10 +54,10 @@ class _SecondLost(torch.autograd.Function):
         return function(input)
 
     @staticmethod
-    def backward(ctx: Any, dout: torch.Tensor) -> Any:
+    def backward(ctx: Any, *douts: torch.Tensor) -> Any:
         with torch.enable_grad():
             input = ctx.saved_tensors[0].detach().requires_grad_()
-            return torch.autograd.grad(ctx.function(input), input, dout)[0], None
+            return torch.autograd.grad(ctx.function(input), input, douts)[0], None
 
 
 def _plant_second_lost(op: str) -> None:

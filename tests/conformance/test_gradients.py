@@ -40,12 +40,14 @@ def judged(case, implementation):
 
 
 def in_way(case, kind, *, overwritten=None):
-    """The case with other elements, which is differentiated in a way of this kind, all operands being wanted."""
+    """The case with other elements, which is differentiated in a way of this kind, all operands being wanted; of the
+    origin and mode that its note names."""
     result = runner.prepare(case, CPU).reference.value
-    for seed in range(2000):
+    for seed in range(9000):
         found = replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:]))
         way = wish(found, result)
-        if (way.kind, way.overwritten) == (kind, overwritten) and len(way.wanted) == len(operands(case)):
+        made = not case.note or f"{way.origin} {way.evaluated}" == case.note
+        if made and (way.kind, way.overwritten) == (kind, overwritten) and len(way.wanted) == len(operands(case)):
             return found
     raise AssertionError(kind)
 
@@ -270,6 +272,9 @@ def test_the_way_of_a_case_follows_from_it():
         (CASES["softmax"], "twice", "softmax_gradient_accumulated"),
         # What the result is decides how its gradient is shared.
         (Case(op="amax", args=(spec(5, 33, values="integers"), -1)), "contiguous", "amax_gradient_ties_get_all"),
+        # Of parameters after an evaluation, and of results.
+        (replace(CASES["mul"], note="parameter no_grad"), "contiguous", "mul_gradient_first_of_broadcast"),
+        (replace(CASES["mul"], note="result inference"), "contiguous", "mul_gradient_first_of_broadcast"),
     ],
 )
 def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind, defect):

@@ -1,0 +1,89 @@
+"""Gradients that are differentiated again, and theirs, beside torch's in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import msgspec
+import torch
+
+from conformance.checks.call_record import Trial
+from conformance.checks.gradient_kinds import Wish, ordinary
+from conformance.checks.torchs_gradients import in_float64, of_torch
+
+COARSE = 1e-3
+"""The error of a derivative that is differentiated again, and of its own derivative, relative to the largest one, from
+which on a term is missing: they have no bound."""
+COARSE_OF_ROUNDINGS = 8
+"""The same in roundings of the operands, where that is more."""
+VANISHING = 2.0**-10
+"""A derivative that is too small for half types."""
+
+
+def missing_terms(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], found: list[Any]) -> str:
+    """Say that a derivative which is to be differentiated, or its own derivative, is not torch's in float64; empty:
+    they are, there are none, or torch's own in the same precision are far from that, too."""
+    floating = [one.dtype for one in inputs if one.is_floating_point()]
+    if any(dtype.itemsize == 1 for dtype in floating):
+        return ""
+    theirs, exact = (of_torch(trial, way, inputs, dtype, again=True) for dtype in (None, torch.float64))
+    if theirs is None or exact is None:
+        return ""
+    if len(found) < len(theirs) and _has_in_float32(trial, way):
+        return "there are no second derivatives, and no exception says so, but those of operands of float32 are there"
+    rounding = max(torch.finfo(dtype).eps for dtype in floating)
+    coarse = max(COARSE, COARSE_OF_ROUNDINGS * rounding)
+    which = [f"{order} derivative for operand {number}" for order in ("first", "second") for number in way.wanted]
+    for place, (name, ours, own, right) in enumerate(zip(which, found, theirs, exact, strict=False)):
+        if not isinstance(ours, torch.Tensor) or not right.numel():
+            continue
+        ours = ours.detach().cpu()
+        sure = right.isfinite() & own.isfinite()
+        largest = float(torch.where(sure, right, 0.0).abs().amax())
+        off = float(torch.where(sure, own.double() - right, 0.0).abs().amax())
+        if not largest > VANISHING or not off < coarse * largest:
+            continue
+        worst = float(torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf).amax())
+        if worst <= coarse * largest + 8 * off:
+            continue
+        if worst > coarse * largest + 8 * _moved(trial, way, inputs, place, right, sure, 2 * rounding):
+            return f"the {name} is {worst:.3g} off, of {largest:.3g} at most"
+    return ""
+
+
+def _has_in_float32(trial: Trial, way: Wish) -> bool:
+    """Tell whether a call has second derivatives where all floating-point operands are of float32, and not all are."""
+    dout = msgspec.structs.replace(way.dout, dtype="float32")
+    single = dataclasses.replace(way, case=ordinary(way.case, "float32"), dout=dout)
+    if single.case == way.case:
+        return False
+    outcome = trial.attempt(inputs=single.inputs(), gradients=single.asked())
+    # The result, the gradients, and theirs.
+    has = outcome.error is None and outcome.reached == "backward" and len(outcome.value) == 1 + 2 * len(way.wanted)
+    return has and all(isinstance(one, torch.Tensor) for one in outcome.value[-len(way.wanted) :])
+
+
+def _moved(
+    trial: Trial,
+    way: Wish,
+    inputs: tuple[torch.Tensor, ...],
+    place: int,
+    right: torch.Tensor,
+    sure: torch.Tensor,
+    share: float,
+) -> float:
+    """Return how far a derivative in float64 moves with a ``share`` of the operands: torch's own in their precision may
+    be exact by luck where others need not be, as the mean of equal numbers is."""
+    random = torch.Generator().manual_seed(0)
+    stirred = tuple(
+        one * (1 + share * (2 * torch.rand(one.shape, generator=random, dtype=torch.float64) - 1))
+        if one.is_floating_point()
+        else one
+        for one in in_float64(inputs)
+    )
+    found = of_torch(trial, way, stirred, torch.float64, again=True)
+    if found is None:
+        return 0.0
+    return float(torch.where(sure, found[place] - right, 0.0).abs().nan_to_num(nan=0.0).amax())
