@@ -45,8 +45,8 @@ VALUES = {
 }  # fmt: skip
 """The class of each recipe of values."""
 SPECIALS = {
-    "nan": "nan", "-nan": "nan", "snan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny", "tiny": "tiny",
-    "-tiny": "tiny", "max": "extreme", "min": "extreme", "masked out": "extreme",
+    "nan": "nan", "-nan": "nan", "snan": "nan", "full nan": "nan", "inf": "inf", "-inf": "inf", "-0": "tiny",
+    "tiny": "tiny", "-tiny": "tiny", "max": "extreme", "min": "extreme", "masked out": "extreme",
 }  # fmt: skip
 """The class of each special value that is planted; planted numbers have none."""
 

@@ -117,7 +117,8 @@ def _words(tensor):
     """Return the elements of all of a tensor's storage, as rows of bytes: some dtypes cannot be copied otherwise."""
     storage = tensor.untyped_storage()
     count = storage.nbytes() // tensor.itemsize * tensor.itemsize
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (count,)).view(-1, tensor.itemsize)
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (count,), (1,))
+    return memory.view(-1, tensor.itemsize)
 
 
 def _at_once(calls, places, first):

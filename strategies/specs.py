@@ -74,8 +74,8 @@ class Special(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     index: int
     value: str
-    """"nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny", "-nan"; or a number as
-    Python writes it, which is rounded to the dtype."""
+    """"nan", "inf", "-inf", "-0", "max", "min" (lowest), "tiny" (smallest subnormal), "-tiny", "-nan", "full nan"; or a
+    number as Python writes it, which is rounded to the dtype."""
     run: int = 1
 
     def __post_init__(self) -> None:

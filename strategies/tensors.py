@@ -181,7 +181,7 @@ def planted(
 def _planted(
     draw: st.DrawFn, shape: tuple[int, ...], dtype: str, names: Iterable[str] = _values.SPECIALS
 ) -> tuple[Special, ...]:
-    wanted = {"nan" if name == _values.SIGNED_NAN else name for name in names}
+    wanted = {"nan" if name in (_values.SIGNED_NAN, _values.FULL_NAN) else name for name in names}
     if unknown := wanted - {*_values.SPECIALS, _values.MASKED}:
         raise ValueError(f"unknown special value {sorted(unknown)[0]!r}; known: {', '.join(_values.SPECIALS)}")
     known = (*_values.specials_of(dtype), *((_values.MASKED,) if dtype in _values.WITH_MASKED else ()))
@@ -199,9 +199,11 @@ def _planted(
     for place, value, run in draw(_PLANTED):
         index = places[place % len(places)]
         name = possible[value % len(possible)]
-        if name == "nan" and (place + run) % 2:
-            # As x86 computes it. Not one of the names: that would change what else is drawn.
-            name = _values.SIGNED_NAN
+        if name == "nan":
+            # As NumPy writes it, and as x86 and GPUs compute it. Not two of the names: that would change what else is
+            # drawn.
+            other = _values.FULL_NAN if run in (2, 5) else "nan"
+            name = _values.SIGNED_NAN if (place + run) % 2 else other
         found.setdefault(index, Special(index, name, runs[run]))
     return tuple(found.values())
 

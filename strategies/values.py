@@ -19,7 +19,9 @@ CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and
 
 SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
 SIGNED_NAN = "-nan"
-"""NaN with its sign and, where the format has several, its last bit set: every other NaN that is planted."""
+"""NaN with its sign and, where the format has several, its last bit set: half of all that are planted."""
+FULL_NAN = "full nan"
+"""NaN of which all bits but the sign are set, as GPUs compute it: one in four that are planted."""
 SIGNALLING = "snan"
 """A signalling NaN, of formats that have infinities; only planted where it is named."""
 MASKED = "masked out"
@@ -37,13 +39,15 @@ WITH_MASKED = {
 def special_bits(value: str, dtype: str) -> int:
     """The bits of a special value, or of a number as Python writes it, rounded to the dtype. Raises ValueError where
     the name is unknown or the dtype has no such value."""
-    form, known = format_of(dtype), (*SPECIALS, SIGNED_NAN, SIGNALLING, MASKED)
+    form, known = format_of(dtype), (*SPECIALS, SIGNED_NAN, FULL_NAN, SIGNALLING, MASKED)
     if _NUMBER.fullmatch(value):
         return _bits_of(value, form, dtype)
     if value not in known:
         raise ValueError(f"unknown special value {value!r}; known: {', '.join(known)}")
     if value == SIGNED_NAN and form.kind == "float":
         return form.sign_bit | form.nan_bits | 1
+    if value == FULL_NAN and form.kind == "float":
+        return form.sign_bit - 1
     if value == SIGNALLING and form.kind == "float" and form.infinity:
         return form.inf_bits | 1
     if value == MASKED and dtype in WITH_MASKED:

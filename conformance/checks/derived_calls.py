@@ -223,7 +223,7 @@ def planted(case: Case, batch: Batch | None) -> tuple[Case, int | None] | None:
     chosen = dict.fromkeys((0, len(flat) - 1, *(edges[seed // 3 % len(edges) :][:1] if edges else ())))
     names = list(value_names.specials_of(spec.dtype))
     if "inf" in names:
-        names += [value_names.SIGNALLING, value_names.SIGNED_NAN]
+        names += [value_names.SIGNALLING, value_names.SIGNED_NAN, value_names.FULL_NAN]
     if seed // 9 % 8 == 0:
         # The largest number of a row is a zero, of either sign: the first one counts.
         zero = Special(int(flat[0]), "-0")

@@ -163,7 +163,7 @@ def test_digest_sees_every_difference():
 def test_each_special_is_planted_at_first_last_and_edges(examples):
     shape = (40, 33)
     found = [special for specials in examples(planted(shape, "float32"), 600) for special in specials]
-    assert {special.value for special in found} == {*values.SPECIALS, values.SIGNED_NAN}
+    assert {special.value for special in found} == {*values.SPECIALS, values.SIGNED_NAN, values.FULL_NAN}
     indices = {special.index for special in found}
     assert {0, math.prod(shape) - 1, 32, 33} <= indices, "first, last, end of a row, start of a row"
     assert indices & {16, 64, 128, 256, 1024}
@@ -177,9 +177,14 @@ def test_specials_are_as_asked(examples):
     assert set(examples(planted((0, 3), "float32"), 20)) == {()}
     assert set(examples(planted((3,), "int8", ("nan",)), 20)) == {()}
     only = examples(planted((300,), "float32", ("nan", "-0")), 200)
-    assert {special.value for specials in only for special in specials} == {"nan", values.SIGNED_NAN, "-0"}
+    assert {special.value for specials in only for special in specials} == {
+        "nan",
+        values.SIGNED_NAN,
+        values.FULL_NAN,
+        "-0",
+    }
     signed = examples(planted((300,), "float32", (values.SIGNED_NAN,)), 100)
-    assert {special.value for specials in signed for special in specials} == {"nan", values.SIGNED_NAN}
+    assert {special.value for specials in signed for special in specials} == {"nan", values.SIGNED_NAN, values.FULL_NAN}
     drawn = examples(tensors((300,)), 200)
     assert 0.2 < sum(not spec.specials for spec in drawn) / len(drawn) < 0.9
     with pytest.raises(ValueError, match="unknown special value 'huge'"):

@@ -285,6 +285,14 @@ def test_a_nan_of_the_other_sign_is_planted_where_it_is_named(name):
     assert values.SIGNED_NAN not in values.specials_of(name)
 
 
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_nan_of_all_bits_is_planted_where_it_is_named(name):
+    bits, form = values.special_bits(values.FULL_NAN, name), dtypes.format_of(name)
+    assert math.isnan(decode(np.array([bits]), name)[0].item())
+    assert bits == form.sign_bit - 1
+    assert values.FULL_NAN not in values.specials_of(name)
+
+
 def test_integers_have_no_nan():
     with pytest.raises(ValueError, match="int8 has no special value '-nan'; it has: max, min"):
         values.special_bits(values.SIGNED_NAN, "int8")
