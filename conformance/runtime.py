@@ -44,8 +44,8 @@ guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
 argument_calls, dispatcher_calls, gpu_calls, kind_calls, process_state, sequence_staging = map(
     _beside, ("argument_calls", "dispatcher_calls", "gpu_calls", "kind_calls", "process_state", "sequence_staging")
 )
-code_comparisons, code_numbers, code_paths, process_limits = map(
-    _beside, ("code_comparisons", "code_numbers", "code_paths", "process_limits")
+code_comparisons, code_numbers, code_paths, process_limits, random_calls = map(
+    _beside, ("code_comparisons", "code_numbers", "code_paths", "process_limits", "random_calls")
 )
 
 _CONTEXTS = {
@@ -54,6 +54,7 @@ _CONTEXTS = {
     **gpu_calls.KINDS,
     **kind_calls.KINDS,
     **gradient_calls.CONTEXTS,
+    **random_calls.KINDS,
 }
 
 # --- messages ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,7 @@ from conformance.checks.result import Part, failing, worst
 from conformance.compare import compare, kept
 from conformance.implementations import FIXED
 from conformance.mask_statistics import enough, faults, favoured
+from conformance.random_calls import REPLAYED
 from conformance.spec import parameters
 from strategies.specs import TensorSpec
 
@@ -83,8 +85,8 @@ def has_names(trial: Trial) -> bool:
 
 def distribution(trial: Trial) -> Finding:
     """Check that a random op keeps as many elements as it should, independently of their neighbours in any dim, of the
-    call before and of one with the next seed, the same ones for one seed, and scales them exactly; of few elements none
-    is favoured in many calls."""
+    call before and of one with the next seed, the same ones for one seed and one state, and scales them exactly; of
+    few elements none is favoured in many calls."""
     expected = trial.expected[0]
     if expected.instead is None:
         return Finding("distribution", PASSED)
@@ -101,6 +103,15 @@ def distribution(trial: Trial) -> Finding:
     found = list(faults(masks, seen, expected.chance))
     if other := int((own != masks[0])[seen].sum()):
         found.insert(0, f"after the same torch.manual_seed {other} of {own.numel()} elements are dropped otherwise")
+    if not trial.spec.writes(trial.case):
+        outcome = trial.bare(context={"kind": REPLAYED}, state=False)
+        pair = outcome.value if outcome.error is None else (None,)
+        outcomes = [dataclasses.replace(outcome, value=value) for value in pair]
+        if finding := next(filter(None, (_unscaled(trial, one) for one in outcomes)), None):
+            return finding
+        first, again = (kept(one.value, expected)[0] for one in outcomes)
+        if other := int((first != again)[seen].sum()):
+            found.insert(0, f"after torch.set_rng_state {other} of {own.numel()} elements are dropped otherwise")
     count = enough(expected.chance, own.numel())
     if count and not found and (trial.thorough or not cases.seed(trial.case) // 11 % REPEATED):
         outcomes = [trial.bare(seeded=False, state=False) for _ in range(count)]

@@ -71,3 +71,29 @@ plant(
     _dropping(lambda stream, number, wanted: 1 - stream[3:][:wanted] if number % 2 else stream[:wanted]),
     "every second call draws from 1 less the numbers of the one before, moved by 3",
 )
+
+_own = {"seed": -1, "calls": 0}
+
+
+def _by_own_count(
+    right: Callable[..., Any], input: Any, p: Any = 0.5, training: bool = True, *more: Any, **how: Any
+) -> Any:
+    before, seed = torch.get_rng_state(), torch.initial_seed()
+    result = right(input, p, training, *more, **how)
+    if more or how or not training or p in (0, 1):
+        return result
+    if seed != _own["seed"] or torch.equal(before, torch.Generator().manual_seed(seed).get_state()):
+        _own.update(seed=seed, calls=0)
+    _own["calls"] += 1
+    numbers = torch.rand(input.shape, generator=torch.Generator().manual_seed(seed * 1_000_003 + _own["calls"]))
+    return result.copy_(correct.dropped(input, numbers >= p, p))
+
+
+plant(
+    "dropout",
+    "state_set_again_forgotten",
+    "masks",
+    "distribution",
+    _by_own_count,
+    "the calls since the seed are counted, whatever state the generator was set to since",
+)

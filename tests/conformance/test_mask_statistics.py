@@ -142,7 +142,12 @@ def test_a_planted_mask_is_caught_though_every_value_is_right(name, p):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("parity", "keeps an odd number"), ("seeded_once", "after the same torch.manual_seed")]
+    ("name", "says"),
+    [
+        ("parity", "keeps an odd number"),
+        ("seeded_once", "after the same torch.manual_seed"),
+        ("state_set_again_forgotten", "after torch.set_rng_state"),
+    ],
 )
 def test_neighbours_that_depend_on_each_other_and_seeds_that_do_not_count(name, says):
     found = runner.judge(case(p=0.5), f"{PLANTED}:dropout_{name}", checks=["distribution"])
