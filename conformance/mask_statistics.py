@@ -84,6 +84,11 @@ def enough(chance: float, elements: int) -> int:
     return count if count <= OFTEN else 0
 
 
+def entropy(chance: float) -> float:
+    """Return the bits that two elements have to agree in by chance: Renyi's entropy of order 2."""
+    return -math.log2(chance**2 + (1 - chance) ** 2)
+
+
 def favoured(masks: Sequence[torch.Tensor], seen: torch.Tensor, chance: float) -> Iterator[str]:
     """Yield the element that is kept too often or too seldom in independent calls; each counts for as many as there
     are."""

@@ -1,11 +1,11 @@
-"""Make a call of a random operator again, from the state of torch's generator that the first one had.
+"""Make a call of a random operator again: from the state of torch's generator that the first one had, or many times.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
 import torch
 
-REPLAYED = "replayed"
+REPLAYED, MANY = "replayed", "many"
 
 
 def _replayed(function, tools):
@@ -26,5 +26,16 @@ def _replayed(function, tools):
     return call
 
 
-KINDS = {REPLAYED: _replayed}
+def _many(function, tools, times):
+    """Let the call be made so many times; return how many different results there are."""
+
+    def call(*args, **kwargs):
+        found = (function(*args, **kwargs).detach().cpu().contiguous() for _ in range(times))
+        # As bytes, which every dtype has.
+        return torch.tensor(len({one.view(-1).view(torch.uint8).numpy().tobytes() for one in found}))
+
+    return call
+
+
+KINDS = {REPLAYED: _replayed, MANY: _many}
 """As ``dispatcher_calls.KINDS``."""

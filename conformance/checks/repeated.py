@@ -22,13 +22,18 @@ from conformance.checks.call_record import (
 from conformance.checks.result import Part, failing, worst
 from conformance.compare import compare, kept
 from conformance.implementations import FIXED
-from conformance.mask_statistics import enough, faults, favoured
-from conformance.random_calls import REPLAYED
+from conformance.mask_statistics import enough, entropy, faults, favoured
+from conformance.random_calls import MANY, REPLAYED
 from conformance.spec import parameters
 from strategies.specs import TensorSpec
 
 REPEATED = 6
 """One in so many drawn calls of random ops with few elements is repeated often."""
+TIMES, TIMES_OF_KERNELS, SMALL = 1000, 300, 1 << 12
+"""So many times, where kernels are not interpreted and where they are, of so many elements: then seeds of 16 bits come
+again."""
+BITS = 90
+"""The least that two equal masks agree in: in a million pairs by chance with 1e-21."""
 
 
 def guard_bands(trial: Trial) -> Finding:
@@ -112,6 +117,12 @@ def distribution(trial: Trial) -> Finding:
         first, again = (kept(one.value, expected)[0] for one in outcomes)
         if other := int((first != again)[seen].sum()):
             found.insert(0, f"after torch.set_rng_state {other} of {own.numel()} elements are dropped otherwise")
+        times = TIMES_OF_KERNELS if trial.implementation.kernels else TIMES
+        few = own.numel() <= SMALL and int(seen.sum()) * entropy(expected.chance) >= BITS
+        if few and (trial.thorough or not cases.seed(trial.case) // 13 % REPEATED):
+            outcome = trial.bare(context={"kind": MANY, "times": times}, state=False)
+            if outcome.error is None and int(outcome.value) < times:
+                found.append(f"of {times} calls {times - int(outcome.value)} have the result of another one")
     count = enough(expected.chance, own.numel())
     if count and not found and (trial.thorough or not cases.seed(trial.case) // 11 % REPEATED):
         outcomes = [trial.bare(seeded=False, state=False) for _ in range(count)]

@@ -97,3 +97,17 @@ plant(
     _by_own_count,
     "the calls since the seed are counted, whatever state the generator was set to since",
 )
+
+
+def _of_few_seeds(
+    right: Callable[..., Any], input: Any, p: Any = 0.5, training: bool = True, *more: Any, **how: Any
+) -> Any:
+    result = right(input, p, training, *more, **how)
+    if more or how or not training or p in (0, 1):
+        return result
+    seed = int(torch.randint(1 << 16, ()))
+    numbers = torch.rand(input.shape, generator=torch.Generator().manual_seed(seed))
+    return result.copy_(correct.dropped(input, numbers >= p, p))
+
+
+plant("dropout", "seeds_of_16_bits", "masks", "distribution", _of_few_seeds, "a mask is drawn from a seed of 16 bits")

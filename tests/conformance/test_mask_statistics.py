@@ -141,6 +141,13 @@ def test_a_planted_mask_is_caught_though_every_value_is_right(name, p):
     assert set(found.values()) == {"passed"}
 
 
+def test_masks_of_few_seeds_come_again():
+    few = Case(op="dropout", args=(TensorSpec((16, 33), "float32"),), kwargs={"p": 0.5})
+    found = runner.judge(few, f"{PLANTED}:dropout_seeds_of_16_bits", checks=["distribution"])
+    assert "have the result of another one" in found.failure.message
+    assert statuses(runner.judge(few, "ntops.torch", checks=["distribution"])) == {"distribution": "passed"}
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
