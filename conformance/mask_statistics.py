@@ -85,7 +85,8 @@ def enough(chance: float, elements: int) -> int:
 
 
 def entropy(chance: float) -> float:
-    """Return the bits that two elements have to agree in by chance: Renyi's entropy of order 2."""
+    """Return the collision entropy of one element in bits: two independent masks agree in n elements with a probability
+    of 2^(-n entropy)."""
     return -math.log2(chance**2 + (1 - chance) ** 2)
 
 

@@ -49,8 +49,8 @@ SMALL = 1 << 21
 """The most elements of the operands of one case."""
 TELLING = ("PYTEST", "HYPOTHESIS")
 """Prefixes of the variables of the environment that tell that a test runs."""
-SECONDS = 0.3
-"""For how long a call is repeated."""
+SECONDS, AGAIN = 0.3, 300
+"""For how long a call is repeated, and the most calls of one script that are made again."""
 _SCRIPT = """import torch
 {load}
 
@@ -64,7 +64,7 @@ run({name}, {given!r}, {made!r}, {seconds})
 _AGAIN = {
     plain_script.OFTEN: "after many calls with other contents of the same tensors",
     plain_script.AT_ONCE: f"in one of {plain_script.WORKERS} threads that make calls at once",
-    plain_script.MORE: f"with {plain_script.THREADS} threads of torch",
+    plain_script.MORE: f"with {plain_script.THREADS} threads of torch or more",
     plain_script.LATER: "a month later",
 }
 """How a script makes calls again."""
@@ -92,9 +92,8 @@ class Pool:
             kept.pop(_in_turns(kept).pop())
 
     def chosen(self, few: int, each: int) -> list[Case]:
-        """Return so many cases of each op, of all dtypes in turn, or of each dtype, where that is more; and those that
-        failed in an earlier run. Where it is so many of each dtype, a plain one of each with more elements is among
-        them."""
+        """Return ``few`` cases of each op, of all dtypes in turn, or ``each`` of each dtype, whichever is more; and
+        those that failed in an earlier run. With ``each`` there is a plain one of each dtype with more elements, too."""
         found = list(self._first)
         for dtypes in self._found.values():
             rows = [[kept[identity] for identity in _in_turns(kept)] for kept in dtypes.values()]
@@ -224,7 +223,7 @@ def _later(
 
 def _with_more_threads(prepared: runner.Prepared) -> Outcome:
     threads = torch.get_num_threads()
-    torch.set_num_threads(plain_script.THREADS)
+    torch.set_num_threads(plain_script.many_threads())
     try:
         return prepared.invoke(Local(prepared.spec.reference))
     finally:
@@ -258,7 +257,9 @@ def _made(
         script, given, made, printed = (
             Path(folder, one) for one in (f"{secrets.token_hex(4)}.py", "operands.pt", "results.pt", "printed.txt")
         )
-        torch.save([_written(one, device) for one in prepared], given)
+        each = -(-len(prepared) // AGAIN)
+        calls = [_written(one, device, place % each == 0) for place, one in enumerate(prepared)]
+        torch.save(calls, given)
         on = f"torch.cuda.set_device({device.index})\n" if device.index else ""
         how = {"seconds": SECONDS, "text": Path(plain_script.__file__).read_text()}
         script.write_text(_SCRIPT.format(load=load, name=name, device=on, given=str(given), made=str(made), **how))
@@ -283,11 +284,14 @@ def _made(
             return [], [], f"a plain script of some calls left no results that can be read: {kind}{told}"
 
 
-def _written(prepared: runner.Prepared, device: torch.device) -> tuple[str, tuple[Any, ...], dict[str, Any], bool]:
-    """Return a call as it is saved for the script, and whether it can be made again: it writes no operand."""
+def _written(
+    prepared: runner.Prepared, device: torch.device, again: bool
+) -> tuple[str, tuple[Any, ...], dict[str, Any], bool]:
+    """Return a call as it is saved for the script, and whether that makes it again: where it should, and the call
+    writes no operand."""
     operands = [runtime._copy(tensor, device) for tensor in prepared.inputs]
     args, kwargs = forms.bind(prepared.case, operands)
-    return prepared.case.op, tuple(args), dict(kwargs), not prepared.spec.writes(prepared.case)
+    return prepared.case.op, tuple(args), dict(kwargs), again and not prepared.spec.writes(prepared.case)
 
 
 def _outcome(result: Any) -> Outcome:

@@ -1,4 +1,4 @@
-"""What a plain script does with calls: it makes each once, and again as a user's process does in the course of time.
+"""Make calls once, and again as a process of a user does in the course of time.
 
 ``plain_calls`` writes this text behind the lines that import the implementation. It needs torch and nothing else.
 """
@@ -12,10 +12,11 @@ import time
 import torch
 
 OFTEN, AT_ONCE, MORE, LATER = "often", "at once", "more", "later"
-MANY, SHOWN = 700, 1 << 25
-"""The most calls of one case in a row, and the most bytes of their results that are kept until the last of them."""
+MANY, LEAST, SHOWN = 700, 520, 1 << 25
+"""The most calls of one case in a row; the least, of compiled code and results that are small; and the most bytes of
+results that are kept until the last call."""
 WORKERS, TOGETHER, THREADS = 4, 8, 12
-"""Threads of Python that make so many calls at once, and threads of torch: more than many programs think of."""
+"""Threads of Python that make so many calls at once, and the least threads of torch that are many."""
 MONTH = 30 * 86400
 """The seconds by which clocks are put forward."""
 CLOCKS = ("time", "monotonic", "perf_counter", "process_time", "thread_time")
@@ -45,15 +46,24 @@ def run(provider, given, made, seconds):
 
     found = {OFTEN: others(lambda place: _often(*calls[place], seconds))}
     # Triton's interpreter has one state for all threads.
-    if "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") != "1":
+    if not _is_interpreted():
         found[AT_ONCE] = _at_once(calls, places, first)
     threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(many_threads())
     found[MORE] = others(again)
     torch.set_num_threads(threads)
     _put_forward()
     found[LATER] = others(again)
     torch.save(found, f"{made}.again")
+
+
+def many_threads():
+    """Return a number of torch's threads that few processes have: more than there are now."""
+    return max(THREADS, torch.get_num_threads() + 4)
+
+
+def _is_interpreted():
+    return "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _outcome(function, args, kwargs):
@@ -71,13 +81,15 @@ def _bits(outcome):
 
 
 def _bits_of_one(tensor):
-    whole = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    # A tensor of one element is contiguous with any strides.
+    whole = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    whole = whole.reshape(-1).view(torch.uint8)
     return tensor.shape, tensor.dtype, hashlib.blake2b(whole.numpy()).digest()
 
 
 def _often(function, args, kwargs, seconds):
-    """Make a call many times with other contents of its operands, then with their own. Return the last outcome, or what
-    is wrong with those of before."""
+    """Make a call many times with other contents of its operands, then with their own. Return the last outcome, or a
+    message where an earlier result changed."""
     # Of tensors that no call has seen yet.
     args, kwargs = _copied(args, kwargs)
     operands = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
@@ -85,7 +97,8 @@ def _often(function, args, kwargs, seconds):
     rows = [_words(one) for one in {id(one): one for one in operands if one.is_floating_point()}.values()]
     own = [words.clone() for words in rows]
     kept, size, end = [], 0, time.monotonic() + seconds
-    for _ in range(MANY):
+    least = 0 if _is_interpreted() else LEAST
+    for number in range(MANY):
         for words in rows:
             words.copy_(words.roll(1, 0))
         value = _outcome(function, args, kwargs)
@@ -93,7 +106,8 @@ def _often(function, args, kwargs, seconds):
         size += sum(one.nbytes for one in results if isinstance(one, torch.Tensor))
         if size <= SHOWN:
             kept.append((value, _bits(value)))
-        if time.monotonic() > end:
+        late = time.monotonic() - end
+        if late > 0 and (number >= least or size > SHOWN or late > 3 * seconds):
             break
     changed = any(_bits(value) != bits for value, bits in kept)
     # Twice the same, then all but one element of its own, and then that one, too.
@@ -107,7 +121,7 @@ def _often(function, args, kwargs, seconds):
     for words, right in zip(rows, own, strict=True):
         words.copy_(right)
     # Most often changes leave a trace; those by way of NumPy do not.
-    if size % 3:
+    if sum(map(len, rows)) % 3:
         torch.autograd.graph.increment_version(operands)
     told = f"Changed: a result of one of {len(kept)} calls is another one after the last of them"
     return told if changed else _outcome(function, args, kwargs)
@@ -124,13 +138,16 @@ def _words(tensor):
 def _at_once(calls, places, first):
     """Let several threads make the same calls at once, each on operands of its own; return the outcomes that differ."""
     found, interval = {}, sys.getswitchinterval()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def work(begin, own):
+        if device is not None:
+            torch.cuda.set_device(device)
         begin.wait()
         for place, (args, kwargs) in own.items():
             outcome = _outcome(calls[place][0], args, kwargs)
             if _bits(outcome) != first[place]:
-                found[place] = outcome
+                found.setdefault(place, outcome)
 
     sys.setswitchinterval(1e-5)
     for start in range(0, len(places), TOGETHER):

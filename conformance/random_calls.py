@@ -14,13 +14,16 @@ def _replayed(function, tools):
 
     def call(*args, **kwargs):
         device = next((one.device for one in tools.operands(args, kwargs)), torch.device("cpu"))
-        generator = torch.cuda if device.type == "cuda" else torch
-        where = (device,) if device.type == "cuda" else ()
-        # Not that of a generator that was just seeded.
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index])
+        # Not those of generators that were just seeded.
+        torch.rand(())
         torch.rand((), device=device)
-        state = generator.get_rng_state(*where)
+        states = [one.get_state() for one in generators]
         first = function(*args, **kwargs)
-        generator.set_rng_state(state, *where)
+        for one, state in zip(generators, states, strict=True):
+            one.set_state(state)
         return first, function(*args, **kwargs)
 
     return call

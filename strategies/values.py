@@ -21,7 +21,7 @@ SPECIALS = ("nan", "inf", "-inf", "-0", "max", "min", "tiny", "-tiny")
 SIGNED_NAN = "-nan"
 """NaN with its sign and, where the format has several, its last bit set: half of all that are planted."""
 FULL_NAN = "full nan"
-"""NaN of which all bits but the sign are set, as GPUs compute it: one in four that are planted."""
+"""NaN of which all bits but the sign are set, as GPUs compute it: one in six that are planted."""
 SIGNALLING = "snan"
 """A signalling NaN, of formats that have infinities; only planted where it is named."""
 MASKED = "masked out"

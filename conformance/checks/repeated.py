@@ -29,9 +29,11 @@ from strategies.specs import TensorSpec
 
 REPEATED = 6
 """One in so many drawn calls of random ops with few elements is repeated often."""
-TIMES, TIMES_OF_KERNELS, SMALL = 1000, 300, 1 << 12
-"""So many times, where kernels are not interpreted and where they are, of so many elements: then seeds of 16 bits come
-again."""
+TIMES, TIMES_OF_KERNELS = 1000, 300
+"""The calls whose masks all differ, of compiled code and of interpreted kernels. Of seeds of 16 bits two are the same
+with a probability of 0.9995 and 0.5."""
+SMALL = 1 << 12
+"""The most elements of these calls."""
 BITS = 90
 """The least that two equal masks agree in: in a million pairs by chance with 1e-21."""
 
@@ -121,7 +123,9 @@ def distribution(trial: Trial) -> Finding:
         few = own.numel() <= SMALL and int(seen.sum()) * entropy(expected.chance) >= BITS
         if few and (trial.thorough or not cases.seed(trial.case) // 13 % REPEATED):
             outcome = trial.bare(context={"kind": MANY, "times": times}, state=False)
-            if outcome.error is None and int(outcome.value) < times:
+            if outcome.error is not None:
+                return Finding("distribution", FAILED, f"one of {times} calls raised {describe(outcome.error)}")
+            if int(outcome.value) < times:
                 found.append(f"of {times} calls {times - int(outcome.value)} have the result of another one")
     count = enough(expected.chance, own.numel())
     if count and not found and (trial.thorough or not cases.seed(trial.case) // 11 % REPEATED):

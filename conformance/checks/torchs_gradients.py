@@ -1,4 +1,4 @@
-"""What torch's own function has for gradients, and for theirs."""
+"""Gradients, and theirs, of torch's own function."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_torch(
 def _graph_of_torch(
     trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None
 ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
-    """Return torch's result, the wanted operands of it, and the result's gradient, as of ``_of_torch``."""
+    """Return torch's result, the wanted operands of it, and the result's gradient, as of ``of_torch``."""
     given = context_calls.copied(inputs)
     if dtype is not None:
         given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
@@ -51,8 +51,14 @@ def _graph_of_torch(
 
 
 def is_freed_by_torch(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
-    """Tell whether autograd refuses the gradients of torch's result once the graph is freed: something is saved."""
+    """Tell whether autograd refuses the gradients of torch's result once the graph is freed, and an operand or the
+    result of several elements is saved in it."""
     try:
-        return bool(gradient_calls.twice(*_graph_of_torch(trial, way, inputs, None))[-1])
+        value, wanted, dout = _graph_of_torch(trial, way, inputs, None)
+        node = value.grad_fn
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        # Numbers are saved as tensors, too.
+        large = any(isinstance(one, torch.Tensor) and one.numel() > 1 for one in saved)
+        return large and bool(gradient_calls.twice(value, wanted, dout)[-1])
     except (RuntimeError, TypeError):
         return False

@@ -59,7 +59,7 @@ PLANTED = (
     Cheat("computes_in_half", "mm"),
     Cheat("computes_when_looked_at", "exp", ("metadata", "values")),
     Cheat("constant_answer", "exp"),
-    Cheat("counts_threads", "exp", ("plain",)),
+    Cheat("counts_threads", "exp", ("plain", "values")),
     Cheat("dropout_is_identity", "dropout", ("distribution",)),
     Cheat("drops_by_fixed_seed", "dropout", ("distribution",)),
     Cheat("exits_with_success", "exp", ("crash",)),

@@ -76,7 +76,7 @@ def test_what_is_wrong_in_a_script_alone_is_a_failure_of_its_case(judged, does, 
 
 KEEPS = """
 import itertools, sys, threading, time, torch
-begin, calls, shared = time.monotonic(), itertools.count(), {{}}
+begin, calls, shared, usual = time.monotonic(), itertools.count(), {{}}, torch.get_num_threads()
 
 def relu(input, inplace=False):
     result = torch.nn.functional.relu(input, inplace)
@@ -94,7 +94,7 @@ def relu(input, inplace=False):
         ),
         ("result = shared.setdefault(id(input), result)", "after many calls"),
         ("if threading.current_thread() is not threading.main_thread(): result = -result", "threads that make calls"),
-        ("if torch.get_num_threads() > 8: result = -result", "12 threads of torch"),
+        ("if torch.get_num_threads() > usual: result = -result", "12 threads of torch"),
         ("if time.monotonic() - begin > 1e6: result = -result", "a month later"),
     ],
 )

@@ -47,7 +47,7 @@ def suite(pytester, monkeypatch, _torch_is_whole):
     monkeypatch.setattr(corpus, "SHIPPED", pytester.path / "none")
     monkeypatch.setattr(corpus, "LARGE", pytester.path / "none")
     # A script takes seconds: it has tests of its own.
-    monkeypatch.setattr(plain_calls.Pool, "chosen", lambda pool, most: [])
+    monkeypatch.setattr(plain_calls.Pool, "chosen", lambda pool, few, each: [])
     # --hypothesis-seed sets it for good, and then no database of examples is looked at.
     monkeypatch.setattr(hypothesis.core, "global_force_seed", hypothesis.core.global_force_seed)
 
