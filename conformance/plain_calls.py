@@ -93,7 +93,7 @@ class Pool:
 
     def chosen(self, few: int, each: int) -> list[Case]:
         """Return ``few`` cases of each op, of all dtypes in turn, or ``each`` of each dtype, whichever is more; and
-        those that failed in an earlier run. With ``each`` there is a plain one of each dtype with more elements, too."""
+        those that failed in an earlier run. With ``each`` a plain one of each dtype with more elements is added."""
         found = list(self._first)
         for dtypes in self._found.values():
             rows = [[kept[identity] for identity in _in_turns(kept)] for kept in dtypes.values()]
