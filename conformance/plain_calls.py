@@ -50,7 +50,7 @@ SMALL = 1 << 21
 TELLING = ("PYTEST", "HYPOTHESIS")
 """Prefixes of the variables of the environment that tell that a test runs."""
 SECONDS, AGAIN = 0.3, 300
-"""For how long a call is repeated, and the most calls of one script that are made again."""
+"""A script repeats a call for so many seconds, and makes at most so many calls again."""
 _SCRIPT = """import torch
 {load}
 
@@ -67,7 +67,7 @@ _AGAIN = {
     plain_script.MORE: f"with {plain_script.THREADS} threads of torch or more",
     plain_script.LATER: "a month later",
 }
-"""How a script makes calls again."""
+"""Maps the ways in which a script makes calls again to their words."""
 _LINES = 5
 """The number of last lines of a script's output that are shown."""
 

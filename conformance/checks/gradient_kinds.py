@@ -38,10 +38,10 @@ LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
 ORIGINS = ("leaf", "leaf", "parameter", "result")
-"""What requires a gradient: a tensor of the user's, a parameter, or the result of another operator, as inside of a
+"""Operands that require a gradient are tensors of the user, parameters, or results of another operator, as inside of a
 model."""
 EVALUATED = ("", "", "no_grad", "no_grad", "inference")
-"""The mode in which the same call is made before, as of ``gradient_calls.EVALUATED``; empty: none."""
+"""The same call is made before in one of these modes, as of ``gradient_calls.EVALUATED``; empty: it is not."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
