@@ -18,6 +18,7 @@ import os
 import socket
 import struct
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -66,6 +67,8 @@ DECLARED = ("conformance_claims", "conformance_left_out")
 _LENGTH = struct.Struct("<Q")
 _KNOWN = -1
 """This size says that the other end holds the blob already."""
+_WAITS = 1000
+"""The most milliseconds for which a thread of autograd may hold an operand after the backward pass."""
 _PARTS = 64
 """The most buffers that are sent at once: fewer than any system's limit."""
 
@@ -423,6 +426,11 @@ def _kept(made, storages, given, holders):
     if more():
         # What lies in a cycle is freed some time.
         gc.collect()
+        # Autograd's thread for a GPU lets go of what it worked on some time after the backward pass has returned.
+        for _ in range(_WAITS if any(one.is_cuda for one in given) else 0):
+            if not more():
+                break
+            time.sleep(0.001)
     return [f"the references to operand {n}, more than before" for n in more()]
 
 

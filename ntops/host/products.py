@@ -89,9 +89,7 @@ def product(premake, shape, input, mat2, out=None, *, vectors=(), folded=False, 
 
     if out is not None:
         output.check_out(out, dtype, device, exact_dtype=True)
-
-        if out.shape == taken:
-            output.check_written(out, "out")
+        output.check_written(out, "out", taken)
 
     # Without terms, CUDA needs no kernel of the dtype, except for the product of two vectors.
     if not dtype.is_floating_point and (multiplies(input, mat2) or len(vectors) == 2):

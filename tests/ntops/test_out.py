@@ -189,6 +189,16 @@ def test_what_inference_mode_made_is_written_there_alone(op):
         WRITES[op](ntops.torch, tensor)
 
 
+@pytest.mark.parametrize("inner", [(), (4,)])
+def test_what_inference_mode_made_is_not_resized(inner):
+    """torch makes a matrix of ``out`` before it writes the product of a vector and a matrix to it."""
+    with torch.inference_mode():
+        out = torch.zeros(4, device=DEVICE)
+    with pytest.raises(RuntimeError, match="argument 'out' was made in inference mode"):
+        ntops.torch.matmul(torch.ones(3, device=DEVICE), torch.ones(3, *inner, device=DEVICE), out=out)
+    assert torch.equal(out, torch.zeros(4, device=DEVICE))
+
+
 def test_powers_of_1_keep_what_inference_mode_made():
     """They read nothing, so that torch takes any dtype and any overlap, but no such tensor: under a mode neither."""
 
