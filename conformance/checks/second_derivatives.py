@@ -39,7 +39,9 @@ def missing_terms(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], fou
     for place, (name, ours, own, right) in enumerate(zip(which, found, theirs, exact, strict=False)):
         if not isinstance(ours, torch.Tensor) or not right.numel():
             continue
-        ours = ours.detach().cpu()
+        # What lies within the bound of overflow may overflow.
+        limits = torch.finfo(ours.dtype)
+        ours = ours.detach().cpu().clamp(limits.min, limits.max)
         sure = right.isfinite() & own.isfinite()
         largest = float(torch.where(sure, right, 0.0).abs().amax())
         off = float(torch.where(sure, own.double() - right, 0.0).abs().amax())
