@@ -27,7 +27,7 @@ import torch
 from conformance import cases, code_draws, forms, plain_script, runner, runtime
 from conformance import spec as specs
 from conformance.calls import Local, Outcome
-from conformance.case_changes import each_filled, is_listed
+from conformance.case_changes import each_filled, is_listed, named_arguments
 from conformance.cases import Case
 from conformance.checks import FAILED, PASSED, Finding
 from conformance.checks.call_record import difference, malformed
@@ -66,6 +66,7 @@ _AGAIN = {
     plain_script.AT_ONCE: f"in one of {plain_script.WORKERS} threads that make calls at once",
     plain_script.MORE: f"with {plain_script.THREADS} threads of torch or more",
     plain_script.LATER: "a month later",
+    plain_script.TRAINED: "with gradients, after one in inference mode",
 }
 """Maps the ways in which a script makes calls again to their words."""
 _LINES = 5
@@ -211,9 +212,12 @@ def _later(
     threads sums are of other parts, and have to be right, or as wrong as torch's."""
     claimed = "deterministic" in implementation.claims(prepared.case.op)
     for way, made in again.items():
+        if way == plain_script.TRAINED and str(made.error).startswith(NotImplementedError.__name__):
+            # It is left out, and counted where gradients are judged.
+            continue
         told = _AGAIN.get(way, way)
         message = difference(ours, made, f"the first call and one {told}")
-        if message and (way == plain_script.MORE or not claimed):
+        if message and (way in (plain_script.MORE, plain_script.TRAINED) or not claimed):
             message = _wrong(prepared, implementation, made, f"in a plain script, {told},")
         # On some CPUs torch's own products in bfloat16 are NaN with more threads than cores.
         if message and not (way == plain_script.MORE and not difference(made, _with_more_threads(prepared))):
@@ -258,7 +262,8 @@ def _made(
             Path(folder, one) for one in (f"{secrets.token_hex(4)}.py", "operands.pt", "results.pt", "printed.txt")
         )
         each = -(-len(prepared) // AGAIN)
-        calls = [_written(one, device, place % each == 0) for place, one in enumerate(prepared)]
+        trains = _training(prepared, implementation)
+        calls = [_written(one, device, place % each == 0, place in trains) for place, one in enumerate(prepared)]
         torch.save(calls, given)
         on = f"torch.cuda.set_device({device.index})\n" if device.index else ""
         how = {"seconds": SECONDS, "text": Path(plain_script.__file__).read_text()}
@@ -285,13 +290,30 @@ def _made(
 
 
 def _written(
-    prepared: runner.Prepared, device: torch.device, again: bool
-) -> tuple[str, tuple[Any, ...], dict[str, Any], bool]:
-    """Return a call as it is saved for the script, and whether that makes it again: where it should, and the call
-    writes no operand."""
+    prepared: runner.Prepared, device: torch.device, again: bool, trains: bool
+) -> tuple[str, tuple[Any, ...], dict[str, Any], bool, bool]:
+    """Return a call as it is saved for the script, whether that makes it again: where it should, and the call writes no
+    operand; and whether it is the first one of its op, in inference mode, and made again in training."""
     operands = [runtime._copy(tensor, device) for tensor in prepared.inputs]
     args, kwargs = forms.bind(prepared.case, operands)
-    return prepared.case.op, tuple(args), dict(kwargs), again and not prepared.spec.writes(prepared.case)
+    return prepared.case.op, tuple(args), dict(kwargs), again and not prepared.spec.writes(prepared.case), trains
+
+
+def _training(prepared: Sequence[runner.Prepared], implementation: Implementation) -> set[int]:
+    """Return the place of the first call of each op that claims gradients, and of each set of its arguments, of those
+    that torch differentiates."""
+    found: dict[tuple[Any, ...], int] = {}
+    for place, one in enumerate(prepared):
+        case, spec = one.case, one.spec
+        kind = case.op, *sorted(name for name, value in named_arguments(case).items() if value is not None)
+        claimed = "gradients" in implementation.claims(case.op) and spec.gradients is not None
+        floating = any(tensor.is_floating_point() for tensor in one.inputs)
+        if kind in found or not claimed or not floating or spec.writes(case):
+            continue
+        args, kwargs = forms.bind(case, one.inputs)
+        if not isinstance(plain_script.in_training(spec.reference, args, kwargs), str):
+            found[kind] = place
+    return {*found.values()}
 
 
 def _outcome(result: Any) -> Outcome:

@@ -11,7 +11,7 @@ import time
 
 import torch
 
-OFTEN, AT_ONCE, MORE, LATER = "often", "at once", "more", "later"
+OFTEN, AT_ONCE, MORE, LATER, TRAINED = "often", "at once", "more", "later", "trained"
 MANY, LEAST, SHOWN = 700, 520, 1 << 25
 """The most calls of one case in a row; the least, of compiled code and results that are small; and the most bytes of
 results that are kept until the last call."""
@@ -30,10 +30,15 @@ def run(provider, given, made, seconds):
     """
     # The harness wrote it.
     listed = torch.load(given, weights_only=False)
-    calls = [(getattr(provider, name), args, kwargs) for name, args, kwargs, _ in listed]
+    calls = [(getattr(provider, name), args, kwargs) for name, args, kwargs, *_ in listed]
+    trained = [place for place, (*_, trains) in enumerate(listed) if trains]
+    # A process that evaluates first: what these calls leave behind is of inference mode.
+    with torch.inference_mode():
+        for place in trained:
+            _outcome(*calls[place])
     outcomes = [_outcome(*call) for call in calls]
     torch.save(outcomes, made)
-    first, places = [_bits(one) for one in outcomes], [place for place, one in enumerate(listed) if one[-1]]
+    first, places = [_bits(one) for one in outcomes], [place for place, one in enumerate(listed) if one[-2]]
     del outcomes
 
     def others(make):
@@ -44,7 +49,12 @@ def run(provider, given, made, seconds):
     def again(place):
         return _outcome(*calls[place])
 
-    found = {OFTEN: others(lambda place: _often(*calls[place], seconds))}
+    found = {TRAINED: {}}
+    for place in trained:
+        outcome = in_training(*calls[place])
+        if _bits(outcome) != first[place]:
+            found[TRAINED][place] = outcome
+    found[OFTEN] = others(lambda place: _often(*calls[place], seconds))
     # Triton's interpreter has one state for all threads.
     if not _is_interpreted():
         found[AT_ONCE] = _at_once(calls, places, first)
@@ -85,6 +95,26 @@ def _bits_of_one(tensor):
     whole = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     whole = whole.reshape(-1).view(torch.uint8)
     return tensor.shape, tensor.dtype, hashlib.blake2b(whole.numpy()).digest()
+
+
+def in_training(function, args, kwargs):
+    """Make a call with floating-point operands that require gradients, and its backward pass. Return the result, or a
+    message where either raises."""
+    args, kwargs = _copied(args, kwargs)
+    for one in (*args, *kwargs.values()):
+        if isinstance(one, torch.Tensor) and one.is_floating_point():
+            one.requires_grad_()
+    return _outcome(lambda: _differentiated(function(*args, **kwargs)), (), {})
+
+
+def _differentiated(value):
+    """Make the backward pass of results, and return them without their graph."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_differentiated, value))
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        value.backward(torch.ones_like(value))
+        return value.detach()
+    return value
 
 
 def _often(function, args, kwargs, seconds):

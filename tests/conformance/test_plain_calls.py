@@ -107,6 +107,31 @@ def test_what_is_wrong_later_in_a_script_is_a_failure(tmp_path, monkeypatch, doe
     assert message in verdict.failure.message
 
 
+EVALUATES = """
+import torch
+ones, conformance_claims = {{}}, {{"neg": ("gradients",)}}
+
+def neg(input, *, out=None):
+    one = ones.setdefault(0, {one})
+    return input * one if out is None else torch.neg(input, out=out)
+"""
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_inference_mode_leaves_behind_is_met_in_training(tmp_path, monkeypatch, right):
+    """A product with what inference mode made cannot save it for its backward pass."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "evaluates.py").write_text(EVALUATES.format(one="-1" if right else "torch.tensor(-1.0)"))
+    with contextlib.closing(Child("evaluates", "cpu", timeout=120.0)) as child:
+        assert child.judge(OTHER, checks=["values", "gradients"]).status == "passed"
+        (verdict,) = child.plain([OTHER])
+    if right:
+        assert verdict.status == "passed"
+    else:
+        assert "with gradients, after one in inference mode" in verdict.failure.message
+        assert "Inference tensors cannot be saved for backward" in verdict.failure.message
+
+
 @pytest.mark.parametrize(
     ("does", "message"),
     [("__import__('os')._exit(3)", "exit status 3"), ("print('last words'); __import__('os').abort()", "last words")],
