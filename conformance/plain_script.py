@@ -125,7 +125,7 @@ def _often(function, args, kwargs, seconds):
     operands = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
     # Indices have to stay what they are.
     rows = [_words(one) for one in {id(one): one for one in operands if one.is_floating_point()}.values()]
-    own = [words.clone() for words in rows]
+    first, given = [words.clone() for words in rows], {one.untyped_storage()._cdata for one in operands}
     kept, size, end = [], 0, time.monotonic() + seconds
     least = 0 if _is_interpreted() else LEAST
     for number in range(MANY):
@@ -133,22 +133,24 @@ def _often(function, args, kwargs, seconds):
             words.copy_(words.roll(1, 0))
         value = _outcome(function, args, kwargs)
         results = value if isinstance(value, tuple | list) else [value]
-        size += sum(one.nbytes for one in results if isinstance(one, torch.Tensor))
+        # A result may be an operand, whose contents change.
+        own = [one for one in results if isinstance(one, torch.Tensor) and one.untyped_storage()._cdata not in given]
+        size += sum(one.nbytes for one in own)
         if size <= SHOWN:
-            kept.append((value, _bits(value)))
+            kept.append((own, _bits(own)))
         late = time.monotonic() - end
         if late > 0 and (number >= least or size > SHOWN or late > 3 * seconds):
             break
     changed = any(_bits(value) != bits for value, bits in kept)
     # Twice the same, then all but one element of its own, and then that one, too.
     _outcome(function, args, kwargs)
-    for words, right in zip(rows, own, strict=True):
+    for words, right in zip(rows, first, strict=True):
         place = slice(len(words) // 2, len(words) // 2 + 1)
         other = words[place].clone()
         words.copy_(right)
         words[place] = other
     _outcome(function, args, kwargs)
-    for words, right in zip(rows, own, strict=True):
+    for words, right in zip(rows, first, strict=True):
         words.copy_(right)
     # Most often changes leave a trace; those by way of NumPy do not.
     if sum(map(len, rows)) % 3:

@@ -26,6 +26,8 @@ def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     few = ("integers", "one_hot", "constant", "zeros", "large_mean")
     if (whole := [name for name in dtypes if name in ("int64", "int32", "bool")]) and draw(st.booleans()):
         return draw(close(whole, "float64" in dtypes))
+    if elementwise.rounded_pairs(tuple(dtypes)) and not draw(st.integers(0, 3)):
+        return draw(elementwise.whole_and_rounded(tuple(dtypes)))
     first, second = draw(elementwise.tensor_pairs(dtypes))
     if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return first, second

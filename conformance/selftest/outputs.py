@@ -163,6 +163,18 @@ def out_strides_ignored(right: Right, *args: Any, out: Any = None, **kwargs: Any
     return result
 
 
+@defect(("div", "exp", "sub", "cumsum"), "out", "out_argument")
+def out_of_another_dtype_in_memory_order(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """The result goes to a contiguous tensor first if out= has another dtype, and from there to a dense out= in the
+    order of its memory."""
+    result = right(*args, out=out, **kwargs)
+    if isinstance(out, torch.Tensor) and not out.is_contiguous():
+        plain, memory = right(*args, **kwargs), out.permute(*range(out.ndim)[::-1])
+        if plain.dtype != out.dtype and memory.is_contiguous():
+            memory.view(-1).copy_(plain.reshape(-1))
+    return result
+
+
 @defect(("sub", "pow", "rsqrt"), "out", "errors")
 def out_cast_unsafely(right: Right, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """An out= whose dtype cannot hold the result is written all the same."""

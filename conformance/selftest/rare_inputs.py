@@ -75,6 +75,16 @@ def beside_float64(right: Right, input: Any, other: Any, *, out: Any = None) -> 
     return result
 
 
+@defect("eq ne lt le gt ge", "magnitudes")
+def exactly_beside_floats(right: Right, input: Any, other: Any, *, out: Any = None) -> Any:
+    """Tensors of whole numbers and of floats are compared exactly, in float64, where torch rounds the former first."""
+    result = right(input, other, out=out)
+    both = isinstance(input, torch.Tensor) and isinstance(other, torch.Tensor) and input.ndim and other.ndim
+    if out is None and both and input.is_floating_point() != other.is_floating_point():
+        result.copy_(right(input.double(), other.double()))
+    return result
+
+
 @defect("pow", "fractions")
 def sixth_power(right: Right, input: Any, exponent: Any, *, out: Any = None) -> Any:
     """Of whole powers the sixth is the fifth."""
