@@ -49,7 +49,7 @@ SMALL = 1 << 21
 """The most elements of the operands of one case."""
 TELLING = ("PYTEST", "HYPOTHESIS")
 """Prefixes of the variables of the environment that tell that a test runs."""
-SECONDS, AGAIN = 0.3, 300
+SECONDS, AGAIN = 0.15, 300
 """A script repeats a call for so many seconds, and makes at most so many calls again."""
 _SCRIPT = """import torch
 {load}
