@@ -167,7 +167,12 @@ def _names(code):
 
 
 def _is_own(module):
-    return isinstance(module, str) and module.partition(".")[0] not in OTHERS
+    return isinstance(module, str) and _is_of_own_package(module)
+
+
+@functools.cache
+def _is_of_own_package(name):
+    return name.partition(".")[0] not in OTHERS
 
 
 def _is_own_module(found):
