@@ -31,6 +31,8 @@ from conformance.case_changes import each_filled, is_listed, named_arguments
 from conformance.cases import Case
 from conformance.checks import FAILED, PASSED, Finding
 from conformance.checks.call_record import difference, malformed
+from conformance.checks.gradient_kinds import floating_operands
+from conformance.checks.gradients import has_gradients
 from conformance.checks.result import judged, wrong
 from conformance.implementations import Implementation, module_of
 from conformance.runner import Verdict
@@ -66,9 +68,12 @@ _AGAIN = {
     plain_script.AT_ONCE: f"in one of {plain_script.WORKERS} threads that make calls at once",
     plain_script.MORE: f"with {plain_script.THREADS} threads of torch or more",
     plain_script.LATER: "a month later",
-    plain_script.TRAINED: "with gradients, after one in inference mode",
+    plain_script.EVALUATED: "in inference mode",
+    plain_script.TRAINED: "in training, after one in inference mode",
 }
-"""Maps the ways in which a script makes calls again to their words."""
+"""Maps each way in which a script repeats calls to its words."""
+_OTHERWISE = (plain_script.MORE, plain_script.EVALUATED, plain_script.TRAINED)
+"""The ways in which results may have other bits."""
 _LINES = 5
 """The number of last lines of a script's output that are shown."""
 
@@ -209,15 +214,13 @@ def _later(
     prepared: runner.Prepared, implementation: Implementation, ours: Outcome, again: Mapping[str, Outcome]
 ) -> str:
     """Say how a result differs that a script got when it made the call again; empty: not at all. With another number of
-    threads sums are of other parts, and have to be right, or as wrong as torch's."""
+    threads sums are of other parts, and with gradients kernels may be others: results have to be right, or as wrong as
+    torch's."""
     claimed = "deterministic" in implementation.claims(prepared.case.op)
     for way, made in again.items():
-        if way == plain_script.TRAINED and str(made.error).startswith(NotImplementedError.__name__):
-            # It is left out, and counted where gradients are judged.
-            continue
         told = _AGAIN.get(way, way)
         message = difference(ours, made, f"the first call and one {told}")
-        if message and (way in (plain_script.MORE, plain_script.TRAINED) or not claimed):
+        if message and (way in _OTHERWISE or not claimed):
             message = _wrong(prepared, implementation, made, f"in a plain script, {told},")
         # On some CPUs torch's own products in bfloat16 are NaN with more threads than cores.
         if message and not (way == plain_script.MORE and not difference(made, _with_more_threads(prepared))):
@@ -262,7 +265,7 @@ def _made(
             Path(folder, one) for one in (f"{secrets.token_hex(4)}.py", "operands.pt", "results.pt", "printed.txt")
         )
         each = -(-len(prepared) // AGAIN)
-        trains = _training(prepared, implementation)
+        trains = _training(prepared, implementation, device)
         calls = [_written(one, device, place % each == 0, place in trains) for place, one in enumerate(prepared)]
         torch.save(calls, given)
         on = f"torch.cuda.set_device({device.index})\n" if device.index else ""
@@ -290,28 +293,43 @@ def _made(
 
 
 def _written(
-    prepared: runner.Prepared, device: torch.device, again: bool, trains: bool
-) -> tuple[str, tuple[Any, ...], dict[str, Any], bool, bool]:
-    """Return a call as it is saved for the script, whether that makes it again: where it should, and the call writes no
-    operand; and whether it is the first one of its op, in inference mode, and made again in training."""
-    operands = [runtime._copy(tensor, device) for tensor in prepared.inputs]
-    args, kwargs = forms.bind(prepared.case, operands)
-    return prepared.case.op, tuple(args), dict(kwargs), again and not prepared.spec.writes(prepared.case), trains
+    prepared: runner.Prepared, device: torch.device, repeats: bool, trains: bool
+) -> tuple[str, tuple[Any, ...], dict[str, Any], bool, list[int | str]]:
+    """Return a call as it is saved for the script: the op, the arguments, whether the script repeats it, unless it
+    writes an operand, and, if the script evaluates and then trains it, the arguments that require gradients."""
+    case, operands = prepared.case, [runtime._copy(tensor, device) for tensor in prepared.inputs]
+    args, kwargs = forms.bind(case, operands)
+    return (
+        case.op,
+        tuple(args),
+        dict(kwargs),
+        repeats and not prepared.spec.writes(case),
+        (_wanted(case, operands) if trains else []),
+    )
 
 
-def _training(prepared: Sequence[runner.Prepared], implementation: Implementation) -> set[int]:
-    """Return the place of the first call of each op that claims gradients, and of each set of its arguments, of those
-    that torch differentiates."""
-    found: dict[tuple[Any, ...], int] = {}
+def _wanted(case: Case, operands: Sequence[torch.Tensor]) -> list[int | str]:
+    """Return the places and names of the arguments that may require gradients."""
+    args, kwargs = forms.bind(case, operands)
+    wanted = [operands[number] for number in floating_operands(case)]
+    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    return [key for key, argument in arguments if any(argument is one for one in wanted)]
+
+
+def _training(prepared: Sequence[runner.Prepared], implementation: Implementation, device: torch.device) -> set[int]:
+    """Return the places of the calls to train: the first one of each op and set of argument names that torch
+    differentiates, if the implementation claims gradients."""
+    found: dict[tuple[str, ...], int] = {}
     for place, one in enumerate(prepared):
-        case, spec = one.case, one.spec
+        case = one.case
         kind = case.op, *sorted(name for name, value in named_arguments(case).items() if value is not None)
-        claimed = "gradients" in implementation.claims(case.op) and spec.gradients is not None
-        floating = any(tensor.is_floating_point() for tensor in one.inputs)
-        if kind in found or not claimed or not floating or spec.writes(case):
+        claimed = "gradients" in implementation.claims(case.op)
+        if kind in found or not claimed or not has_gradients(case, one.call, one.reference.value):
             continue
-        args, kwargs = forms.bind(case, one.inputs)
-        if not isinstance(plain_script.in_training(spec.reference, args, kwargs), str):
+        operands = [runtime._copy(tensor, device) for tensor in one.inputs]
+        args, kwargs = forms.bind(case, operands)
+        outcome = plain_script.in_training(one.spec.reference, args, kwargs, _wanted(case, operands))
+        if isinstance(outcome, torch.Tensor):
             found[kind] = place
     return {*found.values()}
 

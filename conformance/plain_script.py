@@ -11,7 +11,8 @@ import time
 
 import torch
 
-OFTEN, AT_ONCE, MORE, LATER, TRAINED = "often", "at once", "more", "later", "trained"
+EVALUATED, TRAINED = "evaluated", "trained"
+OFTEN, AT_ONCE, MORE, LATER = "often", "at once", "more", "later"
 MANY, LEAST, SHOWN = 700, 520, 1 << 25
 """The most calls of one case in a row; the least, of compiled code and results that are small; and the most bytes of
 results that are kept until the last call."""
@@ -30,30 +31,27 @@ def run(provider, given, made, seconds):
     """
     # The harness wrote it.
     listed = torch.load(given, weights_only=False)
-    calls = [(getattr(provider, name), args, kwargs) for name, args, kwargs, *_ in listed]
-    trained = [place for place, (*_, trains) in enumerate(listed) if trains]
-    # A process that evaluates first: what these calls leave behind is of inference mode.
+    calls = [(getattr(provider, name), args, kwargs) for name, args, kwargs, _, _ in listed]
+    places = [place for place, (_, _, _, repeats, _) in enumerate(listed) if repeats]
+    trained = {place: wanted for place, (_, _, _, _, wanted) in enumerate(listed) if wanted}
+    # As a process that evaluates before it trains: what these calls leave behind is of inference mode.
     with torch.inference_mode():
-        for place in trained:
-            _outcome(*calls[place])
+        evaluated = {place: _outcome(*calls[place]) for place in trained}
     outcomes = [_outcome(*call) for call in calls]
     torch.save(outcomes, made)
-    first, places = [_bits(one) for one in outcomes], [place for place, one in enumerate(listed) if one[-2]]
+    first = [_bits(one) for one in outcomes]
     del outcomes
 
-    def others(make):
-        """Return the outcomes of ``make`` for all places that differ from the first ones."""
+    def others(make, places=places):
+        """Return the outcomes of ``make`` for these places that differ from the first ones."""
         found = {place: make(place) for place in places}
         return {place: outcome for place, outcome in found.items() if _bits(outcome) != first[place]}
 
     def again(place):
         return _outcome(*calls[place])
 
-    found = {TRAINED: {}}
-    for place in trained:
-        outcome = in_training(*calls[place])
-        if _bits(outcome) != first[place]:
-            found[TRAINED][place] = outcome
+    found = {EVALUATED: others(evaluated.pop, trained)}
+    found[TRAINED] = others(lambda place: in_training(*calls[place], trained[place]), trained)
     found[OFTEN] = others(lambda place: _often(*calls[place], seconds))
     # Triton's interpreter has one state for all threads.
     if not _is_interpreted():
@@ -97,24 +95,24 @@ def _bits_of_one(tensor):
     return tensor.shape, tensor.dtype, hashlib.blake2b(whole.numpy()).digest()
 
 
-def in_training(function, args, kwargs):
-    """Make a call with floating-point operands that require gradients, and its backward pass. Return the result, or a
-    message where either raises."""
+def in_training(function, args, kwargs, wanted):
+    """Make a call with arguments that require gradients, and its backward pass. Return the result, or a message where
+    either raises or the result does not know its operands.
+
+    :param wanted: The places and names of these arguments.
+    """
     args, kwargs = _copied(args, kwargs)
-    for one in (*args, *kwargs.values()):
-        if isinstance(one, torch.Tensor) and one.is_floating_point():
-            one.requires_grad_()
-    return _outcome(lambda: _differentiated(function(*args, **kwargs)), (), {})
+    for key in wanted:
+        (args[key] if isinstance(key, int) else kwargs[key]).requires_grad_()
 
-
-def _differentiated(value):
-    """Make the backward pass of results, and return them without their graph."""
-    if isinstance(value, tuple | list):
-        return tuple(map(_differentiated, value))
-    if isinstance(value, torch.Tensor) and value.requires_grad:
+    def call():
+        value = function(*args, **kwargs)
+        if not value.requires_grad:
+            return "The result does not know its operands"
         value.backward(torch.ones_like(value))
         return value.detach()
-    return value
+
+    return _outcome(call, (), {})
 
 
 def _often(function, args, kwargs, seconds):

@@ -67,8 +67,8 @@ DECLARED = ("conformance_claims", "conformance_left_out")
 _LENGTH = struct.Struct("<Q")
 _KNOWN = -1
 """This size says that the other end holds the blob already."""
-_WAITS = 1000
-"""The most milliseconds for which a thread of autograd may hold an operand after the backward pass."""
+_MILLISECONDS = 1000
+"""The most for which a thread of autograd may hold an operand after the backward pass."""
 _PARTS = 64
 """The most buffers that are sent at once: fewer than any system's limit."""
 
@@ -393,7 +393,7 @@ def _make(made, function, call, device, guard, offers, passed):
         gradient_calls.forget(given)
     # What is written in place has the graph for as long as it lives.
     looked = call["state"] if wish is None else before is None
-    kept = _kept(made, storages, given, holders) if made.error is None and looked else []
+    kept = _kept(made, storages, given, holders, wish is not None) if made.error is None and looked else []
     if wish is not None:
         made.state = (*made.state, *kept)
     elif call["state"]:
@@ -412,7 +412,7 @@ def _holders(storages, given):
     return list(zip(counts, map(sys.getrefcount, given), strict=True))
 
 
-def _kept(made, storages, given, holders):
+def _kept(made, storages, given, holders, differentiated):
     """Name the operands that more names refer to than before the call, or whose memory more tensors hold, if no result
     is one of them: it is not freed when the caller lets go."""
     results = made.value if isinstance(made.value, tuple | list) else [made.value]
@@ -427,7 +427,7 @@ def _kept(made, storages, given, holders):
         # What lies in a cycle is freed some time.
         gc.collect()
         # Autograd's thread for a GPU lets go of what it worked on some time after the backward pass has returned.
-        for _ in range(_WAITS if any(one.is_cuda for one in given) else 0):
+        for _ in range(_MILLISECONDS if differentiated and any(one.is_cuda for one in given) else 0):
             if not more():
                 break
             time.sleep(0.001)

@@ -158,14 +158,14 @@ _OF_MEMORY = TensorSpec | Same | View
 
 
 def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
-    """Return the steps of one entry of ``KNOWN``; other operators, dims and causal variants only where the case has
-    any."""
+    """Return the steps of one entry of ``KNOWN``; other operators, dims, causal variants and caches only where the case
+    has any."""
     found = []
     for name, number, memory, result, settings in known:
         varied = vary(VARIATIONS[name], case, number)
         if memory == "arena" and not _fits_arena(varied):
             continue
-        if varied != case or name not in ("dim", "causal", "sibling"):
+        if varied != case or name not in ("dim", "causal", "decoding", "sibling"):
             found.append(Step(varied, memory, result, settings))
     return tuple(found)
 
@@ -209,6 +209,8 @@ KNOWN: tuple[tuple[Known, ...], ...] = (
     (*(Known(name, 0, "new", "kept") for name in ("same", "one", "word")), Known("one", 1, "new", "kept")),
     (Known("same", 0, "new", "kept"), Known("dim", 0, "new", "kept")),
     (Known("causal", 0, "new", "kept"), Known("causal", 1, "new", "kept")),
+    # While rows are appended, though rows of the cache are changed in between, as a beam search reorders them.
+    (*(Known("decoding", number, "same", "dropped") for number in range(5)),),
     # By some of the sizes, and not by all.
     (Known("same", 0, "new", "kept"), *(Known("resized", number, "new", "kept") for number in range(9))),
     # By the settings when a size was met first: the numbers lose bits in TF32.

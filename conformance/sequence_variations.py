@@ -16,6 +16,7 @@ from conformance.case_changes import (
     each_operand,
     is_listed,
     laid,
+    named_arguments,
     with_layout,
     with_operand,
     with_size,
@@ -172,6 +173,31 @@ def causal(case: Case, number: int) -> Case:
     kwargs = {name: value for name, value in case.kwargs.items() if name not in ("attn_mask", "scale")}
     kwargs |= {"is_causal": True, "causal_variant": WORDS["causal_variant"][number % 2]}
     return msgspec.structs.replace(case, kwargs=kwargs, digests=())
+
+
+CACHED = 8
+"""The rows of a KV cache to which some are appended."""
+
+
+def decoding(case: Case, number: int) -> Case:
+    """Append one row to a KV cache, behind as many as the number says; only of ops that have one, given as positions,
+    and calls without one."""
+    if "present_key_slot" not in parameters(case.op) or "present_key" in named_arguments(case):
+        return case
+    operands = case.args[:3]
+    if len(operands) < 3 or not all(isinstance(one, TensorSpec) and len(one.shape) > 2 for one in operands):
+        return case
+
+    def rows(spec: Argument, count: int) -> TensorSpec:
+        assert isinstance(spec, TensorSpec)
+        return with_layout(msgspec.structs.replace(spec, shape=(*spec.shape[:-2], count, spec.shape[-1])), CONTIGUOUS)
+
+    slot, caches = number % CACHED, [rows(one, CACHED) for one in operands[1:]]
+    kwargs = {name: value for name, value in case.kwargs.items() if name in ("scale", "enable_gqa")}
+    kwargs |= {"present_key": caches[0], "present_value": caches[1]}
+    kwargs |= {"present_key_slot": slot, "present_value_slot": slot}
+    args = tuple(rows(one, 1) for one in operands)
+    return reseeded(msgspec.structs.replace(case, args=args, kwargs=kwargs, digests=()), number)
 
 
 def dim(case: Case, number: int) -> Case:
@@ -336,4 +362,4 @@ VARIATIONS |= {
     variation.__name__: variation
     for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
-VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close, equal)}
+VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close, equal, decoding)}

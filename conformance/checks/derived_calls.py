@@ -49,15 +49,17 @@ def outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
                 others = [name for name in dtype_names.ALL if name != dtype]
                 other = others[cases.seed(case) % len(others)]
                 found[f"out= of {other}"] = TensorSpec(shape, other)
-                if wider := [name for name in others if torch.can_cast(result.dtype, dtype_names.to_torch(name))]:
-                    other, layout = wider[cases.seed(case) // 7 % len(wider)], _strided(shape, cases.seed(case) // 11)
+                castable = [name for name in others if torch.can_cast(result.dtype, dtype_names.to_torch(name))]
+                if shape and castable:
+                    other, stepped = castable[cases.seed(case) // 7 % len(castable)], cases.seed(case) // 11 % 2 == 1
+                    layout = _strided(shape, stepped or len(shape) == 1)
                     found[f"out= of {other}, with strides"] = TensorSpec(shape, other, layout=layout)
             case "rounded":
                 others = [name for name in dtype_names.FLOATING if name not in (dtype, "float64")]
                 other = others[cases.seed(case) // 13 % len(others)]
                 found[_TIES + other] = TensorSpec(shape, other)
             case "strided" if shape:
-                found["out= with strides"] = TensorSpec(shape, dtype, layout=_strided(shape, 1))
+                found["out= with strides"] = TensorSpec(shape, dtype, layout=_strided(shape, True))
                 if len(shape) > 1:
                     columns = with_arguments(case, out=_column_major(TensorSpec(shape, dtype)))
                     other_calls["out= and operands column-major"] = with_operands(columns, _column_major)
@@ -77,10 +79,9 @@ def outs(case: Case, result: object, kinds: Iterable[str]) -> Variants:
     return variants | other_calls
 
 
-def _strided(shape: tuple[int, ...], number: int) -> Layout:
-    """Return a layout of reversed dims, with a step of two in the last one where ``number`` is odd."""
-    steps = (*(1 for _ in shape[1:]), 1 + number % 2) if shape else ()
-    return Layout(tuple(reversed(range(len(shape)))), steps)
+def _strided(shape: tuple[int, ...], stepped: bool) -> Layout:
+    """Return a layout of reversed dims; ``stepped``: of every second element of the last one."""
+    return Layout(tuple(reversed(range(len(shape)))), (*(1 for _ in shape[1:]), 1 + stepped))
 
 
 _TIES = "ties in an out= of "

@@ -11,7 +11,7 @@ import torch
 
 from conformance import cases, forms, gradient_calls
 from conformance.calls import Outcome
-from conformance.cases import Same
+from conformance.cases import Case, Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, difference, different
 from conformance.checks.gradient_kinds import (
     LONG,
@@ -27,7 +27,7 @@ from conformance.checks.result import inputs_unchanged, judged
 from conformance.checks.second_derivatives import VANISHING, missing_terms
 from conformance.checks.torchs_gradients import is_freed_by_torch, of_torch
 from conformance.compare import Comparison, compare
-from conformance.spec import Call, Expected, OpSpec
+from conformance.spec import Call, Expected, OpSpec, registry
 from strategies import dtypes
 from strategies.specs import TensorSpec
 
@@ -48,16 +48,22 @@ def gradients(trial: Trial) -> Finding:
 
 
 def differentiable(trial: Trial) -> bool:
-    """Tell whether a call has gradients: it only reads its operands, of which one is floating, and so is its result."""
+    """Tell whether a call has gradients, and few enough of them to be judged."""
     case, result = trial.case, trial.reference.value
-    if trial.spec.gradients is None or case.form or trial.spec.writes(case) or "out" in case.kwargs:
+    return has_gradients(case, trial.call, result) and result.numel() + cases.elements(case) <= _most(trial)
+
+
+def has_gradients(case: Case, call: Call, result: Any) -> bool:
+    """Tell whether a call has gradients: it only reads its operands, of which one is floating, and so is its result."""
+    spec = registry()[case.op]
+    if spec.gradients is None or case.form or spec.writes(case) or "out" in case.kwargs:
         return False
-    if not isinstance(result, torch.Tensor) or not result.dtype.is_floating_point or trial.spec.left_out(trial.call):
+    if not isinstance(result, torch.Tensor) or not result.dtype.is_floating_point or spec.left_out(call):
         return False
     arguments = (*case.args, *case.kwargs.values())
     if any(isinstance(one, cases.View) or (isinstance(one, Same) and one.is_view) for one in arguments):
         return False
-    return bool(floating_operands(case)) and result.numel() + cases.elements(case) <= _most(trial)
+    return bool(floating_operands(case))
 
 
 def _most(trial: Trial) -> int:

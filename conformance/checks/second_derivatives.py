@@ -39,7 +39,7 @@ def missing_terms(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], fou
     for place, (name, ours, own, right) in enumerate(zip(which, found, theirs, exact, strict=False)):
         if not isinstance(ours, torch.Tensor) or not right.numel():
             continue
-        # What lies within the bound of overflow may overflow.
+        # An infinity counts as the largest finite number: what is so close to overflow may overflow.
         limits = torch.finfo(ours.dtype)
         ours = ours.detach().cpu().clamp(limits.min, limits.max)
         sure = right.isfinite() & own.isfinite()

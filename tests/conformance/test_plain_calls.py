@@ -109,27 +109,47 @@ def test_what_is_wrong_later_in_a_script_is_a_failure(tmp_path, monkeypatch, doe
 
 EVALUATES = """
 import torch
-ones, conformance_claims = {{}}, {{"neg": ("gradients",)}}
+conformance_claims = {{"neg": ("gradients",)}}
+kept = {{}}
+
+class Negative(torch.autograd.Function):
+    @staticmethod
+    def forward(context, input):
+        return -input
+
+    @staticmethod
+    def backward(context, dout):
+        return -dout
 
 def neg(input, *, out=None):
-    one = ones.setdefault(0, {one})
-    return input * one if out is None else torch.neg(input, out=out)
+    if out is not None:
+        return torch.neg(input, out=out)
+    {body}
 """
 
 
-@pytest.mark.parametrize("right", [True, False])
-def test_what_inference_mode_leaves_behind_is_met_in_training(tmp_path, monkeypatch, right):
-    """A product with what inference mode made cannot save it for its backward pass."""
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return Negative.apply(input)", ""),
+        # What inference mode made cannot be saved for a backward pass.
+        ("return input * kept.setdefault(0, torch.tensor(-1.0))", "Inference tensors cannot be saved for backward"),
+        (
+            "return (-input.detach() if kept.setdefault(0, torch.is_inference_mode_enabled()) else -input)",
+            "in training, after one in inference mode differ: the second raised RuntimeError: The result does not know",
+        ),
+        ("return -input if not torch.is_inference_mode_enabled() else input.abs()", "in inference mode it is wrong"),
+    ],
+)
+def test_evaluating_comes_before_training(tmp_path, monkeypatch, body, message):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "evaluates.py").write_text(EVALUATES.format(one="-1" if right else "torch.tensor(-1.0)"))
+    (tmp_path / "evaluates.py").write_text(EVALUATES.format(body=body))
     with contextlib.closing(Child("evaluates", "cpu", timeout=120.0)) as child:
         assert child.judge(OTHER, checks=["values", "gradients"]).status == "passed"
         (verdict,) = child.plain([OTHER])
-    if right:
-        assert verdict.status == "passed"
-    else:
-        assert "with gradients, after one in inference mode" in verdict.failure.message
-        assert "Inference tensors cannot be saved for backward" in verdict.failure.message
+    assert verdict.status == ("failed" if message else "passed")
+    if message:
+        assert message in verdict.failure.message
 
 
 @pytest.mark.parametrize(

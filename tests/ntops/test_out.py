@@ -191,7 +191,7 @@ def test_what_inference_mode_made_is_written_there_alone(op):
 
 @pytest.mark.parametrize("inner", [(), (4,)])
 def test_what_inference_mode_made_is_not_resized(inner):
-    """torch makes a matrix of ``out`` before it writes the product of a vector and a matrix to it."""
+    """torch resizes ``out`` to a matrix for the product of a vector and a matrix, and then refuses to write it."""
     with torch.inference_mode():
         out = torch.zeros(4, device=DEVICE)
     with pytest.raises(RuntimeError, match="argument 'out' was made in inference mode"):
