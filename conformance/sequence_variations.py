@@ -185,7 +185,9 @@ def decoding(case: Case, number: int) -> Case:
     if "present_key_slot" not in parameters(case.op) or "present_key" in named_arguments(case):
         return case
     operands = case.args[:3]
-    if len(operands) < 3 or not all(isinstance(one, TensorSpec) and len(one.shape) > 2 for one in operands):
+    shapes = [one.shape for one in operands if isinstance(one, TensorSpec) and len(one.shape) > 2]
+    # The batches of a cache are not broadcast.
+    if len(shapes) < 3 or len({shape[:-3] for shape in shapes}) > 1 or shapes[1][:-1] != shapes[2][:-1]:
         return case
 
     def rows(spec: Argument, count: int) -> TensorSpec:

@@ -136,9 +136,12 @@ def neg(input, *, out=None):
         ("return input * kept.setdefault(0, torch.tensor(-1.0))", "Inference tensors cannot be saved for backward"),
         (
             "return (-input.detach() if kept.setdefault(0, torch.is_inference_mode_enabled()) else -input)",
-            "in training, after one in inference mode differ: the second raised RuntimeError: The result does not know",
+            "in training, after one in inference mode, it is wrong: raised RuntimeError: The result does not know",
         ),
-        ("return -input if not torch.is_inference_mode_enabled() else input.abs()", "in inference mode it is wrong"),
+        (
+            "return -input if not torch.is_inference_mode_enabled() else input.abs()",
+            "in inference mode, it is wrong: values",
+        ),
     ],
 )
 def test_evaluating_comes_before_training(tmp_path, monkeypatch, body, message):

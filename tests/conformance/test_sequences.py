@@ -217,6 +217,23 @@ def test_no_call_has_an_index_that_stops_a_gpu(op):
             is_taken(sequence_variations.vary(change, case, number))
 
 
+@pytest.mark.slow
+def test_rows_are_appended_to_one_cache_that_changes_in_between():
+    found = []
+    for sequence in sequence_draws.drawn("scaled_dot_product_attention", ("float32",), 8, 0):
+        steps = [step.case for step in sequence.steps if step.memory == "same"]
+        steps = [case for case in steps if type(case.kwargs.get("present_key_slot")) is int]
+        slots = [case.kwargs["present_key_slot"] for case in steps]
+        found += [steps[n : n + 5] for n in range(len(slots)) if slots[n : n + 5] == [0, 1, 2, 3, 4]]
+    assert len(found) > 3
+    for steps in found:
+        caches = [case.kwargs["present_key"] for case in steps]
+        assert len({cache.shape for cache in caches}) == 1
+        assert len({cache.seed for cache in caches}) == 5
+        args, kwargs, _ = cases.materialize(steps[0])
+        assert registry()["scaled_dot_product_attention"].reference(*args, **kwargs).shape[-2] == 1
+
+
 @pytest.mark.parametrize("op", ["rms_norm", "add", "softmax"])
 def test_the_first_call_is_of_the_operator_that_is_judged(op):
     found = sequence_draws.drawn(op, ("float32",), 40, 0)
