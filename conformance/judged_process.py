@@ -11,7 +11,7 @@ from typing import IO, TypeVar
 
 import torch
 
-from conformance import forkserver, plain_calls
+from conformance import forkserver, plain_process
 from conformance.calls import Lost
 from conformance.implementations import Implementation, ImplementationError, load_judged
 from conformance.remote_calls import Judged
@@ -53,7 +53,7 @@ class JudgedProcess:
         self._printed: IO[bytes] = open(os.memfd_create("printed"), "w+b", buffering=0)  # noqa: SIM115
         ours, theirs = socket.socketpair()
         with theirs:
-            environment = plain_calls.environment(os.environ)
+            environment = plain_process.environment(os.environ)
             self._process = forkserver.start(forkserver.JUDGED, environment, self._printed, [theirs.fileno()])
         judged = Judged(ours.detach())
         try:

@@ -22,7 +22,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 import torch
 
-from conformance import cases, forkserver, plain_calls, sequences, stopwatch
+from conformance import cases, forkserver, plain_process, sequences, stopwatch
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import FAILED, Finding
@@ -286,7 +286,7 @@ class Child:
             judges, judged = socket.socketpair()
             with judges, judged:
                 self._judged = forkserver.start(
-                    forkserver.JUDGED, plain_calls.environment(environment), self._printed, [judged.fileno()]
+                    forkserver.JUDGED, plain_process.environment(environment), self._printed, [judged.fileno()]
                 )
                 descriptors = [asked.fileno(), judges.fileno(), self._timed.fileno()]
                 self._judge = forkserver.start(forkserver.JUDGE, environment, self._printed, descriptors)

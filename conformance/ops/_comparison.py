@@ -12,7 +12,7 @@ from conformance import features
 from conformance.cases import Case
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
-from conformance.ops import _large, _scenes
+from conformance.ops import _large, _rounded, _scenes
 from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import tensors, values
@@ -26,8 +26,8 @@ def alike(draw: st.DrawFn, dtypes: Sequence[str]) -> elementwise.Operands:
     few = ("integers", "one_hot", "constant", "zeros", "large_mean")
     if (whole := [name for name in dtypes if name in ("int64", "int32", "bool")]) and draw(st.booleans()):
         return draw(close(whole, "float64" in dtypes))
-    if elementwise.rounded_pairs(tuple(dtypes)) and not draw(st.integers(0, 3)):
-        return draw(elementwise.whole_and_rounded(tuple(dtypes)))
+    if _rounded.pairs(tuple(dtypes)) and not draw(st.integers(0, 3)):
+        return draw(_rounded.operands(tuple(dtypes)))
     first, second = draw(elementwise.tensor_pairs(dtypes))
     if not isinstance(first, TensorSpec) or not isinstance(second, TensorSpec):
         return first, second

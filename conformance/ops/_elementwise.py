@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from conformance.cases import Argument, Case, NonFinite, Same
 from conformance.cases import operands as case_operands
 from conformance.cases import seed as case_seed
-from conformance.ops import _sizes
+from conformance.ops import _rounded, _sizes
 
 # Under this name since the first page about adding operators: specs from outside use it.
 from conformance.ops._expectations import exactly as exactly
@@ -25,7 +24,6 @@ from strategies import dtypes as dtype_names
 from strategies import layouts, scalars, shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import Layout, TensorSpec
-from strategies.values import LISTED
 
 WRITABLE = layouts.WRITABLE
 """Two elements at one address torch refuses to write."""
@@ -63,7 +61,7 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
     budget = elements(first, second) if by_mpmath else _sizes.ELEMENTS
     kinds = (*("broadcast",) * 4, *("usual",) * 10, "equal", "long", "ties", "ties", "0-d other", "0-d input", "same")
     # Powers of such large numbers are infinite, or 0.
-    kinds += ("rounded",) if rounded_pairs(tuple(dtypes)) and not by_mpmath else ()
+    kinds += ("rounded",) if _rounded.pairs(tuple(dtypes)) and not by_mpmath else ()
     match draw(st.sampled_from(kinds)):
         case "broadcast":
             # With less than two dims there is little to broadcast.
@@ -86,7 +84,7 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
             )
             return draw(next(found)), draw(next(found))
         case "rounded":
-            return draw(whole_and_rounded(tuple(dtypes)))
+            return draw(_rounded.operands(tuple(dtypes)))
         case "0-d other":
             shape, other = draw(shapes_of_results(budget=budget)), ()
         case "0-d input":
@@ -94,51 +92,6 @@ def tensor_pairs(draw: st.DrawFn, dtypes: Sequence[str], *, by_mpmath: bool = Fa
         case "same":
             return draw(tensors.tensors(shapes_of_results(budget=budget), first)), Same(0)
     return draw(tensors.tensors(shape, first)), draw(tensors.tensors(other, second))
-
-
-_ROUNDED = 6
-"""The number of different elements of an operand beside which the other's are rounded."""
-
-
-@cache
-def rounded_pairs(dtypes: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of an integer dtype and a floating-point one that does not hold all its numbers."""
-    forms = {name: dtype_names.format_of(name) for name in dtypes}
-    wholes = [name for name, form in forms.items() if form.kind in ("int", "uint")]
-    # No list has numbers that float64 does not hold.
-    floats = [name for name, form in forms.items() if form.kind == "float" and form.bits < 64]
-    return tuple(
-        (whole, other)
-        for whole, other in itertools.product(wholes, floats)
-        if forms[whole].bits - (forms[whole].kind == "int") > forms[other].mantissa + 3
-    )
-
-
-@st.composite
-def whole_and_rounded(draw: st.DrawFn, dtypes: tuple[str, ...]) -> Operands:
-    """Whole numbers that a floating-point dtype does not hold, and the same ones rounded to it, in either order: they
-    are equal once both have that dtype, and not before."""
-    whole, other = draw(st.sampled_from(rounded_pairs(dtypes)))
-    digits = dtype_names.format_of(other).mantissa + 1
-    signed = dtype_names.format_of(whole).kind == "int"
-    last = st.sampled_from((1, 3, 5, 7))
-    numbers = draw(st.lists(last.map(lambda last: 2**digits + last), min_size=_ROUNDED, max_size=_ROUNDED))
-    numbers = [-number if signed and place % 2 else number for place, number in enumerate(numbers)]
-    rounded = [_rounded(number, digits) for number in numbers]
-    shape = draw(shapes_of_results(1, 512))
-    found = (
-        TensorSpec(shape, name, LISTED + ",".join(map(str, those)))
-        for name, those in ((whole, numbers), (other, rounded))
-    )
-    operands = next(found), next(found)
-    return operands if draw(st.booleans()) else operands[::-1]
-
-
-def _rounded(number: int, digits: int) -> int:
-    """Round a whole number to so many binary digits, half to even."""
-    unit = 2 ** max(number.bit_length() - digits, 0)
-    quotient, rest = divmod(number, unit)
-    return (quotient + (2 * rest > unit or (2 * rest == unit and quotient % 2 == 1))) * unit
 
 
 _WITH_TIES = {"float": "ties", "int": "magnitudes", "uint": "magnitudes", "bool": "bytes"}

@@ -6,7 +6,7 @@ import os
 import types
 from pathlib import Path
 
-# Judged processes inherit it: no name that begins as those of "plain_calls.TELLING" do, which are kept from them.
+# Judged processes inherit it: no name that begins as those of "plain_process.TELLING" do, which are kept from them.
 _FILE = "NTOPS_TESTS_HANGING"
 
 

@@ -12,8 +12,7 @@ from op_tools import by_torch, call, drawn, failures, features, missing, stepped
 from conformance import case_files, cases
 from conformance.cases import Case, NonFinite, Same
 from conformance.compare import compare
-from conformance.ops import _elementwise as elementwise
-from conformance.ops import _sizes
+from conformance.ops import _rounded, _sizes
 from conformance.spec import Call, registry
 from strategies import dtypes as dtype_names
 from strategies.specs import TensorSpec
@@ -54,11 +53,11 @@ def test_torch_refuses_what_is_to_be_refused(op):
 
 
 def test_whole_numbers_are_equal_to_others_once_they_are_rounded():
-    pairs = elementwise.rounded_pairs(dtype_names.ALL)
+    pairs = _rounded.pairs(dtype_names.ALL)
     assert ("int64", "float32") in pairs
     assert ("int16", "bfloat16") in pairs
     assert not {("int64", "float64"), ("int16", "float32"), ("int8", "float16")} & {*pairs}
-    for operands in drawn(elementwise.whole_and_rounded(dtype_names.ALL), 100):
+    for operands in drawn(_rounded.operands(dtype_names.ALL), 100):
         given, _, _ = cases.materialize(Case(op="eq", args=operands))
         whole, rounded = sorted(given, key=torch.is_floating_point)
         assert torch.equal(whole.to(rounded.dtype), rounded)
