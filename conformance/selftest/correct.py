@@ -37,7 +37,7 @@ def right(op: str) -> Callable[..., Any]:
         given = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in args)
         result = by_torch(op, *args, **kwargs)
         operands = [x for x in args if isinstance(x, torch.Tensor)]
-        inplace = kwargs.get("inplace") is True
+        inplace = bool(kwargs.get("inplace"))
         if formula is None or (any(result is x for x in operands) and not inplace and "out" not in kwargs):
             return result
         dtype, value = formula(*given, **{name: x for name, x in kwargs.items() if name not in ("out", "inplace")})

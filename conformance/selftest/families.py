@@ -63,7 +63,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 def written(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the call is given memory to write."""
-    return kwargs.get("out") is not None or kwargs.get("inplace") is True
+    return kwargs.get("out") is not None or bool(kwargs.get("inplace"))
 
 
 def of_backward(op: str, check: str, kind: str) -> tuple[str, ...]:

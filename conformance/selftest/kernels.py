@@ -96,7 +96,7 @@ def _elementwise(op: str, read_scratch: bool = False, **flags: Any) -> Callable[
     def wrong(right: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:
         other = args[0] if op == "add" and args else input
         plain = not of.written(args, kwargs) and kwargs.get("alpha", 1) == 1
-        fits = plain and _single(input, other) and not any(x is True for x in args)
+        fits = plain and _single(input, other) and not any(x for x in args if not isinstance(x, torch.Tensor))
         if not fits or other.shape != input.shape:
             return right(input, *args, **kwargs)
         out = right(input, *args, **kwargs)
