@@ -258,7 +258,7 @@ def _made(
         )
         each = -(-len(prepared) // AGAIN)
         trains = _training(prepared, implementation, device)
-        calls = [_written(one, device, place % each == 0, place in trains) for place, one in enumerate(prepared)]
+        calls = [_written(one, device, place % each == 0, trains.get(place, ())) for place, one in enumerate(prepared)]
         torch.save(calls, given)
         on = f"torch.cuda.set_device({device.index})\n" if device.index else ""
         how = {"seconds": SECONDS, "text": Path(plain_script.__file__).read_text()}
@@ -285,45 +285,37 @@ def _made(
 
 
 def _written(
-    prepared: runner.Prepared, device: torch.device, repeats: bool, trains: bool
-) -> tuple[str, tuple[Any, ...], dict[str, Any], bool, list[int | str]]:
+    prepared: runner.Prepared, device: torch.device, repeats: bool, wanted: Sequence[int | str]
+) -> tuple[str, tuple[Any, ...], dict[str, Any], bool, Sequence[int | str]]:
     """Return a call as it is saved for the script: the op, the arguments, whether the script repeats it, unless it
     writes an operand, and, if the script evaluates and then trains it, the arguments that require gradients."""
-    case, operands = prepared.case, [runtime._copy(tensor, device) for tensor in prepared.inputs]
-    args, kwargs = forms.bind(case, operands)
-    return (
-        case.op,
-        tuple(args),
-        dict(kwargs),
-        repeats and not prepared.spec.writes(case),
-        (_wanted(case, operands) if trains else []),
-    )
+    args, kwargs = forms.bind(prepared.case, [runtime._copy(tensor, device) for tensor in prepared.inputs])
+    repeats = repeats and not prepared.spec.writes(prepared.case)
+    return prepared.case.op, tuple(args), dict(kwargs), repeats, wanted
 
 
-def _wanted(case: Case, operands: Sequence[torch.Tensor]) -> list[int | str]:
-    """Return the places and names of the arguments that may require gradients."""
-    args, kwargs = forms.bind(case, operands)
-    wanted = [operands[number] for number in floating_operands(case)]
-    arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    return [key for key, argument in arguments if any(argument is one for one in wanted)]
-
-
-def _training(prepared: Sequence[runner.Prepared], implementation: Implementation, device: torch.device) -> set[int]:
-    """Return the places of the calls to train: the first one of each op and set of argument names that torch
-    differentiates, if the implementation claims gradients."""
-    found: dict[tuple[str, ...], int] = {}
+def _training(
+    prepared: Sequence[runner.Prepared], implementation: Implementation, device: torch.device
+) -> dict[int, list[int | str]]:
+    """Return the places of the calls to train, each with its arguments that require gradients: of the first call of
+    each op and set of argument names that torch differentiates, if the implementation claims gradients."""
+    found: dict[int, list[int | str]] = {}
+    kinds = set()
     for place, one in enumerate(prepared):
         case = one.case
         kind = case.op, *sorted(name for name, value in named_arguments(case).items() if value is not None)
         claimed = "gradients" in implementation.claims(case.op)
-        if kind in found or not claimed or not has_gradients(case, one.call, one.reference.value):
+        if kind in kinds or not claimed or not has_gradients(case, one.call, one.reference.value):
             continue
         operands = [runtime._copy(tensor, device) for tensor in one.inputs]
         args, kwargs = forms.bind(case, operands)
-        outcome = plain_script.in_training(one.spec.reference, args, kwargs, _wanted(case, operands))
-        if isinstance(outcome, torch.Tensor):
-            found[kind] = place
-    return {*found.values()}
+        floating = {id(operands[number]) for number in floating_operands(case)}
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        wanted = [key for key, argument in arguments if id(argument) in floating]
+        if isinstance(plain_script.in_training(one.spec.reference, args, kwargs, wanted), torch.Tensor):
+            kinds.add(kind)
+            found[place] = wanted
+    return found
 
 
 def _outcome(result: Any) -> Outcome:

@@ -184,14 +184,13 @@ def decoding(case: Case, number: int) -> Case:
     and calls without one."""
     if "present_key_slot" not in parameters(case.op) or "present_key" in named_arguments(case):
         return case
-    operands = case.args[:3]
-    shapes = [one.shape for one in operands if isinstance(one, TensorSpec) and len(one.shape) > 2]
+    operands = [one for one in case.args[:3] if isinstance(one, TensorSpec) and len(one.shape) > 2]
+    shapes = [one.shape for one in operands]
     # The batches of a cache are not broadcast.
     if len(shapes) < 3 or len({shape[:-3] for shape in shapes}) > 1 or shapes[1][:-1] != shapes[2][:-1]:
         return case
 
-    def rows(spec: Argument, count: int) -> TensorSpec:
-        assert isinstance(spec, TensorSpec)
+    def rows(spec: TensorSpec, count: int) -> TensorSpec:
         return with_layout(msgspec.structs.replace(spec, shape=(*spec.shape[:-2], count, spec.shape[-1])), CONTIGUOUS)
 
     slot, caches = number % CACHED, [rows(one, CACHED) for one in operands[1:]]

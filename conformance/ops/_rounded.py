@@ -37,16 +37,16 @@ def operands(draw: st.DrawFn, dtypes: tuple[str, ...]) -> tuple[TensorSpec, Tens
     whole, other = draw(st.sampled_from(pairs(dtypes)))
     digits = dtype_names.format_of(other).mantissa + 1
     signed = dtype_names.format_of(whole).kind == "int"
-    last = st.sampled_from((1, 3, 5, 7))
-    numbers = draw(st.lists(last.map(lambda last: 2**digits + last), min_size=_NUMBERS, max_size=_NUMBERS))
+    # Every second number from here on is between two of the other dtype.
+    between = st.sampled_from([2**digits + more for more in (1, 3, 5, 7)])
+    numbers = draw(st.lists(between, min_size=_NUMBERS, max_size=_NUMBERS))
     numbers = [-number if signed and place % 2 else number for place, number in enumerate(numbers)]
     rounded = [_rounded(number, digits) for number in numbers]
     shape = draw(shapes.shapes(min_rank=1, max_rank=3, budget=512))
-    found = (
+    first, second = (
         TensorSpec(shape, name, LISTED + ",".join(map(str, those)))
         for name, those in ((whole, numbers), (other, rounded))
     )
-    first, second = next(found), next(found)
     return (first, second) if draw(st.booleans()) else (second, first)
 
 

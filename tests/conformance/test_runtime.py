@@ -302,3 +302,22 @@ def test_what_a_result_is_beside_its_elements_is_told():
 def test_another_storage_is_told_from_the_same_one_resized():
     assert sent(lambda x: x.resize_(1000), torch.ones(3)).replaced == (False,)
     assert sent(lambda x: x.set_(torch.ones(1000)), torch.ones(3)).replaced == (True,)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU, of whose backward passes another thread takes care."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(("differentiated", "lets_go"), [(True, True), (True, False), (False, True)])
+def test_a_thread_of_autograd_may_let_go_of_operands_later(differentiated, lets_go):
+    operand = torch.ones(3).as_subclass(OnGpu)
+    storages, given, made = [operand.untyped_storage()], [operand], runtime.Made([operand])
+    holders, kept = runtime._holders(storages, given), [operand]
+    later = threading.Timer(0.05, kept.clear)
+    if lets_go:
+        later.start()
+    named = runtime._kept(made, storages, given, holders, differentiated)
+    later.cancel()
+    assert bool(named) != (differentiated and lets_go)
