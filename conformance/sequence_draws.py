@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
-from typing import NamedTuple, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 from hypothesis import strategies as st
 
@@ -20,8 +20,10 @@ from conformance.case_changes import is_tied, named_arguments, with_argument
 from conformance.cases import Case, Same, View
 from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, plain, twin, vary, whole
 from conformance.sequences import CallSequence, Memory, Result, Settings, Step
-from conformance.spec import OpSpec, parameters, registry
+from conformance.spec import parameters, registry
 from strategies.specs import TensorSpec
+
+T = TypeVar("T")
 
 PAIRS = 6
 """The number of pairs of calls in a sequence, of any case and a variation of it; but any two calls may disturb one
@@ -40,8 +42,10 @@ AFTER_REFUSALS = (("dim", 0), ("word", 0), ("twin", 3), ("twin", 5), ("causal", 
 """The variations of the ordinary case that follow refused calls at the end of each sequence: of another dim or with
 options, they may meet what the refused call has left. Any calls follow a few more."""
 ELEMENTS = 2048
-"""The most elements of the operands of a call in half the sequences: few caches depend on them, and small calls are
+"""The most elements of the operands of a call in every other sequence: few caches depend on them, and small calls are
 quick to judge; ``WIDE`` is that of the others."""
+TRIES = 3
+"""Of so many large calls the one with the largest weight is taken."""
 
 SETTINGS = (
     Settings(mode="inference"),
@@ -56,17 +60,10 @@ SETTINGS = (
 )
 
 
-@cache
-def sequences(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[CallSequence]:
-    """Return the strategy of sequences of calls of one op, whose tensors are of ``dtypes``."""
-    return _sequences(registry()[op], dtypes)
-
-
 @st.composite
-def _sequences(draw: st.DrawFn, spec: OpSpec, dtypes: tuple[str, ...]) -> CallSequence:
-    ordinary = vary(
-        whole, draw(_wide(spec.name, dtypes) if draw(_FLAG) else _small(spec.name, dtypes, _is_ordinary)), 0
-    )
+def sequences(draw: st.DrawFn, ordinary: Case, dtypes: tuple[str, ...]) -> CallSequence:
+    """Return the strategy of sequences of calls of the op of an ordinary case, whose other cases are of ``dtypes``."""
+    spec = registry()[ordinary.op]
     bases = [ordinary, *(draw(_small(spec.name, dtypes, _is_any)) for _ in range(2))]
     pairs = [_known(ordinary, known) for known in KNOWN]
     for _ in range(PAIRS):
@@ -245,7 +242,7 @@ LAST: tuple[tuple[Known, ...], ...] = (
 
 # --- what is drawn ------------------------------------------------------------------------------------------------
 
-_BASE, _FLAG = st.sampled_from((0, 0, 1, 2)), st.booleans()
+_BASE = st.sampled_from((0, 0, 1, 2))
 _OFTEN = (*("contents",) * 6, "dtype", "twin", "twin", "larger", "refused")
 _NAME = st.sampled_from((*_OFTEN, *VARIATIONS))
 _NUMBER, _SELDOM = st.integers(0, 11), st.integers(0, 5)
@@ -295,9 +292,13 @@ def _is_small(case: Case) -> bool:
 
 
 def _is_wide(case: Case) -> bool:
-    """Tell whether it has many elements where a library may keep a copy: in operands that are not the first."""
-    rest = cases.operands(case)[1:]
-    return _is_ordinary(case) and (not rest or max(math.prod(spec.shape) for spec in rest) >= ELEMENTS // 2)
+    """Tell whether it has many elements where a library may keep a copy."""
+    return _is_ordinary(case) and (len(cases.operands(case)) == 1 or _kept(case) >= ELEMENTS // 2)
+
+
+def _kept(case: Case) -> int:
+    """Return how many elements a library may keep a copy of: those of the largest operand that is not the first."""
+    return max((math.prod(spec.shape) for spec in cases.operands(case)[1:]), default=0)
 
 
 def _has_wide_room(case: Case) -> bool:
@@ -313,6 +314,29 @@ def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:
     return True
 
 
+def _ordinary(op: str, dtypes: tuple[str, ...], count: int, seed: str) -> Iterator[Case]:
+    """Yield so many cases, every other one of many elements: what is kept of these alone is not left to chance."""
+    large, small = -(-count // 2), count // 2
+    # Some things are kept from more elements on than most calls have.
+    wide = _several(_wide(op, dtypes), f"{seed}/wide", TRIES * large)
+    found = [max(wide[n::large], key=lambda case: (_kept(case), cases.elements(case))) for n in range(large)]
+    others = _several(_small(op, dtypes, _is_ordinary), f"{seed}/small", small)
+    for number in range(count):
+        yield vary(whole, (found, others)[number % 2][number // 2], 0)
+
+
+def _several(draws: st.SearchStrategy[T], seed: str, count: int) -> list[T]:
+    """Return so many values, the last of them again and again where Hypothesis finds fewer."""
+    # Small calls are few among those of products and attention. The first is the simplest there is.
+    found = drawing.drawn(draws, seed, 1 + count, filtered=True)[1:][:count] if count else []
+    return [*found, *found[-1:] * (count - len(found))]
+
+
+def _one(draws: st.SearchStrategy[T], seed: str) -> T:
+    """Return one value that is not the simplest."""
+    return drawing.drawn(draws, seed, 2, filtered=True)[-1]
+
+
 def drawn(
     op: str, dtypes: Sequence[str], examples: int, seed: int, numbers: Sequence[float] = ()
 ) -> Iterator[CallSequence]:
@@ -322,12 +346,9 @@ def drawn(
     # In rounds, as cases: from the eleventh on Hypothesis draws variations of those before.
     for start in range(0, examples, profiles.ROUND):
         count = min(profiles.ROUND, examples - start)
-        # Small calls are few among those of products and attention.
-        found = drawing.drawn(sequences(op, tuple(dtypes)), f"{seed}/{op}/sequences/{start}", 1 + count, filtered=True)
-        # The first is the simplest there is, and the same in each round.
-        for number, sequence in enumerate(found[1 : 1 + count], start):
+        for number, ordinary in enumerate(_ordinary(op, tuple(dtypes), count, f"{seed}/{op}/ordinary/{start}"), start):
+            sequence = _one(sequences(ordinary, tuple(dtypes)), f"{seed}/{op}/sequences/{number}")
             times = (1, (RING, WARM, 1)[number % RINGS])
-            ordinary = next(step.case for step in sequence.steps if step.times == RING)
             steps = [step for step in sequence.steps if step.times in times]
             # Calls of the first operator are judged.
             steps[:0] = [Step(ordinary)] * (steps[0].case.op != op)
