@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import timeit
+import types
 import warnings
 
 import numpy as np
@@ -122,8 +123,11 @@ def _unwrapped(function):
 
 def _set_functions(state, device):
     for owner, name in _FUNCTIONS:
-        if _unwrapped(getattr(owner, name)) is not state[f"{owner.__name__}.{name}"]:
-            setattr(owner, name, state[f"{owner.__name__}.{name}"])
+        function = state[f"{owner.__name__}.{name}"]
+        if _unwrapped(getattr(owner, name)) != function:
+            # As a bound method it would answer for the class's subclasses, too.
+            is_of_class = isinstance(function, types.MethodType) and function.__self__ is owner
+            setattr(owner, name, classmethod(function.__func__) if is_of_class else function)
 
 
 def _environment(device):

@@ -304,6 +304,17 @@ def test_another_storage_is_told_from_the_same_one_resized():
     assert sent(lambda x: x.set_(torch.ones(1000)), torch.ones(3)).replaced == (True,)
 
 
+def test_restored_functions_of_tensors_serve_subclasses(monkeypatch):
+    class Own(torch.Tensor):
+        pass
+
+    noted = process_state.note(CPU, (process_state.FUNCTIONS,))
+    monkeypatch.setattr(torch.Tensor, "clone", torch.Tensor.neg)
+    assert process_state.restore(noted, CPU, (process_state.FUNCTIONS,)) == [f"{process_state.FUNCTIONS} (Tensor.clone)"]
+    assert torch.ones(2).clone().eq(1).all()
+    assert type(torch.ones(2).as_subclass(Own) + 1) is Own
+
+
 class OnGpu(torch.Tensor):
     """A tensor that says that it is on a GPU, of whose backward passes another thread takes care."""
 
