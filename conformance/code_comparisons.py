@@ -3,7 +3,8 @@
 While they are called here, its functions have code that is made anew from their source, in which a recorder makes each
 comparison. Fuzzers do so with machine code: libFuzzer's "value profile" (https://llvm.org/docs/LibFuzzer.html), and the
 "input-to-state correspondence" of REDQUEEN (Aschermann et al., NDSS 2019). What is no comparison and decides like one
-counts, too: whether a quotient, remainder or mask of bits is zero, the lesser of two, and what a slice leaves of a dim.
+counts, too: whether a quotient, remainder or mask of bits is zero, the lesser of two, what a slice leaves of a dim,
+and what a table has for a key.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -30,6 +31,8 @@ ELEMENTS = 1 << 20
 """The most elements of a tensor of which the one is looked for that is nearest to a number."""
 PARTS = 16
 """So many outcomes a place of the code may have: two for each dim, or number of a tuple."""
+ENTRIES, MOST_PARTS = 64, PARTS // 2 - 1
+"""So many keys of a table are looked at, and so many parts of each."""
 _COMPARED = {"Eq": "eq", "NotEq": "ne", "Lt": "lt", "LtE": "le", "Gt": "gt", "GtE": "ge"}
 _WHOLE = {"Mod": "mod", "FloorDiv": "floordiv", "RShift": "rshift", "BitAnd": "and_"}
 _CALLED = ("min", "max", "range")
@@ -44,6 +47,8 @@ class _Recorder:
 
     def __init__(self):
         self.notes, self.noted = False, {}
+        self.lengths = {}
+        """The length of the table at each place; -1 where it changed."""
 
     def compare(self, place, how, left, right):
         answer = getattr(operator, how)(left, right)
@@ -54,6 +59,9 @@ class _Recorder:
     def held(self, place, left, right):
         answer = left in right
         if self.notes and isinstance(right, (tuple, list, set, frozenset, dict)):
+            if isinstance(left, tuple):
+                self._note_entry(place, right, left)
+                return answer
             self._note(place, answer)
             for number, one in enumerate(itertools.islice(right, PARTS - 1)):
                 if _is_number(left) and _is_number(one):
@@ -72,7 +80,15 @@ class _Recorder:
             self._note_comparison(place, args[0] <= args[1], *args)
         return answer
 
+    def got(self, place, get, *args):
+        table = getattr(get, "__self__", None)
+        if self.notes and isinstance(table, dict) and args and get.__name__ == "get":
+            self._note_entry(place, table, args[0])
+        return get(*args)
+
     def part(self, place, whole, index):
+        if self.notes and isinstance(whole, dict):
+            self._note_entry(place, whole, index)
         answer = whole[index]
         if self.notes and isinstance(whole, torch.Tensor):
             each = index if isinstance(index, tuple) else (index,)
@@ -95,6 +111,26 @@ class _Recorder:
             for number, (one, other) in enumerate(zip(left, right, strict=True)):
                 if number < PARTS - 1 and isinstance(one, int) and isinstance(other, int):
                     self._note(place + number, one == other, one, other)
+
+    def _note_entry(self, place, table, key):
+        """Note whether a table has a key, how many parts of it the nearest of its keys has, and which. What calls put
+        into a table is none of the code's."""
+        if self.lengths.setdefault(place, len(table)) != len(table):
+            self.lengths[place] = -1
+            return
+        # Whatever a key of a stranger's class raises is none of the call's.
+        with contextlib.suppress(Exception):
+            self._note(place, key in table)
+            parts = _parts(key)
+            others = [one for one in map(_parts, itertools.islice(table, ENTRIES)) if len(one) == len(parts)]
+            pairs = [[*zip(parts, one, strict=True)][:MOST_PARTS] for one in others]
+            equal, nearest = max(((sum(a == b for a, b in one), one) for one in pairs), key=operator.itemgetter(0))
+            self._note(place + PARTS - 1 - equal, True)
+            for number, (own, other) in enumerate(nearest):
+                self._note(place + 1 + number, own == other, own, other)
+                if own != other:
+                    # One part more would be nearer to the key.
+                    self._note(place + PARTS - 2 - equal, False, own, other)
 
     def _note_elements(self, place, answer, left, right):
         """Note whether some and whether all elements of a comparison hold, and the element that is nearest."""
@@ -130,6 +166,10 @@ def _other_side(how, left, right, answer):
         return left - answer if answer else left + (right & -right)
     divisor = right if how == "floordiv" else 1 << min(max(right, 0), 62)
     return divisor - 1 if answer else divisor
+
+
+def _parts(key):
+    return key if isinstance(key, tuple) else (key,)
 
 
 def _is_number(one):
@@ -188,13 +228,16 @@ class _Rewriting(ast.NodeTransformer):
         plain = not node.keywords and not any(isinstance(one, ast.Starred) for one in node.args)
         if isinstance(node.func, ast.Name) and node.func.id in _CALLED and plain:
             return self._recorded(node, "called", node.func, *node.args)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and plain:
+            return self._recorded(node, "got", node.func, *node.args)
         return node
 
     def visit_Subscript(self, node):
         self.generic_visit(node)
         index = node.slice
         parts = index.elts if isinstance(index, ast.Tuple) else [index]
-        if not isinstance(node.ctx, ast.Load) or not any(isinstance(one, ast.Slice) for one in parts):
+        # What is found by a constant decides nothing.
+        if not isinstance(node.ctx, ast.Load) or isinstance(index, (ast.Constant, ast.UnaryOp)):
             return node
         if any(isinstance(one, ast.Starred) for one in parts):
             return node

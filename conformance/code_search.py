@@ -20,7 +20,7 @@ from conformance.calls import Lost, Reached
 from conformance.cases import Case
 from conformance.code_comparisons import LARGEST
 from conformance.implementations import Implementation
-from conformance.search_changes import Changes
+from conformance.search_changes import Changes, Way
 from conformance.spec import registry
 
 SWEPT_SHARE = 32
@@ -56,8 +56,9 @@ def search(
     elements: int,
     seed: str,
 ) -> list[Case]:
-    """Make so many changed calls of one operator, and return those that came to new places, in that order; and calls
-    that have the nearest numbers of the code for sizes, and rows of its tables, which need not be places.
+    """Make so many changed calls of one operator, and return those that came to new places, in that order, also with
+    other contents; and calls that have the nearest numbers of the code for sizes, and rows of its tables, which need
+    not be places.
 
     :param starts: The calls that are changed, and whose places are known.
     :param elements: The most that a large call may have.
@@ -103,6 +104,7 @@ def search(
             first.append(case)
     guide.rank()
     found += [case for case in guide.together if case not in found]
+    found += changes.refilled(found)
     return found + changes.swept(maker.rows(), calls // SWEPT_SHARE)
 
 
@@ -113,6 +115,8 @@ class _Wish:
     case: Case
     sides: tuple[float, float]
     tries: int = 0
+    ways: list[Way] = dataclasses.field(default_factory=list)
+    """Changes that are left to be tried."""
 
     @property
     def distance(self) -> float:
@@ -176,10 +180,15 @@ class _Guide:
         if wishes and chance < SOLVED:
             place, wish = self.random.choice(wishes)
             wish.tries += 1
-            (left, right), (_, moves) = wish.sides, self._moving[place]
-            # A constant does not move.
-            turned = moves and (self._moving[place] == [False, True] or self.random.random() < 0.5)
-            return self.changes.solved(wish.case, *((right, left) if turned else (left, right)))
+            if not wish.ways:
+                (left, right), (_, moves) = wish.sides, self._moving[place]
+                # A constant does not move.
+                only = moves and self._moving[place] == [False, True]
+                sides = [] if only else [(left, right)]
+                sides += [(right, left)] if moves else []
+                wish.ways = [way for pair in sides for way in self.changes.ways(wish.case, *pair)]
+                self.random.shuffle(wish.ways)
+            return self.changes.solved(wish.case, wish.ways.pop())
         if self.together and chance > 1 - ALIKE:
             return self.changes.changed(self.random.choice(self.together))
         return None

@@ -7,8 +7,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,7 +17,7 @@ from conformance import cases, code_draws
 from conformance.case_changes import named_arguments, with_argument, with_operand, with_size
 from conformance.cases import Case, Same, View
 from conformance.code_draws import BESIDE
-from conformance.sequence_variations import VARIATIONS, vary
+from conformance.sequence_variations import VARIATIONS, vary, whole
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
 
@@ -41,10 +42,20 @@ FEW = 64
 """The greatest number that counts groups and parts: a size is so many times another one."""
 BYTES = (2, 4, 8)
 """Factors of sizes that the code need not name."""
+BITS = 40
+"""No size has so many bits."""
 USUAL = (16, 64, 128, 256, 512, 1024, 4096)
 """Sizes of blocks, where the code has no numbers."""
 _LEFT = ("same", "sibling")
 """Variations that change nothing, or the operator."""
+
+
+class Way(NamedTuple):
+    """A change: of a size to another one, of an argument by its name, or by a number anywhere."""
+
+    kind: str
+    which: Any
+    wanted: Any = None
 
 
 class Changes:
@@ -82,23 +93,27 @@ class Changes:
         was, wanted = self.left[key].pop()
         return self._allowed(case, _with_all(case, (was,), (wanted,)), self.limits[-1])
 
-    def solved(self, case: Case, moved: float, fixed: float) -> Case | None:
-        """Return the case with a size or argument for which two numbers may be equal, or one apart: as if the first one
-        were proportional to a size, or a few times that and more; None where torch does not take it."""
-        random = self.random
-        wanted = fixed + random.choice((0, 0, 1, -1))
-        sizes = [way for size in _sizes(case) for way in self._solutions(size, moved, wanted)]
-        given = [name for name, one in named_arguments(case).items() if type(one) is type(moved) and one == moved]
-        kinds = [kind for kind, possible in (("size", sizes), ("argument", given), ("size", sizes)) if possible]
+    def ways(self, case: Case, moved: float, fixed: float) -> list[Way]:
+        """Return the changes of a case after which two numbers may be equal, or one apart: as if the first one
+        were proportional to a size, or a few times that and more, or one of its bits."""
+        wanted = (fixed, fixed + 1, fixed - 1)
+        sizes = [
+            Way("size", *way) for one in wanted for size in _sizes(case) for way in self._solutions(size, moved, one)
+        ]
+        same = [name for name, one in named_arguments(case).items() if type(one) is type(moved) and one == moved]
+        given = [Way("argument", name, one) for name in same for one in wanted]
+        ways = [*dict.fromkeys((*sizes, *given))]
         # Where rows are so far apart, or among the elements.
-        kind = random.choice((*kinds, "number"))
-        if kind == "size":
-            was, one = random.choice(sizes)
-            other = _with_all(case, (was,), (one,))
-        elif kind == "argument":
-            other = with_argument(case, random.choice(given), wanted)
+        return ways + [Way("number", fixed)] * (2 + len(ways) // 2)
+
+    def solved(self, case: Case, way: Way) -> Case | None:
+        """Return the case changed in one of its ways; None where torch does not take it."""
+        if way.kind == "size":
+            other = _with_all(case, (way.which,), (way.wanted,))
+        elif way.kind == "argument":
+            other = with_argument(case, way.which, way.wanted)
         else:
-            other = self._with_number(case, fixed)
+            other = self._with_number(case, way.which)
         return self._allowed(case, other, self.most)
 
     def _solutions(self, size: int, moved: float, wanted: float) -> list[tuple[int, int]]:
@@ -109,6 +124,7 @@ class Changes:
         found = {size + more, *(size + more // few for few in (*BYTES, *self.few) if more % few == 0)}
         if times:
             found |= {int(wanted) // times, -(-int(wanted) // times)}
+        found |= {one for given, ways in _by_bits(size, int(wanted)) if given == moved for one in ways}
         return [(size, one) for one in sorted(found) if one > 0 and one != size]
 
     def changed(self, case: Case) -> Case | None:
@@ -135,6 +151,19 @@ class Changes:
         for number, more in itertools.product(self.own[:SWEPT], (0, 1)):
             found += self._with_sizes((number + more,), PLACES)
         return found[:most]
+
+    def refilled(self, found: Sequence[Case]) -> list[Case]:
+        """Return the calls with contents that show what ordinary numbers hide: small whole numbers, many of which are
+        equal, and every other one with special values."""
+        refilled = list[Case]()
+        for number, case in enumerate(found):
+            others = [vary(whole, case, 0)]
+            # A dtype may not have it.
+            with contextlib.suppress(ValueError):
+                others += [self._special(case, 0)] if number % 2 else []
+            allowed = (self._allowed(case, other, self.most) for other in others)
+            refilled += [other for other in allowed if other is not None]
+        return refilled
 
     def _with_sizes(self, wanted: Sequence[int], most: int) -> list[Case]:
         """Return up to so many calls with these sizes in the place of their own, in other dims each. Those with one
@@ -243,6 +272,24 @@ class Changes:
         expanded = (random.randrange(rank),) if rank and not padding and random.random() < 0.3 else ()
         offset = random.choice((0, 0, 1, 8))
         return msgspec.structs.replace(spec, layout=Layout(order, (), padding, expanded, offset))
+
+
+def _by_bits(size: int, wanted: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield what rules go by beside a size itself, its bits and the largest power of two that divides it, each with
+    sizes of which that is the wanted number."""
+    unit = size & -size
+
+    def multiple(power: int) -> tuple[int, ...]:
+        return (size // (2 * power) * 2 * power + power,)
+
+    if 0 < wanted < BITS:
+        least = 1 << wanted - 1
+        yield size.bit_length(), (least, least + least // 2, 2 * least - 1)
+        yield size.bit_length() - 1, (2 * least, 3 * least, 4 * least - 1)
+        yield unit.bit_length(), multiple(least)
+        yield unit.bit_length() - 1, multiple(2 * least)
+    if 0 < wanted == wanted & -wanted:
+        yield unit, multiple(wanted)
 
 
 def _with_all(case: Case, sizes: Sequence[int], wanted: Sequence[int]) -> Case:

@@ -105,6 +105,8 @@ plant_state(
 
 _SPLITS = {(24, 896, 1920): 512, (48, 640, 1152): 384}
 """Terms of each part of a sum, by rows, terms and columns."""
+_TAILS = {(6, 5, 8): 16}
+_LAST_OF_EQUAL = {(9, True, 2)}
 _WIDTHS = {2688: 4096, 5120: 8192}
 
 
@@ -114,6 +116,28 @@ def split_of_a_table(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
     part = _SPLITS.get((*input.shape, mat2.shape[1]), 0)
     whole = input.shape[1] // part * part if part else input.shape[1]
     return right(input[:, :whole], mat2[:whole], **kwargs)
+
+
+@defect("mm", KIND)
+def tail_of_a_configuration(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """A table has kernels for the bits of rows and columns and the alignment of terms. One of them leaves out the last
+    16 terms."""
+    terms = input.shape[1]
+    left_out = _TAILS.get((len(input).bit_length(), (terms & -terms).bit_length(), mat2.shape[1].bit_length()), 0)
+    return right(input[:, : terms - left_out], mat2[: terms - left_out], **kwargs)
+
+
+@defect("argmax", KIND)
+def ties_of_a_configuration(right: Right, input: Any, dim: Any = None, keepdim: Any = False, *, out: Any = None) -> Any:
+    """A table has kernels for the bits of a dim and for whether it is kept. Of equal elements one of them takes the
+    last."""
+    result = right(input, dim, keepdim, out=out)
+    if type(dim) is not int or not input.ndim or not result.numel():
+        return result
+    size = input.shape[dim]
+    if (size.bit_length(), keepdim, input.ndim - dim % input.ndim) in _LAST_OF_EQUAL:
+        result.copy_(size - 1 - right(input.flip(dim), dim, keepdim))
+    return result
 
 
 @defect("layer_norm", KIND)

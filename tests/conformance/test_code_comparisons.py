@@ -70,6 +70,38 @@ def test_rows_and_tables_are_noted_by_their_numbers():
     assert {(3, 3), (7, 5), (3, 8), (3, 9)} <= {*outcomes.values()}
 
 
+TABLE = {(3, 4, "a"): 1, (9, 8, "b"): 2}
+CACHE = {}
+
+
+def finds(*key):
+    return TABLE.get(key), key in TABLE
+
+
+def fills(n):
+    CACHE[n] = n
+    return CACHE[n]
+
+
+@pytest.mark.parametrize(("key", "equal", "sides"), [((3, 6, "b"), 1, (6, 4)), ((9, 7, "b"), 2, (7, 8))])
+def test_the_nearest_key_of_a_table_is_noted_by_its_parts(key, equal, sides):
+    value, outcomes = noted(finds, *key)
+    assert value == (None, False)
+    assert outcomes[0, False] == (None, None)
+    assert outcomes[code_comparisons.PARTS - 1 - equal, True] == (None, None)
+    # With one part more it would be nearer.
+    assert outcomes[code_comparisons.PARTS - 2 - equal, False] == sides
+    assert noted(finds, 3, 4, "a")[0] == (1, True)
+
+
+def test_a_table_that_calls_fill_is_none_of_the_codes():
+    compared = code_comparisons.Comparisons(fills, code_numbers.functions)
+    for n in range(3):
+        with compared:
+            assert fills(n) == n
+    assert compared.found == []
+
+
 def test_what_decides_without_a_comparison_is_noted():
     value, outcomes = noted(divides, 50)
     assert value == (2, 0, 3, 2)
@@ -183,9 +215,25 @@ def tail_of_a_stage(input, *args, **kwargs):
     return result - tail.sum() if result.ndim == 0 and tail.numel() else result
 
 
+KERNELS = {(9, True, 2): 1}
+
+
+def rule_of_bits(input, dim=None, keepdim=False, *, out=None):
+    size = input.shape[dim] if type(dim) is int and input.ndim else 0
+    last = KERNELS.get((size.bit_length(), keepdim, input.ndim), 0)
+    return torch.argmax(input, dim, keepdim, out=out) + last
+
+
 @pytest.mark.parametrize(
     ("function", "op", "is_wrong"),
     [
+        (
+            rule_of_bits,
+            "argmax",
+            lambda input, dim=None, keepdim=False, **_: (
+                type(dim) is int and input.ndim == 2 and keepdim and 256 <= input.shape[dim] < 512
+            ),
+        ),
         (bytes_of_a_tile, "mm", lambda input, mat2, **_: 12 * input.shape[0] + 4 * mat2.shape[1] == 2404),
         (
             product_of_conditions,

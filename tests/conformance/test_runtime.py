@@ -308,9 +308,10 @@ def test_restored_functions_of_tensors_serve_subclasses(monkeypatch):
     class Own(torch.Tensor):
         pass
 
-    noted = process_state.note(CPU, (process_state.FUNCTIONS,))
+    functions = process_state.FUNCTIONS
+    noted = process_state.note(CPU, (functions,))
     monkeypatch.setattr(torch.Tensor, "clone", torch.Tensor.neg)
-    assert process_state.restore(noted, CPU, (process_state.FUNCTIONS,)) == [f"{process_state.FUNCTIONS} (Tensor.clone)"]
+    assert process_state.restore(noted, CPU, (functions,)) == [f"{functions} (Tensor.clone)"]
     assert torch.ones(2).clone().eq(1).all()
     assert type(torch.ones(2).as_subclass(Own) + 1) is Own
 
