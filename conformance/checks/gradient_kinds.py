@@ -101,7 +101,9 @@ def floating_operands(case: Case) -> list[int]:
 def wish(case: Case, result: torch.Tensor) -> Wish:
     """Choose by its seed how a case is differentiated. ``result``: torch's, whose shape and dtype count."""
     seed, floating = cases.seed(case), floating_operands(case)
-    some = tuple(n for place, n in enumerate(floating) if seed >> place & 1) or (floating[seed % len(floating)],)
+    one = (floating[seed % len(floating)],)
+    # Of several operands each is often the only one: a bias alone, beside any options.
+    some = one if seed // 97 % 2 else tuple(n for place, n in enumerate(floating) if seed >> place & 1) or one
     # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
     asked = case if seed // 5 % 4 == 0 else tamed(case)
     if seed // 53 % 3 == 0:
