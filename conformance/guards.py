@@ -6,8 +6,11 @@ Kernels that torch itself allocates for (``torch.add`` makes its own result) get
 Copied into the ``repro_<id>.py`` scripts of failures that it found, so it needs torch and nothing else.
 """
 
+import contextlib
+import ctypes
 import inspect
 import math
+import mmap
 import sys
 import types
 
@@ -203,6 +206,18 @@ def over(storage, like, offset, tensor=None):
     """Return a tensor (this one, or a new one) in ``storage`` with dtype, shape and strides of another."""
     tensor = torch.empty(0, dtype=like.dtype, device=storage.device) if tensor is None else tensor
     return tensor.set_(storage, offset, like.shape, like.stride())
+
+
+def read_only(tensor):
+    """Return a CPU tensor's copy in memory that nothing may write: the process ends where something does. An ordinary
+    copy where the system knows no such memory."""
+    memory = memory_of(tensor)
+    pages = mmap.mmap(-1, max(len(memory), 1))
+    storage = torch.frombuffer(pages, dtype=torch.uint8, count=max(len(memory), 1))
+    storage[: len(memory)] = memory
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(len(pages)), mmap.PROT_READ)
+    return over(storage.untyped_storage(), tensor, tensor.storage_offset())
 
 
 def unwritten(first, second):

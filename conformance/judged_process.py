@@ -120,4 +120,5 @@ class JudgedProcess:
         told = f"; it printed last:\n{last}" if last else ""
         if self._late:
             return Ended(TIMEOUT, f"no result after {self.timeout:g} s{told}")
-        return Ended(CRASH, f"{str(lost) or f'the process ended with status {status}'}{told}")
+        noted = "".join(f"; {note}" for note in getattr(lost, "__notes__", ()))
+        return Ended(CRASH, f"{str(lost) or f'the process ended with status {status}'}{noted}{told}")

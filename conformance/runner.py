@@ -176,7 +176,8 @@ class Prepared(msgspec.Struct, frozen=True):
         one to make it in.
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
-        place since, or of operands that were freed for "new" ones.
+        place since, or of operands that were freed for "new" ones; "read-only": make none, and let nothing write what
+        the call is not given to write, on the CPU.
         ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """
@@ -358,6 +359,7 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
         derive=lambda case: tried(prepared.derived(case), implementation, False, thorough),
         excuse=excuses(implementation, prepared.device),
         thorough=thorough,
+        may_end=implementation.judged is not None and not implementation.kernels and prepared.device.type == "cpu",
         theirs=functools.partial(_of_torch, prepared),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance import cases
+from conformance.calls import Lost
 from conformance.checks import least_tried
 from conformance.checks.call_record import FAILED, PASSED, Finding, Trial, difference
 from conformance.checks.repeated import differing
@@ -13,17 +14,20 @@ OTHER = 8
 """One drawn case in so many is also called under other settings."""
 
 
+READ_ONLY = "read-only"
 _WHERE = {
     "same": "the same tensors, changed in place",
     "behind": "the same tensors, changed without a trace in the version counter",
     "new": "memory that was used before",
+    READ_ONLY: "memory that may not be written",
 }
 
 
 def bare(trial: Trial) -> Finding:
     """Check that a call without margins, mode or watch is right too, at addresses where an earlier call had other
-    contents; where the implementation claims to be deterministic, with the same bits."""
-    ways = tuple(_WHERE)
+    contents; where the implementation claims to be deterministic, with the same bits. Nor may it write an operand
+    for a while: in memory that may not be written that ends the process."""
+    ways = tuple(how for how in _WHERE if how != READ_ONLY or trial.may_end)
     if not trial.thorough:
         ways = (least_tried.choose(trial.case, "bare", ways, trial.tells),)
     findings = [_bare(trial, how) for how in ways]
@@ -31,7 +35,12 @@ def bare(trial: Trial) -> Finding:
 
 
 def _bare(trial: Trial, how: str) -> Finding:
-    outcome = trial.bare(before=how)
+    try:
+        outcome = trial.bare(before=how)
+    except Lost as lost:
+        if how == READ_ONLY:
+            lost.add_note(f"its operands lay in {_WHERE[how]}, and may have been written for a while")
+        raise
     if found := failing(trial, outcome):
         what = f"in {_WHERE[how]}"
         message = f"called without anything around it, {what}: {found.check}: {found.message}"
