@@ -79,6 +79,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Gone(msgspec.Struct, frozen=True, tag=True):
     """The answer to anything where the judged process is found to have ended."""
 
+    note: str = ""
+    """What is known of the call in which it ended."""
+
 
 class Unusable(msgspec.Struct, frozen=True, tag=True):
     """The answer to a Setup that cannot be done: there is no such device, or no such implementation."""
@@ -256,7 +259,7 @@ def _answer(
         return Reply(found=[cases.canonical(case) for case in broken.found], lost=True)
     except Lost as error:
         if not str(error):
-            return Gone()
+            return Gone("; ".join(getattr(error, "__notes__", ())))
         reply, lost = Reply(), str(error)
     # The parent raises it again, as a fault of the harness.
     except Exception:  # noqa: BLE001

@@ -235,8 +235,8 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
         ``process_state.other``; ``before``, None, or "same" or "new" where a call with other contents is made before,
         on the same tensors or on others that lay where they lie, or "read-only" where there is none and what the call
-        is not given to write lies in memory that may not be written; ``gradients``, None or what ``_differentiated`` takes;
-        ``context``, None or what ``context_calls.within`` and ``mode_calls.surroundings`` take.
+        is not given to write lies in memory that may not be written; ``gradients``, None or what ``_differentiated``
+        takes; ``context``, None or what ``context_calls.within`` and ``mode_calls.surroundings`` take.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
     :param passed: Classes of exceptions that are raised on.
     :param stage: The ``sequence_staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.

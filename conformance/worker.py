@@ -366,18 +366,18 @@ class Child:
             self._kill()
             raise
         if isinstance(answer, Gone):
-            raise self._died(self._judged)
+            raise self._died(self._judged, answer.note)
         return answer
 
-    def _died(self, process: forkserver.Process) -> _Death:
-        """End both processes after one has ended, and make the exception that says so."""
+    def _died(self, process: forkserver.Process, note: str = "") -> _Death:
+        """End both processes after one has ended, and make the exception that says so. ``note``: as of ``Gone``."""
         ended = process.ended(GRACE)
         statuses = self._kill()
         status = statuses[process is self._judged]
         judge = process is not self._judged
         # One that still runs is killed here, which says nothing of it.
         how = _ending(status) if ended else f"the process closed its connection, and still ran {GRACE:g} s later"
-        return _Death(CRASH, f"{how}{self._tail()}", ended and status == -signal.SIGKILL, judge)
+        return _Death(CRASH, f"{how}{note and f'; {note}'}{self._tail()}", ended and status == -signal.SIGKILL, judge)
 
     def _kill(self) -> tuple[int, int]:
         """End both processes, and all that they started; return how the judge and the judged ended."""

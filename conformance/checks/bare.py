@@ -39,7 +39,8 @@ def _bare(trial: Trial, how: str) -> Finding:
         outcome = trial.bare(before=how)
     except Lost as lost:
         if how == READ_ONLY:
-            lost.add_note(f"its operands lay in {_WHERE[how]}, and may have been written for a while")
+            # In ordinary memory, as of a script, the same call need not end.
+            lost.add_note(f"the operands lay in {_WHERE[how]}, since a call has to leave them alone all the time")
         raise
     if found := failing(trial, outcome):
         what = f"in {_WHERE[how]}"
