@@ -3,9 +3,11 @@
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
+import functools
 import threading
 
 import torch
+from torch.utils import checkpoint
 
 LAYERS, SMALL = 20, 1 << 12
 """The calls of one shape that a deep model makes before it differentiates the first of them, of results of up to so
@@ -17,6 +19,29 @@ rounds nothing."""
 
 EVALUATED = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
 """Modes in which the same call of the same tensors is made before, as models are evaluated between steps."""
+
+
+def _kept_elsewhere(function):
+    """Return the function as called where what autograd saves is kept as dense copies, as by offloading."""
+
+    def call(*args, **kwargs):
+        with torch.autograd.graph.saved_tensors_hooks(_dense_copy, lambda one: one):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _dense_copy(one):
+    return one.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _checkpointed(function):
+    """Return the function as one that is called again in the backward pass, which keeps nothing else."""
+    return functools.partial(checkpoint.checkpoint, function, use_reentrant=False)
+
+
+SAVED = {"": lambda function: function, "elsewhere": _kept_elsewhere, "checkpoint": _checkpointed}
+"""What becomes of the tensors that autograd saves."""
 
 
 def leaf(tensor, origin):

@@ -379,7 +379,8 @@ def _make(made, function, call, device, guard, offers, passed):
                     if wish is not None and wish["evaluated"]:
                         with gradient_calls.EVALUATED[wish["evaluated"]]():
                             function(*args, **kwargs)
-                    made.value = function(*args, **kwargs)
+                    forward = function if wish is None else gradient_calls.SAVED[wish["saved"]](function)
+                    made.value = forward(*args, **kwargs)
                     if wish is not None:
                         again = functools.partial(_called, function, call)
                         made.value = _differentiated(made, given, wish, again, before, device)

@@ -42,6 +42,9 @@ ORIGINS = ("leaf", "leaf", "parameter", "result")
 model."""
 EVALUATED = ("", "", "no_grad", "no_grad", "inference")
 """The same call is made before in one of these modes, as of ``gradient_calls.EVALUATED``; empty: it is not."""
+SAVED = ("", "", "", "elsewhere", "checkpoint")
+"""What autograd saves is kept as it is, as dense copies, or computed again, as of ``gradient_calls.SAVED``, for plain
+kinds of gradients."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
@@ -72,6 +75,8 @@ class Wish:
     """One of ``ORIGINS``."""
     evaluated: str = ""
     """One of ``EVALUATED``."""
+    saved: str = ""
+    """One of ``SAVED``."""
     view: bool = False
     """Tells whether what is written in place is a view of another tensor that requires a gradient."""
 
@@ -89,7 +94,7 @@ class Wish:
         dout = len(cases.operands(self.case))
         asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
         made = {"settings": self.settings, "origin": self.origin, "evaluated": self.evaluated}
-        return asked | made | {"view": self.view}
+        return asked | made | {"saved": self.saved, "view": self.view}
 
 
 def floating_operands(case: Case) -> list[int]:
@@ -136,7 +141,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if kind == "in place" or "distribution" in registry()[case.op].checks:
         # The call writes its operand, or would draw other numbers.
         evaluated = ""
-    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, view)
+    saved = SAVED[seed // 101 % len(SAVED)] if kind in PLAIN and not training else ""
+    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, saved, view)
 
 
 def kind_of_large(case: Case, results: int) -> str:
@@ -288,5 +294,6 @@ def told(way: Wish) -> str:
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
     values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
     under = "".join(f", {name}={value}" for name, value in way.settings.items())
-    how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{under}"
+    saved = {"": "", "elsewhere": ", of saved tensors kept as dense copies", "checkpoint": ", checkpointed"}[way.saved]
+    how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{saved}{under}"
     return f"gradients of operands {operands}{how_made}, for that of the result {values}"
