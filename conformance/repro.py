@@ -182,7 +182,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         f"    wanted = [operands[n] for n in {list(way.wanted)}]",
         *(["    operands = [x.view_as(x) if x.requires_grad else x for x in operands]"] * (way.origin == "result")),
         *([f"    with torch.{_MODES[way.evaluated]}():", f"        {plain}"] if way.evaluated else ()),
-        f"    value = {plain}",
+        *(line.format(call=plain) for line in _SAVED[way.saved]),
         *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
         f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
         *(f"    {_SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
@@ -196,6 +196,19 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
 _LEAVES = {
     "leaf": "operands[n].detach().requires_grad_()",
     "parameter": "torch.nn.Parameter(operands[n].detach())",
+}
+_SAVED = {
+    "": ("    value = {call}",),
+    "elsewhere": (
+        "    def dense(x):",
+        "        return x.detach().clone(memory_format=torch.contiguous_format)",
+        "    with torch.autograd.graph.saved_tensors_hooks(dense, lambda x: x):",
+        "        value = {call}",
+    ),
+    "checkpoint": (
+        "    from torch.utils.checkpoint import checkpoint",
+        "    value = checkpoint(lambda: {call}, use_reentrant=False)",
+    ),
 }
 _MODES = {"no_grad": "no_grad", "inference": "inference_mode"}
 _SETTINGS = {

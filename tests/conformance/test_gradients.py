@@ -41,12 +41,12 @@ def judged(case, implementation):
 
 def in_way(case, kind, *, overwritten=None):
     """The case with other elements, which is differentiated in a way of this kind, all operands being wanted; of the
-    origin and mode that its note names."""
+    origin and mode that its note names, or what becomes of saved tensors."""
     result = runner.prepare(case, CPU).reference.value
     for seed in range(9000):
         found = replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:]))
         way = wish(found, result)
-        made = not case.note or f"{way.origin} {way.evaluated}" == case.note
+        made = not case.note or case.note in (f"{way.origin} {way.evaluated}", way.saved)
         if made and (way.kind, way.overwritten) == (kind, overwritten) and len(way.wanted) == len(operands(case)):
             return found
     raise AssertionError(kind)
@@ -275,6 +275,9 @@ def test_the_way_of_a_case_follows_from_it():
         # Of parameters after an evaluation, and of results.
         (replace(CASES["mul"], note="parameter no_grad"), "contiguous", "mul_gradient_first_of_broadcast"),
         (replace(CASES["mul"], note="result inference"), "contiguous", "mul_gradient_first_of_broadcast"),
+        # Of saved tensors that come back, or are computed again.
+        (replace(CASES["mul"], note="elsewhere"), "contiguous", "mul_gradient_first_of_broadcast"),
+        (replace(CASES["mul"], note="checkpoint"), "contiguous", "mul_gradient_first_of_broadcast"),
     ],
 )
 def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind, defect):
