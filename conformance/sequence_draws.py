@@ -315,14 +315,15 @@ def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:
 
 
 def _ordinary(op: str, dtypes: tuple[str, ...], count: int, seed: str) -> Iterator[Case]:
-    """Yield so many cases, every other one of many elements: what is kept of these alone is not left to chance."""
-    large, small = -(-count // 2), count // 2
+    """Yield so many cases, every other one of many elements: what is kept of these alone is not left to chance. The
+    first one has few: where there is no other, calls are to be quick."""
+    large, small = count // 2, -(-count // 2)
     # Some things are kept from more elements on than most calls have.
     wide = _several(_wide(op, dtypes), f"{seed}/wide", TRIES * large)
     found = [max(wide[n::large], key=lambda case: (_kept(case), cases.elements(case))) for n in range(large)]
     others = _several(_small(op, dtypes, _is_ordinary), f"{seed}/small", small)
     for number in range(count):
-        yield vary(whole, (found, others)[number % 2][number // 2], 0)
+        yield vary(whole, (others, found)[number % 2][number // 2], 0)
 
 
 def _several(draws: st.SearchStrategy[T], seed: str, count: int) -> list[T]:
