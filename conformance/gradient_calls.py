@@ -41,7 +41,7 @@ def _checkpointed(function):
 
 
 SAVED = {"": lambda function: function, "elsewhere": _kept_elsewhere, "checkpoint": _checkpointed}
-"""What becomes of the tensors that autograd saves."""
+"""Maps what becomes of the tensors that autograd saves to functions that make such a function of one."""
 
 
 def leaf(tensor, origin):

@@ -80,7 +80,7 @@ class Gone(msgspec.Struct, frozen=True, tag=True):
     """The answer to anything where the judged process is found to have ended."""
 
     note: str = ""
-    """What is known of the call in which it ended."""
+    """Says what is known of the call in which it ended; empty: nothing more."""
 
 
 class Unusable(msgspec.Struct, frozen=True, tag=True):

@@ -79,8 +79,8 @@ class Trial:
     thorough: bool = True
     """Whether every form of the call is tried, and not one."""
     may_end: bool = False
-    """Whether a call may end the process in which it is made: on the CPU, in a process apart from this one, in which no
-    interpreter of kernels copies operands back."""
+    """Tells whether a call may end the process in which it is made: on the CPU, in a process apart from this one,
+    in which no interpreter of kernels copies operands back."""
     theirs: Callable[..., Outcome] = _no_call
     """Makes the same call of torch's own function, or of another ``function``, as ``bare`` does."""
 

@@ -43,8 +43,8 @@ model."""
 EVALUATED = ("", "", "no_grad", "no_grad", "inference")
 """The same call is made before in one of these modes, as of ``gradient_calls.EVALUATED``; empty: it is not."""
 SAVED = ("", "", "", "elsewhere", "checkpoint")
-"""What autograd saves is kept as it is, as dense copies, or computed again, as of ``gradient_calls.SAVED``, for plain
-kinds of gradients."""
+"""Autograd keeps what it saves as it is, as dense copies, or has it computed again, as of ``gradient_calls.SAVED``, for
+plain kinds of gradients."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
