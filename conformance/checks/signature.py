@@ -14,7 +14,7 @@ from conformance import spec as specs
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial
 from conformance.checks.contexts import in_context
 from conformance.checks.invariance import entangled
-from conformance.checks.kinds import far, is_ordinary
+from conformance.checks.kinds import error_of_plain_call, far, is_ordinary
 
 Edit = tuple[str, Any, Any]
 """An edit has the name of ``argument_calls`` for it, the place or name of the argument, and the details."""
@@ -41,12 +41,13 @@ def signature(trial: Trial) -> Finding:
     if _is_refused(ours[0]) or len(known) < len(answers):
         return Finding("signature", PASSED)
     compares = "distribution" not in trial.spec.checks and is_ordinary(trial)
+    slack = error_of_plain_call(trial) if compares else None
     has_dtype = not _is_refused(answers[0][[*wanted].index("dtype=float")])
     for place, (what, edit) in enumerate(wanted.items()):
         # Who has a ``dtype`` that torch has not may take what it likes.
         if edit[0] == argument_calls.DTYPE and not has_dtype:
             continue
-        if message := _wrong(edit, ours[place], [one[place] for one in answers], compares):
+        if message := _wrong(edit, ours[place], [one[place] for one in answers], slack):
             return trial.excused(Finding("signature", FAILED, f"{what}: {message}"), trial.case, "signature")
     return Finding("signature", PASSED)
 
@@ -141,8 +142,11 @@ def _is_refused(answer: Answer) -> bool:
     return answer[0].startswith(argument_calls.REFUSED)
 
 
-def _wrong(edit: Edit, ours: Answer, answers: Sequence[Answer], compares: bool) -> str:
-    """Say what is wrong with a call; empty: nothing."""
+def _wrong(edit: Edit, ours: Answer, answers: Sequence[Answer], slack: float | None) -> str:
+    """Say what is wrong with a call; empty: nothing.
+
+    :param slack: As of ``kinds.far``; None: elements are not compared.
+    """
     action, _, details = edit
     of_python = action == argument_calls.DTYPE and details in argument_calls.OF_PYTHON
     if _is_refused(ours):
@@ -156,5 +160,5 @@ def _wrong(edit: Edit, ours: Answer, answers: Sequence[Answer], compares: bool) 
         return ""
     if ours[0] != answers[0][0]:
         return f"the result is {ours[0]}; torch's is {answers[0][0]}"
-    alike = compares and types and ours[1].shape == answers[0][1].shape
-    return far(ours[1], answers[0][1]) if alike and ours[1].numel() else ""
+    alike = types and ours[1].shape == answers[0][1].shape and ours[1].numel() > 0
+    return far(ours[1], answers[0][1], slack) if slack is not None and alike else ""

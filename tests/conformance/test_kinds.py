@@ -14,7 +14,7 @@ from conformance.checks import FAILED, PASSED
 from conformance.checks.kinds import has_kinds, possible
 from conformance.implementations import Implementation, load
 from conformance.selftest import defect_registry
-from strategies.specs import Special, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 
 WHOLE = TensorSpec((5, 3), "int32")
 BYTES = TensorSpec((5, 3), "uint8")
@@ -158,3 +158,16 @@ def test_random_and_written_operands_are_left_alone():
         Case(op="fused_gated_mlp", args=(spec(2, 8), spec(3, 8), spec(3, 8))),
     ):
         assert not has_kinds(runner.tried(runner.prepare(case, CPU), load("ntops.torch")))
+
+
+def test_rounding_errors_alone_are_no_difference():
+    """Of a row of equal elements, torch leaves nothing, or rounding errors, which no share of the result bounds."""
+
+    def layer_norm(input, normalized_shape):
+        return torch.nn.functional.layer_norm(input, normalized_shape) + 3e-14
+
+    row = spec(1, 4096, dtype="float64", layout=Layout(expanded=(1,)))
+    provider = Implementation("own", SimpleNamespace(layer_norm=layer_norm), {"layer_norm": ("fake",)})
+    for check in ("values", "kinds", "signature"):
+        finding = judged(check, Case(op="layer_norm", args=(row, (4096,))), provider)
+        assert (finding.status, finding.message) == (PASSED, "")
