@@ -33,6 +33,10 @@ LIMIT = 4096
 # For each shape of the first argument, this many recordings are tried before a call is looked up by its full key.
 RECENT = 8
 
+# Whole numbers wrap around, as torch's do. Triton's checks of it, which it takes out again except under TRITON_DEBUG,
+# take a seventh of the time in which it compiles a kernel.
+_OPTIONS = {"sanitize_overflow": False}
+
 _included, _excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
 _memory = []
 _constants = {}
@@ -289,10 +293,10 @@ def launch(kernel, grid, options, *args):
 
 def _launched(kernel, grid, options, args):
     if not (tracing.NVTX or profiler._is_profiler_enabled):
-        return kernel[grid](*args, **options)
+        return kernel[grid](*args, **options, **_OPTIONS)
 
     with tracing.span(tracing.configuration(kernel, options, args)):
-        return kernel[grid](*args, **options)
+        return kernel[grid](*args, **options, **_OPTIONS)
 
 
 def _is_there(tensor):

@@ -34,7 +34,7 @@ class Kernel(recorder.JITFunction):
         self.arg_names, self.__name__ = ["output", "input", "count", "number"], "plus"
 
     def __getitem__(self, grid):
-        def launch(output, input, count, number):
+        def launch(output, input, count, number, **options):
             add(output.data_ptr(), input.data_ptr(), count, number)
             return self.compiled
 

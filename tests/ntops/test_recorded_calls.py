@@ -105,7 +105,7 @@ def test_a_kernel_that_is_launched_by_itself_is_not_dropped(kernel):
         def __getitem__(self, grid):
             launch = super().__getitem__(grid)
 
-            def heard(*args):
+            def heard(*args, **options):
                 knobs.runtime.launch_enter_hook(None)
                 return launch(*args)
 

@@ -59,7 +59,7 @@ def test_a_view_of_an_argument_is_found_again(kernel):
 def test_a_descriptor_is_of_the_memory_of_each_call(kernel):
     run, calls = kernel.compiled.run, []
 
-    def launch(output, input, count, number):
+    def launch(output, input, count, number, **options):
         add(output.base.data_ptr(), input.base.data_ptr(), count, number)
         return kernel.compiled
 
