@@ -29,8 +29,9 @@ from conformance.checks.forms import with_out_or_in_place
 from conformance.checks.invariance import entangled
 from conformance.checks.result import METADATA, sharing, wrong
 
-CONTEXTS = ("fake", "compiled", "autocast", "vmap", "transforms", "opcheck", "export")
-"""The checks of contexts of torch's own that are made for implementations that claim them alone."""
+CONTEXTS = ("fake", "compiled", "opcheck", "export")
+"""The checks of contexts of torch's own that are made for implementations that claim them alone. Of ``autocast``,
+``vmap`` and ``transforms`` a call that is not claimed may be refused, but not wrong."""
 _COMPILED_OUTS = ("right",)
 _FAKE_OUTS = ("right", "empty", "wrong size", "strided")
 

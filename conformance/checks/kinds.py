@@ -118,8 +118,8 @@ def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str], slack: float
 
 
 def error_of_plain_call(trial: Trial) -> float:
-    """Return the largest difference of the plain call's results from torch's, which ``values`` has judged. Where what is
-    left of a sum is its rounding errors, as in a row of equal elements without its mean, it is all that there is."""
+    """Return the largest difference of the plain call's results from torch's, which ``values`` has judged. A result may
+    be rounding errors alone: a row of equal elements less their mean."""
     pairs = zip(trial.ours.tensors(), trial.reference.tensors(), strict=False)
     found = [
         (ours.double().cpu() - right.double().cpu()).abs()

@@ -49,9 +49,10 @@ def modes(trial: Trial) -> Finding:
 def autocast(trial: Trial) -> Finding:
     """Check that a call inside of ``torch.autocast`` gives what torch's function of that name gives there: its dtype
     and strides, and the values of the call with operands cast as torch casts them. So it is with ``out=`` and in
-    place. The gradients are torch's there."""
+    place. The gradients are torch's there. Without a claim it may be refused, or of another dtype, but not be far from
+    both the plain call and torch's."""
     if "autocast" not in trial.implementation.claims(trial.case.op):
-        return unclaimed("autocast")
+        return _unclaimed(trial)
     for what, derived in variants(trial, "autocast", ("right",), one=True):
         turn = cases.seed(trial.case) >> 9 & 1
         for lower in _LOWER if trial.thorough else (_LOWER[turn],):
@@ -59,6 +60,39 @@ def autocast(trial: Trial) -> Finding:
                 words = f"inside of torch.autocast(dtype=torch.{lower}){what}"
                 return failed(trial, "autocast", derived.case, f"{words}: {message}")
     return Finding("autocast", PASSED)
+
+
+def _unclaimed(trial: Trial) -> Finding:
+    lower = _LOWER[cases.seed(trial.case) >> 9 & 1]
+    context = {"kind": mode_calls.AUTOCAST, "dtype": lower}
+    theirs, outcome = trial.theirs(context=context), trial.bare(context=context)
+    if outcome.error is not None or theirs.error is not None:
+        return unclaimed("autocast")
+    where = f"inside of torch.autocast(dtype=torch.{lower}), which is not claimed"
+    right, own = trial.reference.tensors(), theirs.tensors()
+    if message := malformed(outcome.value, trial.reference.value):
+        return failed(trial, "autocast", trial.case, f"{where}: {message}")
+    for place, (found, *others) in enumerate(zip(outcome.tensors(), own, right, strict=True)):
+        if found.shape != others[0].shape:
+            return failed(trial, "autocast", trial.case, f"{where}: result {place} has shape {list(found.shape)}")
+        # Where casts change torch's own result by much, nobody's is known.
+        if _is_far(*others) or not all(_is_far(found, one) for one in others):
+            continue
+        return failed(trial, "autocast", trial.case, f"{where}: result {place} is neither torch's nor that outside")
+    return Finding("autocast", PASSED)
+
+
+def _is_far(found: torch.Tensor, right: torch.Tensor) -> bool:
+    """Tell whether elements that are finite differ by more than casts of operands to half types, and sums of them,
+    round; whole numbers and flags, at all."""
+    found, right = found.cpu(), right.cpu()
+    if not right.is_floating_point():
+        return not torch.equal(found.to(right.dtype), right)
+    found, right = found.double(), right.double()
+    sure = right.isfinite()
+    if not sure.any():
+        return False
+    return not bool(((found - right).abs()[sure] <= _ROUNDED * right[sure].abs().max()).all())
 
 
 def is_cast(trial: Trial) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from conformance import cases, gradient_calls
+from conformance.cases import Case
 from conformance.checks.call_record import PASSED, Finding, Outcome, Trial, describe
 from conformance.checks.contexts import failed, in_context, unclaimed
 from conformance.checks.dispatcher import (
@@ -33,9 +34,9 @@ def transforms(trial: Trial) -> Finding:
     gradients of all floating-point operands, within the bound of the derivative in float64. Where those of torch's
     function are beyond it, since a transform composes them of several steps, others may be ``ROUGH`` times as far. What
     torch's function refuses there may be refused, and anything by NotImplementedError. ``torch.func.jvp`` may be
-    refused by any exception; else its derivative is torch's."""
-    if "transforms" not in trial.implementation.claims(trial.case.op):
-        return unclaimed("transforms")
+    refused by any exception; else its derivative is torch's. Without a claim any of them may be refused so, and a call
+    without gradients has none there."""
+    claimed = "transforms" in trial.implementation.claims(trial.case.op)
     seed, floating, arguments = cases.seed(trial.case), floating_operands(trial.case), tensor_arguments(trial)
     numbers = tuple(n for n in (number_of(trial, one) for one in arguments) if n in floating)
     wanted = [place for place, one in enumerate(arguments) if number_of(trial, one) in numbers]
@@ -49,7 +50,11 @@ def transforms(trial: Trial) -> Finding:
     case = ordinary(tamed(trial.case))
     inputs = tuple(materialize(spec, number) for number, spec in enumerate(cases.operands(case)))
     context = {"kind": gradient_calls.TRANSFORMED, "wanted": wanted, "how": how}
+    if not claimed and not _trains(trial, case, numbers):
+        return unclaimed("transforms")
     outcome, where = trial.bare(inputs=inputs, context=context), f"by {gradient_calls.TRANSFORMS[how]}"
+    if outcome.error is not None and not claimed:
+        return unclaimed("transforms")
     if how == gradient_calls.FORWARD:
         message = _unlike_forward(trial, inputs, context, outcome)
         return (
@@ -81,6 +86,14 @@ def transforms(trial: Trial) -> Finding:
             message = f"{where}: that of operand {number} is wrong: {message}"
             return failed(trial, "transforms", trial.case, message)
     return Finding("transforms", PASSED)
+
+
+def _trains(trial: Trial, case: Case, numbers: tuple[int, ...]) -> bool:
+    """Tell whether a call has gradients of these operands without a transform."""
+    result = trial.reference.value
+    dout = TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch."))
+    way = Wish("contiguous", case, numbers, dout)
+    return isinstance(trial.bare(inputs=way.inputs(), gradients=way.asked()).value, tuple)
 
 
 def _unlike_forward(trial: Trial, inputs: tuple[torch.Tensor, ...], context: dict[str, Any], outcome: Outcome) -> str:
