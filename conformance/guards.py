@@ -210,11 +210,13 @@ def over(storage, like, offset, tensor=None):
 
 def read_only(tensor):
     """Return a CPU tensor's copy in memory that nothing may write: the process ends where something does. An ordinary
-    copy where the system knows no such memory."""
+    copy where the system knows no such memory, and an empty one of none."""
     memory = memory_of(tensor)
-    pages = mmap.mmap(-1, max(len(memory), 1))
-    storage = torch.frombuffer(pages, dtype=torch.uint8, count=max(len(memory), 1))
-    storage[: len(memory)] = memory
+    if not len(memory):
+        return over(torch.UntypedStorage(0), tensor, tensor.storage_offset())
+    pages = mmap.mmap(-1, len(memory))
+    storage = torch.frombuffer(pages, dtype=torch.uint8)
+    storage.copy_(memory)
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).mprotect(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(len(pages)), mmap.PROT_READ)
     return over(storage.untyped_storage(), tensor, tensor.storage_offset())

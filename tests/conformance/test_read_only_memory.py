@@ -21,6 +21,7 @@ def test_memory_that_may_not_be_written_reads_as_it_was(shape):
     copy = guards.read_only(tensor)
     assert torch.equal(copy, tensor)
     assert (copy.stride(), copy.storage_offset()) == (tensor.stride(), tensor.storage_offset())
+    assert torch.equal(guards.memory_of(copy), guards.memory_of(tensor))
 
 
 @pytest.mark.slow
