@@ -364,7 +364,10 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
     )
 
 
-def _of_torch(prepared: Prepared, function: Callable[..., Any] | None = None, **how: Any) -> Outcome:
+def _of_torch(
+    prepared: Prepared, function: Callable[..., Any] | None = None, on_cpu: bool = False, **how: Any
+) -> Outcome:
+    prepared = msgspec.structs.replace(prepared, device=torch.device("cpu")) if on_cpu else prepared
     return prepared.invoke(Local(function or prepared.spec.reference), **how)
 
 

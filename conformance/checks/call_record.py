@@ -82,7 +82,7 @@ class Trial:
     """Tells whether a call may end the process in which it is made: on the CPU, in a process apart from this one,
     in which no interpreter of kernels copies operands back."""
     theirs: Callable[..., Outcome] = _no_call
-    """Makes the same call of torch's own function, or of another ``function``, as ``bare`` does."""
+    """Makes the same call of torch's own function, or of another ``function``, as ``bare`` does; ``on_cpu``: there."""
 
     @property
     def configurations(self) -> tuple[str, ...]:
