@@ -260,6 +260,10 @@ def _half_product(call: Call) -> bool:
     if len(tensors) != len(call.args) or len(tensors) not in (2, 3) or len({x.dtype for x in tensors}) > 1:
         return False
     left, right = tensors[-2:]
+    # A copy into elements that share memory is refused, as the product need not be.
+    out = call.kwargs.get("out")
+    if out is not None and any(size > 1 and not stride for size, stride in zip(out.shape, out.stride(), strict=True)):
+        return False
     if left.dtype not in HALF or not (left.ndim and right.ndim and left.numel() and right.numel()):
         return False
     return left.shape[-1] == right.shape[-2 if right.ndim > 1 else -1]

@@ -9,7 +9,7 @@ import torch
 from conformance.cases import Case
 from conformance.deviations.table import Deviation, number, specs, tensor
 from strategies import dtypes as dtype_names
-from strategies.specs import Layout, TensorSpec
+from strategies.specs import Layout, Special, TensorSpec
 
 _TURNED = Layout(order=(1, 0))
 
@@ -62,8 +62,10 @@ def _of_pixels(case: Case) -> bool:
     return case.kwargs.get("reduction") == "none" and isinstance(weight, TensorSpec) and len(weight.shape) > 2
 
 
-def _of_a_half_type_and_a_number(case: Case) -> bool:
-    return _of_a_half_type(case) and any(spec.shape == () for spec in specs(case))
+def _of_a_narrow_type_and_a_number(case: Case) -> bool:
+    numbers = [spec.dtype for spec in specs(case) if spec.shape == ()]
+    wide = "float64" in numbers and any(spec.dtype == "float32" for spec in specs(case))
+    return wide or (_of_a_half_type(case) and bool(numbers))
 
 
 def _of_all_dims_kept(case: Case) -> bool:
@@ -139,6 +141,23 @@ DEVIATIONS: tuple[Deviation, ...] = (
         case=Case(op="addmm", args=(tensor("float16", 5), tensor("float16", 4, 9), tensor("float16", 9, 5))),
     ),
     Deviation(
+        "batches of products to which nothing is added",
+        "in a batch torch multiplies what is added by beta, also where that is 0",
+        ops=("addmm",),
+        checks=("vmap",),
+        devices=("cpu", "cuda"),
+        applies=lambda case: case.kwargs.get("beta") == 0,
+        case=Case(
+            op="addmm",
+            args=(
+                tensor("float32", 3, 4, specials=(Special(0, "nan"),)),
+                tensor("float32", 3, 5),
+                tensor("float32", 5, 4),
+            ),
+            kwargs={"beta": 0},
+        ),
+    ),
+    Deviation(
         "batches of places among all elements",
         "in a batch torch keeps one of the dims that it reduces, and else all of them",
         ops=("argmax",),
@@ -149,11 +168,11 @@ DEVIATIONS: tuple[Deviation, ...] = (
     ),
     Deviation(
         "batches of thresholds without dims",
-        "in a batch torch compares a half type in the dtype of a float without dims, and else in the half type",
+        "in a batch torch compares a narrow float in the dtype of a wider one without dims, and else in its own",
         ops=("eq", "ne", "lt", "le", "gt", "ge"),
         checks=("vmap",),
         devices=("cpu", "cuda"),
-        applies=_of_a_half_type_and_a_number,
+        applies=_of_a_narrow_type_and_a_number,
         # The seed decides which operands are in a batch: here it is both.
         case=Case(
             op="eq",

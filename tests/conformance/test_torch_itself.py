@@ -1,0 +1,46 @@
+"""torch itself, judged as any library without kernels is: in a process apart, and as its CPU answers. What fails is the
+harness's fault, or a deviation that lacks a name."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import pytest
+import torch
+
+from conformance import case_files, corpus, gradient_calls, semantics
+from conformance.cases import Case
+from conformance.spec import registry
+from conformance.worker import Child
+from strategies.specs import Layout, TensorSpec
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", sorted(registry()))
+def test_no_saved_case_fails_without_a_name(op):
+    files = [path for path in corpus.files([corpus.SHIPPED]) if corpus.name(path).startswith(f"{op}-")]
+    found = [case for case in map(case_files.read, files) if isinstance(case, Case)]
+    with contextlib.closing(Child("torch", "cpu", semantics=semantics.CPU)) as child:
+        verdicts = [child.judge(case, True) for case in found]
+    assert verdicts
+    assert [(one.id, one.failure.check, one.failure.message) for one in verdicts if one.failure] == []
+
+
+def test_an_out_whose_elements_share_memory_is_written_as_torch_does_it():
+    half = TensorSpec((2, 2, 2), "bfloat16")
+    out = TensorSpec((2, 2, 2), "bfloat16", layout=Layout(expanded=(2,)))
+    with contextlib.closing(Child("torch", "cpu", semantics=semantics.CPU)) as child:
+        verdict = child.judge(Case(op="bmm", args=(half, half), kwargs={"out": out}), True, ("errors",))
+    assert verdict.failure is None
+
+
+def test_a_backward_pass_that_is_refused_half_way_holds_no_operand():
+    """Of several nodes, torch leaves those that it had still to visit in a queue."""
+    parameter, target = torch.nn.Parameter(torch.ones(3, 5)), torch.zeros(3, dtype=torch.int64)
+    before = sys.getrefcount(parameter)
+    loss = torch.nn.functional.cross_entropy(parameter, target, label_smoothing=0.1)
+    *_, is_freed = gradient_calls.twice(loss, [parameter], torch.ones(()))
+    del loss
+    assert is_freed
+    assert sys.getrefcount(parameter) == before
