@@ -225,3 +225,18 @@ def valid(data: Any, kind: Any) -> Any:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise Lost(f"it broke the protocol: {error}") from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether memory ran out."""
+    # torch reports the CPU's memory with a plain RuntimeError.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
+def on_cpu(value: Any) -> Any:
+    """Return copies of the tensors of a result, on the CPU."""
+    if isinstance(value, tuple):
+        return tuple(map(on_cpu, value))
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value

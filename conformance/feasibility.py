@@ -14,7 +14,7 @@ from functools import cache
 import msgspec
 import torch
 
-from conformance import cases, features, runner
+from conformance import calls, cases, features, runner
 from conformance import spec as specs
 from conformance.cases import Case, Same
 from conformance.feature_changes import SHAPE, crossed, fitted, imposed, resized, split, with_plain_values
@@ -194,7 +194,7 @@ def _takes(case: Case) -> bool | None:
         prepared = runner.prepare(case, "cpu")
         refused = prepared.refusal is not None
     except (MemoryError, RuntimeError) as error:
-        if not runner.is_out_of_memory(error):
+        if not calls.is_out_of_memory(error):
             raise
         return None
     except (TypeError, ValueError):

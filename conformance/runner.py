@@ -38,7 +38,7 @@ OUT_OF_MEMORY = "out_of_memory"
 REASON = 100
 """The most characters that are kept of the reason why an implementation leaves a call out."""
 CRASH, TIMEOUT = "crash", "timeout"
-"""The names of failures that no check finds: the process that judged the case died, or took too long."""
+"""Failures that no check finds: the process that judged the case died, or took too long."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -136,9 +136,9 @@ class Prepared(msgspec.Struct, frozen=True):
         on_cpu, reference = self.device.type == "cpu", self.spec.reference
         asked = cpu_cuda_differences.answer(self.case.op, reference, self.given) if on_cpu else reference
         outcome = msgspec.structs.replace(self, case=forms.asked(self.case)).invoke(Local(asked))
-        if outcome.error is not None and is_out_of_memory(outcome.error):
+        if outcome.error is not None and calls.is_out_of_memory(outcome.error):
             raise outcome.error
-        value = _on_cpu(outcome.value) if outcome.error is None else None
+        value = calls.on_cpu(outcome.value) if outcome.error is None else None
         call = Call(self.given.args, self.given.kwargs, value)
         refusal = self.spec.cuda_refuses(call) if on_cpu else None
         if refusal is None and outcome.error is not None:
@@ -273,7 +273,7 @@ def judge(
     try:
         return judge_prepared(prepare(case, device), implementation, checks, thorough)
     except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
+        if not calls.is_out_of_memory(error):
             raise
         return Verdict(cases.case_id(case), case.op, OUT_OF_MEMORY)
 
@@ -298,11 +298,24 @@ def judge_prepared(
         makes_others = check in (*DERIVED, *RARE, "bare", "gradients")
         if makes_others and any(finding.status == FAILED for finding in findings):
             continue
-        findings.append(trial.excused(CHECKS[check](trial), case, check))
+        findings.append(_as_torchs(trial.excused(CHECKS[check](trial), case, check), prepared, trial, check))
         if check in LAST_WORD and findings[-1].status == FAILED:
             break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
     return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), trial.refusal is not None)
+
+
+def _as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: str) -> Finding:
+    """Return the finding; by the semantics of torch's CPU a deviation where torch itself fails in the same way, of as
+    many elements, and that has a name: a library that calls torch gets its answers."""
+    if finding.status != FAILED or not semantics.of_cpu() or trial.implementation.name == TORCH:
+        return finding
+    # By another name nothing excuses torch, so that it tells the message.
+    torchs = [dataclasses.replace(load(TORCH), name=name) for name in (TORCH, "")]
+    named, unexcused = (tried(prepared, one, False, trial.thorough) for one in torchs)
+    found, theirs = named.excused(CHECKS[check](named), prepared.case, check), CHECKS[check](unexcused)
+    alike = finding.message.partition("; the worst")[0] == theirs.message.partition("; the worst")[0]
+    return found if found.status == DEVIATION and alike else finding
 
 
 def reason(error: BaseException | None) -> str:
@@ -364,9 +377,7 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
     )
 
 
-def _of_torch(
-    prepared: Prepared, function: Callable[..., Any] | None = None, on_cpu: bool = False, **how: Any
-) -> Outcome:
+def _of_torch(prepared: Prepared, function: Any = None, on_cpu: bool = False, **how: Any) -> Outcome:
     prepared = msgspec.structs.replace(prepared, device=torch.device("cpu")) if on_cpu else prepared
     return prepared.invoke(Local(function or prepared.spec.reference), **how)
 
@@ -387,17 +398,3 @@ def changed_inputs(prepared: Prepared) -> str:
         for number, (now, then) in enumerate(zip(found, digests, strict=True))
         if now != then
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether memory ran out."""
-    # torch reports the CPU's memory with a plain RuntimeError.
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
-    )
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_on_cpu, value))
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import runner
+from conformance import calls, runner
 from conformance.checks import DEVIATION, FAILED, PASSED, Finding, Outcome, Trial
 from conformance.checks.call_record import malformed
 from conformance.checks.result import errors, inputs_unchanged, judged, metadata, versions, written
@@ -44,7 +44,7 @@ def judge(sequence: CallSequence, implementation: Implementation | str, device: 
     try:
         return judge_prepared(sequence, prepare(sequence, device), implementation)
     except (MemoryError, RuntimeError) as error:
-        if not runner.is_out_of_memory(error):
+        if not calls.is_out_of_memory(error):
             raise
         return Verdict(sequence_id(sequence), sequence.ops[0], OUT_OF_MEMORY)
 

@@ -1,9 +1,9 @@
 """List where torch disagrees with the oracle, in one table.
 
-It excuses torch itself where it is the implementation judged, and nobody else; no bound is widened for it. Which calls
-torch's CPU takes or refuses otherwise than CUDA is in ``conformance.cuda_refusals`` and
-``conformance.cpu_cuda_differences``. The sign of a zero from relu (+0 on CUDA, -0 on the CPU) needs no entry: it is not
-judged.
+It excuses torch itself where it is the implementation judged, and, by the semantics of torch's CPU, a library whose
+answer is torch's; no bound is widened for it. Which calls torch's CPU takes or refuses otherwise than CUDA is in
+``conformance.cuda_refusals`` and ``conformance.cpu_cuda_differences``. The sign of a zero from relu (+0 on CUDA, -0 on
+the CPU) needs no entry: it is not judged.
 """
 
 from __future__ import annotations
