@@ -247,15 +247,17 @@ def _underflow(weight: np.ndarray, form: Format) -> np.ndarray:
 
 # --- dropout and rotations ---------------------------------------------------------------------------------------
 
-# Survivors of dropout: 1 ulp, since 1 / (1 - p) is rounded and then multiplied with.
+# Survivors of dropout: 1 ulp, since 1 / (1 - p) is rounded and then multiplied with; 1 more where 1 - p is rounded
+# before, as torch's CUDA does it.
 DROPOUT = 1.0
 # RoPE: 2u (|x0 c| + |x1 s|): a product is rounded, and before it an element of a table of another dtype.
 ROPE = 2.0
 
 
-def dropout(value: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Bound an element that is kept, input / (1 - p)."""
-    return DROPOUT * ulp(value, compute_dtype(dtype))
+def dropout(value: np.ndarray, kept: float, dtype: torch.dtype) -> np.ndarray:
+    """Bound an element that is kept, input / ``kept``, which is 1 - p."""
+    is_rounded = compute_dtype(dtype) == torch.float32 and float(np.float32(kept)) != kept
+    return (DROPOUT + is_rounded) * ulp(value, compute_dtype(dtype))
 
 
 def rope(first: np.ndarray, second: np.ndarray, dtype: torch.dtype) -> np.ndarray:

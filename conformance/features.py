@@ -33,11 +33,11 @@ ROWS = ("1", "power", "power - 1", "power + 1", "other")
 """Classes of the last dim: on the edges of blocks, or not."""
 VALUES = {
     "normal": "plain", "integers": "plain", "uniform": "plain", "positive": "plain", "unit": "plain", "ties": "plain",
-    "zeros": "few", "constant": "few", "one_hot": "few", "level": "few",
+    "zeros": "few", "constant": "few", "one_hot": "few", "level": "few", "flags": "few",
     "ascending": "ordered", "descending": "ordered",
     "normal_small": "scaled", "normal_large": "scaled", "large_mean": "scaled", "uneven": "scaled",
     "near_overflow": "extreme", "subnormal": "extreme", "every_exponent": "extreme",
-    "normal_tiny": "scaled", "rising": "ordered", "first_large": "scaled", "cancelling": "scaled",
+    "normal_tiny": "scaled", "rising": "ordered", "steep": "ordered", "first_large": "scaled", "cancelling": "scaled",
     "powers": "scaled", "shifted": "scaled",
     "magnitudes": "plain", "bytes": "plain",
     "masked": "mask", "prefix": "mask",

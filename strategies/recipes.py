@@ -238,6 +238,21 @@ def _rising(chunk: Chunk) -> Bits:
     return encode(chunk.normal() * 0.25 + steps, chunk.form)
 
 
+def _steep(words: np.ndarray, chunk: Chunk) -> Bits:
+    """From end to end of every dim up or down, by 128 or 512 in all, to a largest element of -64, 0 or 64: the
+    exponential of a maximum less an early one overflows, though each tile's is little more than that of the one before,
+    and maxima may be negative throughout."""
+    is_falling, is_steeper = words[0] & np.uint64(1), words[0] & np.uint64(2)
+    slope, spread = _slope(chunk), 512.0 if is_steeper else 128.0
+    top = (-64.0, 0.0, 64.0)[int(words[1] % np.uint64(3))]
+    return encode(((2 - slope if is_falling else slope) / 2 - 1) * spread + top + chunk.normal() * 0.25, chunk.form)
+
+
+def _flags(chunk: Chunk) -> Bits:
+    """1 for one element in four, else 0: labels of which several hold."""
+    return _number((chunk.words() >> np.uint64(62) == 0).astype(np.float64), chunk.form)
+
+
 def _first_large(chunk: Chunk) -> Bits:
     """Rows of the last dim whose first element is large, as ``large_mean`` is, and the rest of them not: squares of
     differences from it are worthless."""
@@ -312,16 +327,22 @@ def _ramp(sign: int) -> Callable[[Chunk], Bits]:
     """From -16 to 16 (reversed for ``sign`` -1), monotonic along every dim; integers from -96 to 96 or 0 to 96."""
 
     def recipe(chunk: Chunk) -> Bits:
-        rest, total = chunk.index(), np.zeros(chunk.stop - chunk.start)
-        for size in reversed(chunk.shape):
-            rest, place = np.divmod(rest, size)
-            total += place / max(size - 1, 1)
-        total *= 2 / max(len(chunk.shape), 1)
+        total = _slope(chunk)
         if chunk.form.kind == "uint":
             return _number(total if sign > 0 else 2 - total, chunk.form, integers=48.0)
         return _number((total - 1) * (16 * sign), chunk.form, integers=6.0)
 
     return recipe
+
+
+def _slope(chunk: Chunk) -> np.ndarray:
+    """From 0 to 2, monotonic along every dim."""
+    rest, total = chunk.index(), np.zeros(chunk.stop - chunk.start)
+    for size in reversed(chunk.shape):
+        rest, place = np.divmod(rest, size)
+        total += place / max(size - 1, 1)
+    total *= 2 / max(len(chunk.shape), 1)
+    return total
 
 
 _EVERY = ("float", "int", "uint", "bool")
@@ -352,10 +373,12 @@ BY_NAME: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "every_exponent": (_FLOAT, _every_exponent),
     "normal_tiny": (_FLOAT, _scaled_normal(2.0**-11)),
     "rising": (_FLOAT, _rising),
+    "steep": (_FLOAT, _steep),
     "first_large": (_FLOAT, _first_large),
     "cancelling": (_FLOAT, _cancelling),
     "level": (_FLOAT, _level),
     "shifted": (_FLOAT, _shifted),
+    "flags": (_FLOAT, _flags),
     "powers": (_FLOAT, _powers),
     "ties": (_FLOAT, _ties),
     "masked": (_MASK, _masked),

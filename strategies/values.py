@@ -93,9 +93,9 @@ MASKS = ("masked", "prefix")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
-ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level")
+ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level", "steep")
 """Rows of which sums, maxima and variances are hard to have."""
-NAMED = (*MASKS, *TABLES, *ROWS, "shifted", "powers", "ties")
+NAMED = (*MASKS, *TABLES, *ROWS, "shifted", "powers", "ties", "flags")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
@@ -105,7 +105,7 @@ STORED = "stored:"
 """``stored:0123456789abcdef`` is no recipe either: the elements are in a file, ``strategies.stored``, and these are the
 16 hex digits of their digest."""
 # Recipes that take two words for the tensor.
-_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", "shifted", *TABLES)
+_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", "shifted", "steep", *TABLES)
 
 RECIPES = tuple(BY_NAME)
 """Names of all recipes, simplest first."""

@@ -109,7 +109,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     classes = shape[min(len(shape) - 1, 1)]
     kwargs: dict[str, Argument] = {}
     if draw(st.integers(0, 3)) == 3:
-        target, is_index = draw(tensors.tensors(shape, dtype, values=("unit", "positive", "one_hot"))), False
+        target, is_index = draw(tensors.tensors(shape, dtype, values=("unit", "positive", "one_hot", "flags"))), False
         kwargs["ignore_index"] = draw(st.sampled_from((None, None, None, -1)))
     else:
         target, kwargs["ignore_index"] = draw(indices(_rows(shape), classes))

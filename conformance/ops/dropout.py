@@ -28,10 +28,9 @@ DTYPES = dtype_names.FLOATING
 
 
 def probabilities() -> st.SearchStrategy[Argument]:
-    """None (leave it out) often, else 0, 1, or what float32 holds as exactly as it holds 1 - p; next to what models
-    have."""
+    """None (leave it out) often, else 0, 1, what float32 holds as exactly as it holds 1 - p, or what models have."""
     any_ = st.integers(1, 2**24 - 1).map(lambda n: n * 2.0**-24)
-    usual = st.sampled_from([round(p * 2**24) * 2.0**-24 for p in (0.1, 0.05, 0.2)])
+    usual = st.sampled_from((0.1, 0.05, 0.2, 0.9, 0.999))
     kinds = (None, None, None, 0.25, 0.75, 0.1875, 0.375, "usual", "usual", "any", "any", 0.0, 1.0, 1)
     drawn: dict[Argument, st.SearchStrategy[Argument]] = {"any": any_, "usual": usual}
     return st.sampled_from(kinds).flatmap(lambda p: drawn.get(p, st.just(p)))
@@ -84,7 +83,7 @@ def expected(call: Call) -> Expected:
         return Expected(dropped)
     # 1 - p is exact but for probabilities that nobody draws.
     value, low = oracle.divide(oracle.operand(input, input.dtype), oracle.operand(1 - p, torch.float64))
-    found = expectations.within(call, value, bounds.dropout(value, input.dtype), input.dtype, low=low)
+    found = expectations.within(call, value, bounds.dropout(value, 1 - p, input.dtype), input.dtype, low=low)
     found = dataclasses.replace(found, instead=dropped.double(), chance=1 - p)
     # torch's CPU rounds the scale to the dtype.
     return expectations.also(call, found, lambda: [input * torch.tensor(1 / (1 - p), dtype=input.dtype)])
