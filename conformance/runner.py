@@ -176,8 +176,8 @@ class Prepared(msgspec.Struct, frozen=True):
         one to make it in.
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
-        place since, or of operands that were freed for "new" ones; "read-only": make none, and let nothing write what
-        the call is not given to write, on the CPU.
+        place since, also "behind" torch's back, by "swapped" ``.data``, or of operands that were freed for "new" ones;
+        "read-only": make none, and let nothing write what the call is not given to write, on the CPU.
         ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """

@@ -251,6 +251,8 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         )
         _make(made, function, call, device, None, offers, passed)
         return made
+    if call["before"] == "swapped":
+        return _swapped(function, inputs, call, device, offers, passed)
     if call["before"]:
         return _again(function, inputs, call, device, offers, passed)
     guard = guards.Guard(device, *call["guard"]) if call["guard"] else None
@@ -308,6 +310,25 @@ def _again(function, inputs, call, device, offers, passed):
     return made
 
 
+def _swapped(function, inputs, call, device, offers, passed):
+    """Perform a call on the tensors of an earlier call with other contents, whose ``.data`` was exchanged since, as who
+    loads weights does it: the version counter does not move. What is only read of floats are parameters."""
+    call = call | {"form": call_contexts.PARAMETERS}
+    before = tuple(_copy(tensor, torch.device("cpu")) for tensor in inputs)
+    for tensor in before:
+        _turn(tensor)
+    first = Made(tuple(_copy(tensor, device) for tensor in before))
+    given = call_contexts.dressed(call["form"], first.operands, call["written"])
+    _make(first, function, call, device, None, offers, passed, given)
+    new = [_copy(tensor, device) for tensor in inputs]
+    for one, tensor in zip(given, new, strict=True):
+        one.data = tensor
+    pairs = zip(given, first.operands, new, strict=True)
+    made = Made(tuple(one if one is operand else tensor for one, operand, tensor in pairs))
+    _make(made, function, call, device, None, offers, passed, given)
+    return made
+
+
 def _turn(tensor):
     """Change the contents of a CPU tensor to numbers that it holds already: reverse its storage, if it is of floats."""
     if tensor.dtype.is_floating_point:
@@ -328,10 +349,14 @@ def _alike(operand, tensor):
     return (operand.shape, operand.stride()) == (tensor.shape, tensor.stride()) and len(set(sizes)) == 1
 
 
-def _make(made, function, call, device, guard, offers, passed):
-    """Call the function, and note the outcome in ``made``."""
-    stay = call_contexts.kept(call["form"], call["written"], bool(call["kwargs"].get("inplace")))
-    given = call_contexts.dressed(call["form"], made.operands, stay)
+def _make(made, function, call, device, guard, offers, passed, given=None):
+    """Call the function, and note the outcome in ``made``.
+
+    :param given: The operands as the call gets them; None: as its form dresses them.
+    """
+    if given is None:
+        stay = call_contexts.kept(call["form"], call["written"], bool(call["kwargs"].get("inplace")))
+        given = call_contexts.dressed(call["form"], made.operands, stay)
     wish = call["gradients"]
     args, kwargs = _arguments(call, given)
     before = None

@@ -14,10 +14,11 @@ OTHER = 8
 """One drawn case in so many is also called under other settings."""
 
 
-READ_ONLY = "read-only"
+READ_ONLY, SWAPPED = "read-only", "swapped"
 _WHERE = {
     "same": "the same tensors, changed in place",
     "behind": "the same tensors, changed without a trace in the version counter",
+    SWAPPED: "the same parameters and tensors, whose .data is other memory by now",
     "new": "memory that was used before",
     READ_ONLY: "memory that may not be written",
 }
@@ -27,7 +28,8 @@ def bare(trial: Trial) -> Finding:
     """Check that a call without margins, mode or watch is right too, at addresses where an earlier call had other
     contents; where the implementation claims to be deterministic, with the same bits. Nor may it write an operand
     for a while: in memory that may not be written that ends the process."""
-    ways = tuple(how for how in _WHERE if how != READ_ONLY or trial.may_end)
+    left = {READ_ONLY: not trial.may_end, SWAPPED: bool(trial.case.form)}
+    ways = tuple(how for how in _WHERE if not left.get(how))
     if not trial.thorough:
         ways = (least_tried.choose(trial.case, "bare", ways, trial.tells),)
     findings = [_bare(trial, how) for how in ways]

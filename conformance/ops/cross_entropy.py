@@ -114,6 +114,10 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     else:
         target, kwargs["ignore_index"] = draw(indices(_rows(shape), classes))
         is_index = True
+        if 3 <= len(shape) <= 5 and not draw(st.integers(0, 2)):
+            # Images whose classes lie side by side, and labels in any order beside them.
+            order = layouts.draw_layout(draw, target.shape, ("permuted", "contiguous"))
+            input, target = replace(input, layout=layouts.channels_last(len(shape))), replace(target, layout=order)
     if draw(st.integers(0, 2)):
         kwargs["weight"] = draw(tensors.tensors((classes,), dtype, values=WEIGHTS, specials=()))
     smoothing = draw(st.one_of(st.none(), st.sampled_from(SMOOTHINGS)))

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from conformance.selftest import families as of
 from conformance.selftest.defect_registry import defect, plant
@@ -332,6 +333,23 @@ def packed_once(right: Right, *args: Any, **kwargs: Any) -> Any:
 
 
 _PACKED: dict[object, torch.Tensor] = {}
+
+
+@defect(("mm", "matmul", "rms_norm", "linear_cross_entropy"), "memory in place", "bare")
+def parameter_kept(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """What a parameter was packed into is kept with it, until its version counter moves, which it does not where its
+    ``.data`` is other memory."""
+    place = max((place for place, x in enumerate(args) if isinstance(x, torch.nn.Parameter)), default=None)
+    if place is None:
+        return right(*args, **kwargs)
+    weight = args[place]
+    kept = _PACKED_OF.get(weight)
+    if kept is None or kept[0] != weight._version:
+        kept = _PACKED_OF[weight] = weight._version, weight.detach().clone()
+    return right(*args[:place], kept[1], *args[place + 1 :], **kwargs)
+
+
+_PACKED_OF: Any = WeakTensorKeyDictionary()
 
 
 def _last_lost(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
