@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import hypothesis
+import msgspec
 from hypothesis import HealthCheck, strategies
 from hypothesis.strategies import SearchStrategy
 
-from conformance import cases, code_draws, meta_calls
+from conformance import cases, code_draws, forms, meta_calls
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.runner import LARGE
@@ -40,6 +41,10 @@ CODE_SHARE, CODE_SHARE_OF_QUICK = 4, 10
 """One call at a number of the implementation's code is drawn for so many legal ones, as of large ones."""
 EQUAL_SHARE = 10
 """One call in which two sizes are equal is drawn for so many legal ones: of drawn sizes few are."""
+PLAIN_SHARE = 8
+"""One call of at most one optional argument is drawn for so many legal ones, where an operator has ``SEVERAL``: few
+calls lack nearly all, and such calls go the ways that authors made fast."""
+SEVERAL = 3
 EXPLORED, EXPLORED_OF_DEAR = 15, 1
 """So many changed calls are made for a legal one in search of new places of the code: not in profiles that have to be
 quick, and fewer on a GPU and where kernels are interpreted."""
@@ -56,7 +61,7 @@ class Round:
     """A few cases that Hypothesis draws in one go."""
 
     kind: str
-    """"legal", "refused", "large", "equal", "scenes" or "code"."""
+    """"legal", "refused", "large", "equal", "plain", "scenes" or "code"."""
     start: int
     """The number of cases of the kind that were drawn before."""
     examples: int
@@ -79,8 +84,8 @@ def rounds(
     ``refused``: calls that torch refuses. ``dtypes``: the dtypes that may be mixed in one call. ``large``: after the
     others, calls of up to so many elements. ``numbers``: those of the implementation's code.
 
-    After these come calls in which sizes are equal; where the op has scenes, they follow; and last, calls at
-    ``numbers``.
+    After these come calls in which sizes are equal, and calls of few optional arguments; where the op has scenes, they
+    follow; and last, calls at ``numbers``.
     """
     spec, all_examples = specs.registry()[op], settings.max_examples
     if refused:
@@ -94,6 +99,8 @@ def rounds(
         if large and spec.large is not None:
             kinds.append(("large", spec.large(large), all_examples // share))
         kinds.append(("equal", _of_equal_sizes(spec), -(-all_examples // EQUAL_SHARE)))
+        if (plain := all_examples // PLAIN_SHARE) and len(_optional(op)) >= SEVERAL:
+            kinds.append(("plain", _of_plain_calls(spec), plain))
         # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
         if spec.scenes is not None:
             kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
@@ -121,6 +128,30 @@ def _of_equal_sizes(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrat
         return next((one for case, one in changed if one != case and meta_calls.result(one) is not None), drawn[0])
 
     return lambda dtypes: strategies.tuples(*[spec.cases(dtypes)] * 3).map(equal)
+
+
+def _optional(op: str) -> list[str]:
+    """Return the parameters that a call may leave out, but for those that say where the result is written."""
+    signature = forms.signature(op).items()
+    return [name for name, one in signature if one.default is not one.empty and name not in ("out", "inplace")]
+
+
+def _of_plain_calls(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrategy[Case]]:
+    """Return the op's calls without the optional arguments that are given by name, or with one of them; of three drawn
+    ones the first of which that can be said."""
+    optional = {*_optional(spec.name)}
+
+    def plain(drawn: Sequence[Case]) -> Case:
+        for case in drawn:
+            given = sorted(optional & case.kwargs.keys())
+            left = {*given} - {*given[cases.seed(case) % (len(given) + 1) :][:1]}
+            kwargs = {name: value for name, value in case.kwargs.items() if name not in left}
+            changed = spec.defined(msgspec.structs.replace(case, kwargs=kwargs))
+            if left and meta_calls.result(changed) is not None:
+                return changed
+        return drawn[0]
+
+    return lambda dtypes: strategies.tuples(*[spec.cases(dtypes)] * 3).map(plain)
 
 
 def _of_dtype(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from strategies import shapes
+from strategies import shapes, tensors
 from strategies.shapes import Shape
-from strategies.specs import CONTIGUOUS, Layout
+from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.values import LISTED
 
 ORDERS = {3: (None, (1, 0, 2), (0, 2, 1)), 4: (None, (0, 2, 3, 1), (0, 2, 3, 1), (0, 2, 1, 3))}
 """Orders of dims in memory of sequences and of images; most of the latter have their channels last."""
@@ -30,3 +31,15 @@ def beside(draw: st.DrawFn, count: int) -> list[tuple[Shape, Layout | None]]:
             shape = shape[next(dim for dim, size in enumerate(shape) if size > 1) :]
         found.append((tuple(shape), None))
     return found
+
+
+@st.composite
+def labelled(draw: st.DrawFn, dtype: str) -> tuple[TensorSpec, TensorSpec]:
+    """Images whose channels are classes, mostly side by side, and their labels: in the order of the pixels, of columns,
+    or of the images in turns."""
+    shape = tuple(draw(st.integers(2, 6)) for _ in range(4))
+    orders = draw(st.sampled_from(ORDERS[4])), draw(st.sampled_from((None, (0, 2, 1), (1, 2, 0), (1, 0, 2), (2, 0, 1))))
+    of_images, of_labels = (CONTIGUOUS if order is None else Layout(order=order) for order in orders)
+    labels = ",".join(str(draw(st.integers(0, shape[1] - 1))) for _ in range(7))
+    images = TensorSpec(shape, dtype, "normal", draw(tensors.SEEDS), of_images)
+    return images, TensorSpec((shape[0], *shape[2:]), "int64", LISTED + labels, layout=of_labels)

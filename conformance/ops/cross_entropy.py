@@ -15,8 +15,8 @@ from conformance.cases import Argument, Case, seed
 from conformance.features import Features
 from conformance.ops import _cross_entropy as oracle
 from conformance.ops import _elementwise as elementwise
+from conformance.ops import _images, _sizes, _words
 from conformance.ops import _norms as norms
-from conformance.ops import _sizes, _words
 from conformance.ops._scenes import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
@@ -86,6 +86,13 @@ def _ruled_out(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 
 
 @st.composite
+def _segmented(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """The pixels of images, each of a class."""
+    pair = draw(_images.labelled(draw(dtype_names.dtypes([one for one in dtypes if one in dtype_names.FLOATING]))))
+    return elementwise.case("cross_entropy", pair, reduction=draw(st.sampled_from((None, *REDUCTIONS))))
+
+
+@st.composite
 def _first_words_banned(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     """Rows of a vocabulary of which the first words, a tile of them or several, may not be said."""
     dtype = draw(dtype_names.dtypes([name for name in dtypes if name in dtype_names.FLOATING]))
@@ -114,10 +121,6 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0) -> Case:
     else:
         target, kwargs["ignore_index"] = draw(indices(_rows(shape), classes))
         is_index = True
-        if 3 <= len(shape) <= 5 and not draw(st.integers(0, 2)):
-            # Images whose classes lie side by side, and labels in any order beside them.
-            order = layouts.draw_layout(draw, target.shape, ("permuted", "contiguous"))
-            input, target = replace(input, layout=layouts.channels_last(len(shape))), replace(target, layout=order)
     if draw(st.integers(0, 2)):
         kwargs["weight"] = draw(tensors.tensors((classes,), dtype, values=WEIGHTS, specials=()))
     smoothing = draw(st.one_of(st.none(), st.sampled_from(SMOOTHINGS)))
@@ -372,14 +375,13 @@ def _benchmark(rows: int, classes: int) -> Benchmark:
     return Benchmark(case, bytes=2 * rows * classes + 8 * rows, flops=4 * rows * classes)
 
 
+_SCENES = _no_weights, _first_words_banned, _wide_probabilities, _ruled_out, _segmented
 SPEC = OpSpec(
     name="cross_entropy",
     reference=torch.nn.functional.cross_entropy,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
-    scenes=lambda dtypes: st.one_of(
-        _no_weights(dtypes), _first_words_banned(dtypes), _wide_probabilities(dtypes), _ruled_out(dtypes)
-    ),
+    scenes=lambda dtypes: st.one_of(*(one(dtypes) for one in _SCENES)),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     defined=defined,
