@@ -80,6 +80,10 @@ def _norm(
     }
 
 
+def _size_of_differences(x: Running) -> np.ndarray:
+    return np.abs(x.value) + np.abs(x.value).mean(1, keepdims=True)
+
+
 def norm(x: Running, g: Running, w: Running | None, eps: float, centered: bool) -> dict[str, Running]:
     """Of rows r (gw - mean gw - n mean(n gw)), r being 1 / sqrt(mean d^2 + eps) and n = d r; of the weight sum(g n), of
     the bias sum(g). Without ``centered`` d is x and not x - mean x, and gw has no mean."""
@@ -88,7 +92,7 @@ def norm(x: Running, g: Running, w: Running | None, eps: float, centered: bool) 
         return {"input": x, "weight": g.sum(0), "bias": g.sum(0)}
     d = x
     if centered:
-        size = np.abs(x.value) + np.abs(x.value).mean(1, keepdims=True)
+        size = _size_of_differences(x)
         spread = x.error + x.error.mean(1, keepdims=True)
         d = Running(x.value - x.value.mean(1, keepdims=True), bounds.difference(size, x.compute) + spread, x.dtype)
     scale = (d * d).mean(1, keepdims=True) + eps
@@ -108,7 +112,10 @@ def norm(x: Running, g: Running, w: Running | None, eps: float, centered: bool) 
     # Of g w r, and of r^3 sum(g w x) times x, torch composes it.
     cube, total = root.value**3, size.sum(1, keepdims=True) * np.abs(x.value).max(1, keepdims=True, initial=0.0)
     lost |= ~(2 * np.maximum(cube, 1) * np.maximum(np.abs(x.value), 1) * total <= form.max)
-    if not centered:
+    if centered:
+        # That sum may be of numbers too small for all of their bits.
+        error = error + 2 * form.subnormal * _size_of_differences(x) * (1 + cube)
+    else:
         lost |= ~((math.ldexp(1.0, form.least) <= cube) & (cube <= form.max))
         error = error + form.subnormal * (1 + np.abs(x.value)) * (1 + cube)
     found = Running(found.value, np.where(lost, np.inf, error), x.dtype)
