@@ -213,7 +213,11 @@ def dim(case: Case, number: int) -> Case:
         return msgspec.structs.replace(case, args=(case.args[0], shape[-dims:]), kwargs=kwargs, digests=())
 
     def other(name: str, value: Argument) -> Argument:
-        return (value + 1) % len(shape) if name == "dim" and type(value) is int else value
+        if name != "dim" or type(value) is not int:
+            return value
+        # Python's hash of -1 is that of -2.
+        from_the_end = value < 0 and not number % 2
+        return -(-value % len(shape)) - 1 if from_the_end else (value + 1) % len(shape)
 
     return changed(case, other)
 
