@@ -11,6 +11,7 @@ from conformance import cases, forms, kind_calls
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe
 from conformance.checks.contexts import from_threads
 from conformance.checks.invariance import entangled
+from conformance.checks.result import judged
 from conformance.forms import is_torchs
 
 CLOSE = 0.02
@@ -42,13 +43,7 @@ def kinds(trial: Trial) -> Finding:
         slack = error_of_plain_call(trial)
         refused = f"took what torch refuses with {describe(theirs.error)}" if theirs.error is not None else ""
         if message := refused or _unlike(theirs, outcome, also, slack):
-            # What torch's devices answer in two ways is undefined: a division by 0, say.
-            elsewhere = trial.theirs(context=context, on_cpu=True)
-            if (
-                not refused
-                and not lacks_kernel(elsewhere)
-                and (elsewhere.error is not None or _unlike(elsewhere, theirs, also, slack))
-            ):
+            if not refused and _is_torchs_own(trial, theirs, context, also, slack):
                 continue
             return trial.excused(Finding("kinds", FAILED, f"{which}: {message}"), trial.case, "kinds")
     return Finding("kinds", PASSED)
@@ -126,10 +121,15 @@ def _unlike(theirs: Outcome, outcome: Outcome, also: Sequence[str], slack: float
     return ""
 
 
-def lacks_kernel(outcome: Outcome) -> bool:
-    """Tell whether torch has no kernel for a call on this device."""
-    error = outcome.error
-    return isinstance(error, NotImplementedError) or "not implemented" in describe(error)
+def _is_torchs_own(trial: Trial, theirs: Outcome, context: dict[str, Any], also: Sequence[str], slack: float) -> bool:
+    """Tell whether torch is no measure of a call in a context: its plain answer is not right, or its devices answer in
+    two ways, as where the answer is undefined (a division by 0, say)."""
+    if judged(trial, trial.reference).status == FAILED:
+        return True
+    elsewhere = trial.theirs(context=context, on_cpu=True)
+    if isinstance(elsewhere.error, NotImplementedError) or "not implemented" in describe(elsewhere.error):
+        return False
+    return elsewhere.error is not None or bool(_unlike(elsewhere, theirs, also, slack))
 
 
 def error_of_plain_call(trial: Trial) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from test_contexts import CPU, judged, spec
 from conformance import kind_calls, runner
 from conformance.cases import Case
 from conformance.checks import FAILED, PASSED
-from conformance.checks.kinds import has_kinds, possible
+from conformance.checks.kinds import has_kinds, kinds, possible
 from conformance.implementations import Implementation, load
 from conformance.selftest import defect_registry
 from strategies.specs import Layout, Special, TensorSpec
@@ -171,3 +172,25 @@ def test_rounding_errors_alone_are_no_difference():
     for check in ("values", "kinds", "signature"):
         finding = judged(check, Case(op="layer_norm", args=(row, (4096,))), provider)
         assert (finding.status, finding.message) == (PASSED, "")
+
+
+def test_torch_is_no_measure_where_its_plain_answer_is_wrong_or_its_devices_differ():
+    def exp(input):
+        return torch.exp(input)
+
+    own = Implementation("own", SimpleNamespace(exp=exp), {"exp": ("fake",)})
+    trial = runner.tried(runner.prepare(CASES["exp"], CPU), own)
+    wrong = dataclasses.replace(trial.reference, value=trial.reference.value * 2)
+
+    def doubled(*, on_cpu=False, **how):
+        found = trial.theirs(**how)
+        changes = not on_cpu and how["context"]["which"] == kind_calls.SUBCLASS
+        if changes:
+            found = dataclasses.replace(found, value=(found.value[0], found.value[1] * 2))
+        return found
+
+    # By whichever device.
+    always = dataclasses.replace(trial, theirs=lambda on_cpu=False, **how: doubled(**how))
+    assert kinds(always).status == FAILED
+    assert kinds(dataclasses.replace(always, reference=wrong)).status == PASSED
+    assert kinds(dataclasses.replace(trial, theirs=doubled)).status == PASSED
