@@ -162,7 +162,7 @@ def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
         varied = vary(VARIATIONS[name], case, number)
         if memory == "arena" and not _fits_arena(varied):
             continue
-        if varied != case or name not in ("dim", "causal", "decoding", "sibling"):
+        if varied != case or name not in ("dim", "from_end", "causal", "decoding", "sibling"):
             found.append(Step(varied, memory, result, settings))
     return tuple(found)
 
@@ -225,6 +225,8 @@ LAST: tuple[tuple[Known, ...], ...] = (
     # By contents that have one sum and one largest element, by equal ones, and by numbers that are almost equal.
     (*(Known("one_hot", number, "new", "dropped") for number in range(4)),),
     (Known("zeros", 0, "new", "dropped"), Known("negative_zeros", 0, "new", "dropped")),
+    # By a hash.
+    (Known("from_end", 0, "new", "dropped"), Known("from_end", 1, "new", "dropped")),
     (*(Known("close", number, "new", "dropped") for number in range(6)),),
     # In memory that was allocated in inference mode, and may not be written outside of it.
     (Known("fresh", 1, "new", "kept", _INFERENCE), Known("fresh", 1, "new", "kept")),

@@ -213,13 +213,16 @@ def dim(case: Case, number: int) -> Case:
         return msgspec.structs.replace(case, args=(case.args[0], shape[-dims:]), kwargs=kwargs, digests=())
 
     def other(name: str, value: Argument) -> Argument:
-        if name != "dim" or type(value) is not int:
-            return value
-        # Python's hash of -1 is that of -2.
-        from_the_end = value < 0 and not number % 2
-        return -(-value % len(shape)) - 1 if from_the_end else (value + 1) % len(shape)
+        return (value + 1) % len(shape) if name == "dim" and type(value) is int else value
 
     return changed(case, other)
+
+
+def from_end(case: Case, number: int) -> Case:
+    """Choose the last dim or the one before it, counted from the end: Python's hash of -1 is that of -2."""
+    if not case.args or not isinstance(case.args[0], TensorSpec) or len(case.args[0].shape) < 2:
+        return case
+    return changed(case, lambda name, value: -1 - number % 2 if name == "dim" and type(value) is int else value)
 
 
 def sibling(case: Case, number: int) -> Case:
@@ -367,4 +370,4 @@ VARIATIONS |= {
     variation.__name__: variation
     for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
-VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close, equal, decoding)}
+VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close, equal, decoding, from_end)}

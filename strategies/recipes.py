@@ -239,13 +239,13 @@ def _rising(chunk: Chunk) -> Bits:
 
 
 def _steep(words: np.ndarray, chunk: Chunk) -> Bits:
-    """From end to end of every dim up or down, by 128 or 512 in all, to a largest element of -64, 0 or 64: the
-    exponential of a maximum less an early one overflows, though each tile's is little more than that of the one before,
-    and maxima may be negative throughout."""
-    is_falling, is_steeper = words[0] & np.uint64(1), words[0] & np.uint64(2)
-    slope, spread = _slope(chunk), 512.0 if is_steeper else 128.0
-    top = (-64.0, 0.0, 64.0)[int(words[1] % np.uint64(3))]
-    return encode(((2 - slope if is_falling else slope) / 2 - 1) * spread + top + chunk.normal() * 0.25, chunk.form)
+    """Up or down every dim by 128 or 512, to a largest element of -64, 0 or 64: the exponential of a maximum less an
+    early one overflows, though each tile's is little more than that of the one before, and maxima may be negative
+    throughout."""
+    is_falling, is_steeper = not words[0] % np.uint64(4), not (words[0] >> np.uint64(2)) % np.uint64(3)
+    slope, top = _slope(chunk), (-64.0, 0.0, 64.0)[int(words[1] % np.uint64(3))]
+    below = (slope if is_falling else 2 - slope) * (len(chunk.shape) / 2)
+    return encode(top - below * (512.0 if is_steeper else 128.0) + chunk.normal() * 0.25, chunk.form)
 
 
 def _flags(chunk: Chunk) -> Bits:

@@ -28,6 +28,7 @@ _SPREAD = (0, 1, 3, 4, 6, 7)
 """The places of these among eight."""
 MASKED = 256, 1024, 8192
 """Elements at the start of a row that a mask leaves out: all of a kernel's first tile, or of several."""
+_TILES = 2, 5, 24, 24, 31
 OUTER = (64, 128), (1025, 1500)
 """Rows and columns of a column beside a row: more results than 16 bits count, of more columns than a block has."""
 STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
@@ -248,7 +249,8 @@ _SHORT_MASK = 1024
 
 
 def masked_rows(cases_of: Cases) -> Cases:
-    """Calls of an op over the last dim, of rows whose first elements are all -inf."""
+    """Calls of an op over the last dim, of rows whose first elements are all -inf, or of rows of many tiles that rise
+    or fall all the way."""
 
     def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
         floats = [name for name in dtypes if is_floating(name)]
@@ -262,6 +264,11 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     case = draw(calls.filter(lambda one: isinstance(one.args[0], TensorSpec)))
     input = case.args[0]
     assert isinstance(input, TensorSpec)
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    if not _is_float64(case) and draw(st.booleans()):
+        shape = draw(_BATCH), draw(st.sampled_from(_TILES)) * 1024 + draw(st.integers(0, 300))
+        args = (TensorSpec(shape, input.dtype, "steep", input.seed), -1, *case.args[2:])
+        return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
     left_out = draw(st.sampled_from(MASKED))
     rows = draw(_BATCH) if left_out <= _SHORT_MASK else 1
     columns = left_out + draw(st.integers(1, 300))
@@ -272,7 +279,6 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     mask = Special(which * columns, "-inf", left_out)
     values = input.values if input.values in ("normal", "uniform", "positive") else "normal"
     spec = TensorSpec((rows, columns), input.dtype, values, input.seed, CONTIGUOUS, (mask,))
-    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
     args = (spec, -1, *case.args[2:])
     return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
 
