@@ -314,7 +314,7 @@ def _as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: str) -
     torchs = [dataclasses.replace(load(TORCH), name=name) for name in (TORCH, "")]
     named, unexcused = (tried(prepared, one, False, trial.thorough) for one in torchs)
     found, theirs = named.excused(CHECKS[check](named), prepared.case, check), CHECKS[check](unexcused)
-    alike = finding.message.partition("; the worst")[0] == theirs.message.partition("; the worst")[0]
+    alike = len({one.message.partition("; the worst")[0].rpartition(": ")[2] for one in (finding, theirs)}) == 1
     return found if found.status == DEVIATION and alike else finding
 
 
