@@ -34,8 +34,8 @@ def transforms(trial: Trial) -> Finding:
     gradients of all floating-point operands, within the bound of the derivative in float64. Where those of torch's
     function are beyond it, since a transform composes them of several steps, others may be ``ROUGH`` times as far. What
     torch's function refuses there may be refused, and anything by NotImplementedError. ``torch.func.jvp`` may be
-    refused by any exception; else its derivative is torch's. Without a claim any of them may be refused so, and a call
-    without gradients has none there."""
+    refused by any exception; else its derivative is torch's. Without a claim any of them may be refused so, or have
+    no gradient, or one of zeros; and a call without gradients has none there."""
     claimed = "transforms" in trial.implementation.claims(trial.case.op)
     seed, floating, arguments = cases.seed(trial.case), floating_operands(trial.case), tensor_arguments(trial)
     numbers = tuple(n for n in (number_of(trial, one) for one in arguments) if n in floating)
@@ -53,7 +53,7 @@ def transforms(trial: Trial) -> Finding:
     if not claimed and not _trains(trial, case, numbers):
         return unclaimed("transforms")
     outcome, where = trial.bare(inputs=inputs, context=context), f"by {gradient_calls.TRANSFORMS[how]}"
-    if outcome.error is not None and not claimed:
+    if not claimed and (outcome.error is not None or not any(map(_says_something, outcome.value[1:]))):
         return unclaimed("transforms")
     if how == gradient_calls.FORWARD:
         message = _unlike_forward(trial, inputs, context, outcome)
@@ -86,6 +86,10 @@ def transforms(trial: Trial) -> Finding:
             message = f"{where}: that of operand {number} is wrong: {message}"
             return failed(trial, "transforms", trial.case, message)
     return Finding("transforms", PASSED)
+
+
+def _says_something(gradient: Any) -> bool:
+    return isinstance(gradient, torch.Tensor) and bool(gradient.count_nonzero())
 
 
 def _trains(trial: Trial, case: Case, numbers: tuple[int, ...]) -> bool:

@@ -96,6 +96,17 @@ def test_what_asks_for_a_pointer_is_refused_by_torch(check):
     assert _statuses(check, _by_pointer) == {UNCLAIMED}
 
 
+def test_who_knows_of_no_gradient_under_a_transform_is_left_alone():
+    def exp(input):
+        return (
+            input.exp()
+            if input.requires_grad and not torch._C._functorch.is_functorch_wrapped_tensor(input)
+            else (input.detach().exp())
+        )
+
+    assert _statuses("transforms", exp) <= {PASSED, UNCLAIMED}
+
+
 def test_a_wrong_rule_for_batches_is_caught():
     assert FAILED in _statuses("vmap", _WrongBatch.apply)
 
