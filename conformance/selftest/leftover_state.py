@@ -337,8 +337,8 @@ _PACKED: dict[object, torch.Tensor] = {}
 
 @defect(("mm", "matmul", "rms_norm", "linear_cross_entropy"), "memory in place", "bare")
 def parameter_kept(right: Right, *args: Any, **kwargs: Any) -> Any:
-    """What a parameter was packed into is kept with it, until its version counter moves, which it does not where its
-    ``.data`` is other memory."""
+    """Keeps what a parameter was packed into until its version counter moves, which it does not where its ``.data`` is
+    other memory."""
     place = max((place for place, x in enumerate(args) if isinstance(x, torch.nn.Parameter)), default=None)
     if place is None:
         return right(*args, **kwargs)

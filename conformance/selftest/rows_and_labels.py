@@ -73,7 +73,7 @@ def labels_as_they_lie(right: Right, input: Any, target: Any, *args: Any, **kwar
 
 @defect("dropout", KIND)
 def scale_of_a_rounded_p(right: Right, input: Any, p: Any = 0.5, *args: Any, **kwargs: Any) -> Any:
-    """What 1 is divided by is 1 - p, of a p that was rounded to float32 before."""
+    """Divides by 1 - p, of a p that was rounded to float32 before."""
     result = right(input, p, *args, **kwargs)
     if result is input or not 0 < p < 1 or not result.is_floating_point():
         return result

@@ -1,4 +1,4 @@
-"""What nobody claims may be refused in a context, but not wrong: autocast, and the transforms of torch.func."""
+"""Calls under autocast and torch.func's transforms may be refused by who does not claim them, but not be wrong."""
 
 from __future__ import annotations
 
