@@ -224,6 +224,10 @@ class Made:
         """The last stage of a differentiated call: "forward" or "backward"; empty for other calls."""
 
 
+READ_ONLY, SWAPPED = "read-only", "swapped"
+"""Ways of ``call["before"]`` in which nothing is changed in place."""
+
+
 def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
     """Make one call of ``function``, whatever it does, on operands of its own.
 
@@ -242,7 +246,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
     :param stage: The ``sequence_staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
     """
     device = torch.device(device)
-    if call["before"] == "read-only":
+    if call["before"] == READ_ONLY:
         made = Made(
             tuple(
                 _copy(tensor, device) if number in call["written"] else guards.read_only(tensor)
@@ -251,7 +255,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         )
         _make(made, function, call, device, None, offers, passed)
         return made
-    if call["before"] == "swapped":
+    if call["before"] == SWAPPED:
         return _swapped(function, inputs, call, device, offers, passed)
     if call["before"]:
         return _again(function, inputs, call, device, offers, passed)

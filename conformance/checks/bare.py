@@ -9,12 +9,12 @@ from conformance.checks.call_record import FAILED, PASSED, Finding, Trial, diffe
 from conformance.checks.repeated import differing
 from conformance.checks.result import failing
 from conformance.process_state import GENERATORS
+from conformance.runtime import READ_ONLY, SWAPPED
 
 OTHER = 8
 """One drawn case in so many is also called under other settings."""
 
 
-READ_ONLY, SWAPPED = "read-only", "swapped"
 _WHERE = {
     "same": "the same tensors, changed in place",
     "behind": "the same tensors, changed without a trace in the version counter",
