@@ -116,8 +116,9 @@ def dressed(form, operands, writes):
     :param writes: The numbers of the operands that the call writes.
     """
     if form == PARAMETERS:
+        # Where torch takes a number, it takes a tensor without dims only if that requires no gradient.
         return [
-            torch.nn.Parameter(one) if one.is_floating_point() and number not in writes else one
+            torch.nn.Parameter(one) if one.ndim and one.is_floating_point() and number not in writes else one
             for number, one in enumerate(operands)
         ]
     if form == NEGATED:

@@ -354,7 +354,7 @@ _POSSIBLE: dict[str, Callable[[Case], bool]] = {
     DIM_ENUMS: _has_dims,
     DIM_TENSORS: _has_dims,
     FLAGS: lambda case: any(flags(case)),
-    call_contexts.PARAMETERS: lambda case: any(is_floating(spec.dtype) for spec in cases.operands(case)),
+    call_contexts.PARAMETERS: lambda case: any(spec.shape and is_floating(spec.dtype) for spec in cases.operands(case)),
     call_contexts.NEGATED: _separate,
     call_contexts.WIDE: _narrow,
     call_contexts.TRAINING: _differentiable,

@@ -5,6 +5,8 @@ Loaded by its path into the judged process, so it needs torch and nothing else.
 
 import functools
 import threading
+import time
+from pathlib import Path
 
 import torch
 from torch.utils import checkpoint
@@ -15,6 +17,8 @@ many elements."""
 STEEPER = -2.0
 """The factor of the second gradient of the result where gradients are asked for twice. A power of two, so that it
 rounds nothing."""
+_ENDING, _PAUSE = 10_000, 1e-4
+"""How often it is looked whether a thread has ended, and the seconds between two looks."""
 
 
 EVALUATED = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -118,7 +122,7 @@ def _between(value, wanted, dout, other):
 
 
 def _in_a_thread(function):
-    """Return what a function returns in a thread of its own. Raises what it raises."""
+    """Return what a function returns in a thread of its own, after its end. Raises what it raises."""
     found, raised = [], []
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
@@ -134,6 +138,12 @@ def _in_a_thread(function):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join()
+    # Python has left the thread then, and the system may not yet: what it holds of its own, it frees at its very end.
+    running = Path(f"/proc/self/task/{thread.native_id}")
+    for _ in range(_ENDING):
+        if not running.exists():
+            break
+        time.sleep(_PAUSE)
     if raised:
         raise raised[0]
     return found[0]

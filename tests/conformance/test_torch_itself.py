@@ -35,6 +35,13 @@ def test_an_out_whose_elements_share_memory_is_written_as_torch_does_it():
     assert verdict.failure is None
 
 
+@pytest.mark.parametrize("kwargs", [{"min": TensorSpec((), "float64"), "max": 2}, {"max": TensorSpec((), "float32")}])
+def test_a_number_in_a_tensor_stays_one_where_floats_are_parameters(kwargs):
+    case = Case(op="clamp", args=(TensorSpec((3, 5), "float32"),), kwargs=kwargs)
+    with contextlib.closing(Child("torch", "cpu", semantics=semantics.CPU)) as child:
+        assert [child.judge(case, True, (check,)).failure for check in ("bare", "forms")] == [None, None]
+
+
 def test_a_backward_pass_that_is_refused_half_way_holds_no_operand():
     """Of several nodes, torch leaves those that it had still to visit in a queue."""
     parameter, target = torch.nn.Parameter(torch.ones(3, 5)), torch.zeros(3, dtype=torch.int64)
@@ -44,3 +51,9 @@ def test_a_backward_pass_that_is_refused_half_way_holds_no_operand():
     del loss
     assert is_freed
     assert sys.getrefcount(parameter) == before
+
+
+def test_a_product_of_parameters_may_have_other_bits():
+    case = Case(op="mm", args=(TensorSpec((3, 5), "float32"), TensorSpec((5, 4), "float32")))
+    with contextlib.closing(Child("parameters_apart", "cpu")) as child:
+        assert child.judge(case, True, ("bare",)).failure is None
