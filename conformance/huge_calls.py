@@ -16,8 +16,8 @@ import msgspec
 import torch
 
 from conformance import case_files, cases
-from conformance.case_changes import changed, each_filled, is_tied, named_arguments
-from conformance.cases import Argument, Case
+from conformance.case_changes import changed, each_filled, is_tied, named_arguments, with_argument
+from conformance.cases import Argument, Case, Same
 from conformance.checks.gradient_kinds import KINDS_OF_STEP, kind_of_large
 from conformance.code_draws import apart, is_allowed, sized
 from conformance.spec import OpSpec, parameters
@@ -72,6 +72,8 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     kinds = [ways for ways in KINDS if ways[0] is not _outer or _has_parts(spec)]
     own = kinds[turn % len(kinds) :: len(dtypes)]
     made = [_first(spec, ways, plain) for ways in own]
+    if _ELEMENTS in own:
+        made.append(_in_place(spec, _first(spec, _ELEMENTS[::-1], plain)))
     if kinds[0] in own:
         # Rows of another call as well: a plain one may not be of rows at all.
         made.append(_first(spec, kinds[0], starts))
@@ -246,15 +248,27 @@ def _apart(case: Case) -> Iterator[Case]:
         yield from apart(case, DISTANCE, (place + cases.seed(case)) % count)
 
 
+_ELEMENTS: Sequence[Kind] = [partial(_elements, number) for number in ELEMENTS]
 KINDS: tuple[Sequence[Kind], ...] = (
     [_rows],
-    [partial(_elements, number) for number in ELEMENTS],
+    _ELEMENTS,
     [partial(_terms, True), partial(_terms, False)],
     [_strides],
     [_offsets],
     [_outer],
 )
 """Each with the ways in which it is made, of which the first that can be is taken."""
+
+
+def _in_place(spec: OpSpec, case: Case | None) -> Case | None:
+    """Return the call with the operand that is as its result is for ``out``: who computes twice, to choose among
+    kernels or by two launches, finds what the first time has left; None where there is none."""
+    call = case_files.on_meta(case) if case is not None else None
+    if case is None or call is None or "input" not in spec.outs or not isinstance(call.result, torch.Tensor):
+        return None
+    found = tuple(call.result.shape), str(call.result.dtype).removeprefix("torch.")
+    like = (number for number, one in enumerate(cases.operands(case)) if (one.shape, one.dtype) == found)
+    return next((with_argument(case, "out", Same(number)) for number in like), None)
 
 
 def _many_dims(case: Case, place: int, room: int) -> Iterator[Case]:

@@ -153,6 +153,7 @@ class Prepared(msgspec.Struct, frozen=True):
         seed_by: int = 0,
         guard: tuple[int, int] | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
+        case: Case | None = None,
         names: Sequence[str] = (),
         watch: bool = False,
         observe: bool = False,
@@ -166,10 +167,9 @@ class Prepared(msgspec.Struct, frozen=True):
     ) -> Outcome:
         """Let ``maker`` make the call on operands of its own.
 
-        Before each call torch's generators are seeded from the case, unless not ``seeded``; ``seed_by``: with a seed
-        that is so much larger.
+        Before each call torch's generators are seeded from the case, with a seed larger by ``seed_by``, if ``seeded``.
         ``guard``: which poison lies in new memory and around operands, as of ``guards.Guard``; None leaves torch alone.
-        ``inputs``: other operands than the case's, on the CPU.
+        ``inputs``: other operands than the case's, on the CPU; ``case``: the call of them, if it is another one.
         ``names``: the parameters' names, by which every argument is then given.
         ``watch``: look at every access of an interpreted kernel to memory; a fault ends the call.
         ``observe``: note the configurations that the call could have. ``configuration`` and ``setting``: the number of
@@ -181,17 +181,17 @@ class Prepared(msgspec.Struct, frozen=True):
         ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """
-        inputs = self.inputs if inputs is None else inputs
-        args, kwargs = forms.bind(self.case, inputs)
+        inputs, case = self.inputs if inputs is None else inputs, case or self.case
+        args, kwargs = forms.bind(case, inputs)
         if names:
             args, kwargs = [], dict(zip(names[: len(args)], args, strict=True)) | kwargs
         call = calls.described(
-            self.case.op,
+            case.op,
             args,
             kwargs,
             inputs,
-            form=self.case.form,
-            written=sorted(self.spec.writes(self.case)),
+            form=case.form,
+            written=sorted(self.spec.writes(case)),
             guard=guard,
             seed=cases.seed(self.case) + seed_by if seeded else None,
             watch=watch,

@@ -13,42 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from strategies.dtypes import Format
-
-Bits = np.ndarray  # unsigned, of the element's width
+from strategies.encoding import Bits, encode
 
 _ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit integers
-
-
-def encode(values: np.ndarray, form: Format) -> Bits:
-    """The bits of float64 ``values`` in a float format, rounded to nearest even.
-
-    Beyond the largest finite value that is infinity, as IEEE 754 rounds, or NaN where the format has none (torch's
-    own casts to float8_e4m3fn saturate in some versions). NaN keeps its sign and becomes quiet. torch rounds a
-    float64 to float32 on the way to the narrow types, so it is off where that makes a tie of what was none.
-    """
-    if form.bits == 64:
-        return values.view(np.uint64)
-    if form.bits == 32:
-        with np.errstate(over="ignore"):
-            return values.astype(np.float32).view(np.uint32)
-    wide = values.view(np.uint64)
-    sign = (wide >> np.uint64(64 - form.bits)).astype(form.carrier) & form.carrier.type(form.sign_bit)
-    wide = wide & np.uint64(2**63 - 1)
-    # Normal numbers: add just under half of the last kept bit (and one more if that bit is odd), cut, rebias.
-    # A carry out of the mantissa moves to the next exponent by itself.
-    cut = np.uint64(52 - form.mantissa)
-    odd = (wide >> cut) & np.uint64(1)
-    rounded = (wide + (odd + np.uint64(2 ** (51 - form.mantissa) - 1))) >> cut
-    rebias = (1023 - form.bias) << form.mantissa
-    smallest_normal = np.uint64((1024 - form.bias) << 52)
-    # Below, the format is fixed point: whole multiples of the smallest subnormal.
-    small = wide < smallest_normal
-    bits = np.minimum(np.maximum(rounded, np.uint64(rebias)) - np.uint64(rebias), np.uint64(form.inf_bits))
-    if small.any():
-        magnitude = wide[small].view(np.float64)
-        bits[small] = np.rint(np.ldexp(magnitude, form.bias - 1 + form.mantissa)).astype(np.uint64)
-    bits[wide > np.uint64(0x7FF << 52)] = np.uint64(form.nan_bits)
-    return bits.astype(form.carrier) | sign
 
 
 class Chunk:
@@ -199,6 +166,14 @@ def _prefix(words: np.ndarray, chunk: Chunk) -> Bits:
     return _mask(column < _spread(words, row) % np.uint64(columns + 1), chunk.form)
 
 
+def _late(words: np.ndarray, chunk: Chunk) -> Bits:
+    """All are kept up to a quarter or a half of the rows, and from there three in four."""
+    columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
+    rows = math.prod(chunk.shape[:-1])
+    early = chunk.index() // columns < rows * (1 + int(words[0] & np.uint64(1))) // 4
+    return _mask(early | (chunk.words() >> np.uint64(62) != 0), chunk.form)
+
+
 def _repeating(halves: bool) -> Callable[[np.ndarray, Chunk], Bits]:
     """Uniform in [-1, 1), each number twice in a row of the last dim: the second half of the row repeats the first, or
     each second element the one before it. Tables of sines and cosines by element, not by pair, are like that."""
@@ -258,6 +233,21 @@ def _first_large(chunk: Chunk) -> Bits:
     differences from it are worthless."""
     large = 2.0 ** min(chunk.form.mantissa, 12 if chunk.form.mantissa < 52 else 26)
     return encode(chunk.normal() + np.where(_column(chunk) == 0, large, 0.0), chunk.form)
+
+
+def _plain_outside(words: np.ndarray, chunk: Chunk) -> Bits:
+    """Normal in a middle part, of the rows or of each row, which begins at a quarter or a half and goes to the end or
+    its last eighth. Outside all are 0, or two of four, or all are 1, or whole numbers: who looks at a sample takes all
+    for such."""
+    columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
+    row, column = np.divmod(chunk.index(), columns)
+    by_row, half, to_end, kind = (int(words[0] >> np.uint64(shift)) & 3 for shift in (8, 16, 24, 32))
+    rows = math.prod(chunk.shape[:-1])
+    place, size = (row, rows) if by_row % 2 and rows > 1 else (column, columns)
+    middle = (place >= size * (1 + half % 2) // 4) & (place < size - (to_end % 2) * (size // 8))
+    normal = chunk.normal()
+    outside = (np.zeros(len(normal)), np.where(column % 4 < 2, normal, 0.0), np.ones(len(normal)), np.rint(normal * 2))
+    return encode(np.where(middle, normal, outside[kind]), chunk.form)
 
 
 def _uneven(words: np.ndarray, chunk: Chunk) -> Bits:
@@ -379,10 +369,12 @@ BY_NAME: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "level": (_FLOAT, _level),
     "shifted": (_FLOAT, _shifted),
     "flags": (_FLOAT, _flags),
+    "plain_outside": (_FLOAT, _plain_outside),
     "powers": (_FLOAT, _powers),
     "ties": (_FLOAT, _ties),
     "masked": (_MASK, _masked),
     "prefix": (_MASK, _prefix),
+    "late": (_MASK, _late),
     "halves": (_FLOAT, _repeating(halves=True)),
     "neighbours": (_FLOAT, _repeating(halves=False)),
 }

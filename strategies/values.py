@@ -13,7 +13,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from strategies.dtypes import Format, format_of
-from strategies.recipes import BY_NAME, Bits, Chunk, encode
+from strategies.encoding import Bits, encode
+from strategies.recipes import BY_NAME, Chunk
 
 CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and memory stays small
 
@@ -89,12 +90,12 @@ def filler_bits(form: Format) -> int:
     return 1 if form.kind == "bool" else int.from_bytes(b"\xa5" * (form.bits // 8), "little")
 
 
-MASKS = ("masked", "prefix")
+MASKS = ("masked", "prefix", "late")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
-ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level", "steep")
-"""Rows of which sums, maxima and variances are hard to have."""
+ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level", "steep", "plain_outside")
+"""Rows of which sums, maxima and variances are hard to have, or that look plain at their ends."""
 NAMED = (*MASKS, *TABLES, *ROWS, "shifted", "powers", "ties", "flags")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
@@ -105,7 +106,18 @@ STORED = "stored:"
 """``stored:0123456789abcdef`` is no recipe either: the elements are in a file, ``strategies.stored``, and these are the
 16 hex digits of their digest."""
 # Recipes that take two words for the tensor.
-_WHOLE_TENSOR = ("constant", "one_hot", "prefix", "uneven", "level", "shifted", "steep", *TABLES)
+_WHOLE_TENSOR = (
+    "constant",
+    "one_hot",
+    "prefix",
+    "uneven",
+    "level",
+    "shifted",
+    "steep",
+    "plain_outside",
+    "late",
+    *TABLES,
+)
 
 RECIPES = tuple(BY_NAME)
 """Names of all recipes, simplest first."""

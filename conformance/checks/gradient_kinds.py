@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import cases
-from conformance.case_changes import is_tied
-from conformance.cases import Case, DType
+from conformance import case_files, cases
+from conformance.case_changes import is_tied, with_operand
+from conformance.cases import Case, DType, Same
 from conformance.spec import registry
 from strategies import dtypes, layouts
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
@@ -45,6 +45,8 @@ EVALUATED = ("", "", "no_grad", "no_grad", "inference")
 SAVED = ("", "", "", "elsewhere", "checkpoint")
 """Autograd keeps what it saves as it is, as dense copies, or has it computed again, as of ``gradient_calls.SAVED``, for
 plain kinds of gradients."""
+TIED = 5
+"""Of so many small calls one has two operands that are one tensor, or two views of it."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
@@ -105,7 +107,10 @@ def floating_operands(case: Case) -> list[int]:
 
 def wish(case: Case, result: torch.Tensor) -> Wish:
     """Choose by its seed how a case is differentiated. ``result``: torch's, whose shape and dtype count."""
-    seed, floating = cases.seed(case), floating_operands(case)
+    seed = cases.seed(case)
+    if seed // 103 % TIED == 0 and (tied := _of_one_tensor(case, seed // (103 * TIED))) is not None:
+        case, result = tied
+    floating = floating_operands(case)
     one = (floating[seed % len(floating)],)
     # Of several operands each is often the only one: a bias alone, beside any options.
     some = one if seed // 97 % 2 else tuple(n for place, n in enumerate(floating) if seed >> place & 1) or one
@@ -145,6 +150,45 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, saved, view)
 
 
+def _of_one_tensor(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
+    """Return a small call with one tensor for two operands, the second turned, as of ``x @ x.T``, or the same, and its
+    result on the meta device; None where torch takes no such call."""
+    if is_tied(case):
+        return None
+    ways = [way for first in range(2) for way in _pairs(case, first)]
+    start = turn % max(len(ways), 1)
+    for made in (*ways[start:], *ways[:start]):
+        call = case_files.on_meta(made)
+        if call is None or not isinstance(call.result, torch.Tensor) or not call.result.is_floating_point():
+            continue
+        if cases.elements(made) + call.result.numel() <= MOST:
+            return made, call.result
+    return None
+
+
+def _pairs(case: Case, first: int) -> list[Case]:
+    """Return calls in which an operand and the next one are one tensor."""
+    places = [place for place, argument in enumerate(case.args) if isinstance(argument, TensorSpec)][first : first + 2]
+    pair, floating = cases.operands(case)[first : first + 2], floating_operands(case)
+    if len(places) < 2 or pair[0].dtype != pair[1].dtype or not {first, first + 1} <= {*floating}:
+        return []
+    # Autograd shares the gradient of a view among elements at one address.
+    if layouts.overlaps(pair[0].layout) or pair[0].layout.expanded:
+        return []
+    shape = pair[0].shape
+
+    def tied(case: Case, turned: bool) -> Case:
+        args = [Same(first, turned=turned) if n == places[1] else one for n, one in enumerate(case.args)]
+        return msgspec.structs.replace(case, args=tuple(args), digests=())
+
+    if len(shape) < 2:
+        return [tied(case, False)]
+    side = (*shape[:-1], shape[-2])
+    square = with_operand(case, first, lambda one: TensorSpec(side, one.dtype, one.values, one.seed))
+    # A product needs no square.
+    return [tied(case, True), tied(square, True), tied(case, False)]
+
+
 def kind_of_large(case: Case, results: int) -> str:
     """Return the kind of gradients that a case of more than ``MOST`` elements is asked for, ``results`` of the result
     among them."""
@@ -157,7 +201,7 @@ def _is_in_place(case: Case, result: torch.Tensor) -> bool:
     first = case.args[0] if case.args else None
     if not registry()[case.op].inplace or "inplace" in case.kwargs or not isinstance(first, TensorSpec):
         return False
-    apart = not (layouts.overlaps(first.layout) or first.layout.expanded)
+    apart = not (layouts.overlaps(first.layout) or first.layout.expanded or is_tied(case))
     return apart and (first.shape, dtypes.to_torch(first.dtype)) == (tuple(result.shape), result.dtype)
 
 
@@ -294,6 +338,8 @@ def told(way: Wish) -> str:
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
     values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
     under = "".join(f", {name}={value}" for name, value in way.settings.items())
+    tied = next((argument for argument in way.case.args if isinstance(argument, Same)), None)
+    one = "" if tied is None else f", two operands one tensor{', the second turned' * tied.turned}"
     saved = {"": "", "elsewhere": ", of saved tensors kept as dense copies", "checkpoint": ", checkpointed"}[way.saved]
     how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{saved}{under}"
-    return f"gradients of operands {operands}{how_made}, for that of the result {values}"
+    return f"gradients of operands {operands}{one}{how_made}, for that of the result {values}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 from typing import Any
 
@@ -88,23 +89,34 @@ def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: 
     assert spec.gradients is not None
     args, kwargs = forms.bind(way.case, inputs)
     found = spec.gradients(Call(tuple(args), kwargs, result), inputs[-1])
-    return [_summed(found, [*enumerate(args), *kwargs.items()], inputs[number]) for number in way.wanted]
+    return [_summed(found, way.case, number, inputs[number].dtype) for number in way.wanted]
 
 
-def _summed(found: Any, arguments: list[tuple[Any, Any]], operand: torch.Tensor) -> Expected | None:
-    """Sum the answers for all arguments that are this operand; each term may be rounded as it is stored."""
-    keys = [key for key, argument in arguments if argument is operand]
-    if not keys or not all(key in found for key in keys):
+def _summed(found: Any, case: Case, operand: int, dtype: torch.dtype) -> Expected | None:
+    """Sum the answers for all arguments that are this operand, turned or not; each term may be rounded as it is
+    stored."""
+    numbers, terms = itertools.count(), []
+    for key, argument in (*enumerate(case.args), *sorted(case.kwargs.items())):
+        is_it = next(numbers) == operand if isinstance(argument, TensorSpec) else argument in _ways(operand)
+        if is_it and key not in found:
+            return None
+        if is_it:
+            terms.append(found[key].mT if isinstance(argument, Same) and argument.turned else found[key])
+    if not terms:
         return None
-    total = found[keys[0]]
-    for key in keys[1:]:
-        total = total.stored() + found[key].stored()
-    return total.expected(operand.dtype)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total.stored() + term.stored()
+    return total.expected(dtype)
+
+
+def _ways(operand: int) -> tuple[Same, Same]:
+    return Same(operand), Same(operand, turned=True)
 
 
 def _judged(trial: Trial, way: Wish) -> Finding:
     inputs = way.inputs()
-    outcome = trial.attempt(inputs=inputs, gradients=way.asked())
+    outcome = trial.attempt(inputs=inputs, case=way.case, gradients=way.asked())
     if (missing := _missing(outcome)) is not None:
         if outcome.error is None and (plainer := _has_of_plainer(trial, way, inputs)):
             message = f"there are none: {missing}, but that {plainer} does; {told(way)}"
@@ -141,7 +153,7 @@ def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -
         return ""
     copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
     kind = "contiguous" if way.kind == "in place" else way.kind
-    found = trial.attempt(inputs=copies, gradients=way.asked() | {"kind": kind})
+    found = trial.attempt(inputs=copies, case=way.case, gradients=way.asked() | {"kind": kind})
     return ", ".join(words) if found.error is None and found.reached == "backward" else ""
 
 

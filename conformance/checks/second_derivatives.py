@@ -61,7 +61,7 @@ def _has_in_float32(trial: Trial, way: Wish) -> bool:
     single = dataclasses.replace(way, case=ordinary(way.case, "float32"), dout=dout)
     if single.case == way.case:
         return False
-    outcome = trial.attempt(inputs=single.inputs(), gradients=single.asked())
+    outcome = trial.attempt(inputs=single.inputs(), case=single.case, gradients=single.asked())
     # The result, the gradients, and theirs.
     has = outcome.error is None and outcome.reached == "backward" and len(outcome.value) == 1 + 2 * len(way.wanted)
     return has and all(isinstance(one, torch.Tensor) for one in outcome.value[-len(way.wanted) :])

@@ -43,6 +43,7 @@ def reaches(case: Case) -> set[str]:
     found |= {"outer"} if sizes >= {*huge_calls.OUTER} else set()
     found |= {"dims"} if any(len(spec.shape) > 16 for spec in operands) else set()
     found |= {"step"} if sizes >= {*huge_calls.STEP} else set()
+    found |= {"in place"} if isinstance(case.kwargs.get("out"), cases.Same) else set()
     for spec in operands:
         if spec.layout.offset == huge_calls.DISTANCE:
             found.add("offset")
@@ -57,7 +58,7 @@ def reaches(case: Case) -> set[str]:
 @pytest.mark.parametrize(
     ("op", "kinds"),
     [
-        ("exp", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
+        ("exp", {"rows", "elements", "terms", "stride", "offset", "step", "dims", "in place"}),
         ("sum", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
         ("softmax", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
         ("mm", {"rows", "elements", "terms", "stride", "offset", "outer", "step"}),
@@ -84,7 +85,7 @@ def test_they_are_legal_and_within_their_bytes(op):
             form = torch.empty((), dtype=getattr(torch, spec.dtype)).element_size()
             assert math.prod(spec.shape) * form <= huge_calls.BYTES + (1 << 21)
             assert layouts.storage_size(spec.layout, spec.shape) * form <= 4 * huge_calls.BYTES
-        assert "out" not in case.kwargs
+        assert not isinstance(case.kwargs.get("out"), TensorSpec)
 
 
 def test_a_step_is_asked_for_every_kind_of_gradient():

@@ -262,7 +262,9 @@ def test_the_command_measures_with_the_interpreter_says_so_and_ships_nothing(cap
     assert cli.main(["--op", "softmax", "--shape", "3x20", "--verbose"]) == 0
     shown = capsys.readouterr().out
     assert "they say nothing about a GPU" in shown
-    assert re.search(r"softmax columns=20 on interpreter: .* host time: it says nothing about a GPU\n \* ", shown)
+    # Another one may have been faster by less than what counts.
+    line = r"softmax columns=20 on interpreter: .* host time: it says nothing about a GPU\n(   .*\n)* \* "
+    assert re.search(line, shown)
     assert {one.clock for one in tuned_tables.read(engine.INTERPRETER)} == {"wall"}
     assert str(tuned_tables.path(engine.INTERPRETER)) in shown
     table = tmp_path / "table.json"

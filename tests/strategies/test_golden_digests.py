@@ -34,9 +34,18 @@ def specs() -> list[tuple[TensorSpec, int]]:
     """Every recipe of every dtype, with layouts, seeds, operand numbers and specials in turn; sizes at the ends."""
     found = []
     # In the order in which they came to be.
-    rows = tuple(recipe for recipe in values.ROWS if recipe not in ("level", "steep"))
-    single = [(recipe,) for recipe in ("magnitudes", "bytes", "level", "shifted", "steep", "flags")]
-    later = (values.MASKS, values.TABLES, ("powers",), ("ties",), rows, *single)
+    rows = tuple(recipe for recipe in values.ROWS if recipe not in ("level", "steep", "plain_outside"))
+    single = [
+        (recipe,) for recipe in ("magnitudes", "bytes", "level", "shifted", "steep", "flags", "plain_outside", "late")
+    ]
+    later = (
+        tuple(recipe for recipe in values.MASKS if recipe != "late"),
+        values.TABLES,
+        ("powers",),
+        ("ties",),
+        rows,
+        *single,
+    )
     ordered = ([r for r in values.RECIPES if not any(r in recipes for recipes in later)], *later)
     for name, recipe in ((name, recipe) for recipes in ordered for name in dtypes.NAMES for recipe in recipes):
         if recipe in values.recipes_of(name):
