@@ -23,6 +23,13 @@ _ENDING, _PAUSE = 10_000, 1e-4
 
 EVALUATED = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
 """Modes in which the same call of the same tensors is made before, as models are evaluated between steps."""
+FROZEN = "frozen"
+"""The same call is made and differentiated before, where the first of several operands needs no gradient: as of a
+layer that begins with data and goes on with activations."""
+FREED = 4
+"""The calls of the same sizes that are made after the result of the first one is freed."""
+ADDED_UP = 0.5
+"""What ``.grad`` of a parameter holds before gradients are asked for, which nobody adds to."""
 
 
 def _kept_elsewhere(function):
@@ -57,6 +64,19 @@ def leaf(tensor, origin):
 def operand(one, origin):
     """Return the operand of a call of the same memory: the tensor itself, or what another operator made of it."""
     return one.view_as(one) if origin == "result" and one.requires_grad else one
+
+
+def after_frozen(function, arguments, given, wish):
+    """Make the call and differentiate it with the first of the wanted operands frozen.
+
+    :param arguments: Returns ``args`` and ``kwargs`` for the operands.
+    """
+    first = wish["wanted"][0]
+    some = [one.detach() if number == first else one for number, one in enumerate(given)]
+    args, kwargs = arguments([operand(one, wish["origin"]) for one in some])
+    value = function(*args, **kwargs)
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        plain(value, [some[number] for number in wish["wanted"][1:]], given[wish["dout"]])
 
 
 def forget(tensors):
@@ -161,11 +181,20 @@ def _accumulated(value, wanted, dout, _):
     return [torch.where(one.grad.isnan(), own, one.grad) for one, own in zip(wanted, first, strict=True)]
 
 
-def _shared(value, wanted, dout, _):
+def _shared(held, wanted, dout, other):
     """Return the gradients where the result is added to another tensor, as beside a residual connection, and last the
-    gradient of that tensor: both are the same tensor for autograd, and nobody else holds it."""
-    beside = torch.zeros_like(value).requires_grad_()
-    return torch.autograd.grad((value + beside) * 1, [*wanted, beside], dout, allow_unused=True)
+    gradient of that tensor: both are the same tensor for autograd, and nobody else holds it. The result is freed, and
+    others are made where it lay.
+
+    :param held: A list with the only reference to the result, and then the operands of other calls.
+    """
+    beside = torch.zeros_like(held[0]).requires_grad_()
+    total = (held[0] + beside) * 1
+    # Freed last, so that it is handed out first.
+    held.pop(0)
+    for operands in held:
+        other(operands)
+    return torch.autograd.grad(total, [*wanted, beside], dout, allow_unused=True)
 
 
 def _negated(value, wanted, dout, _):

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 import torch
@@ -42,8 +43,12 @@ MANY_DIMS, BROADCAST_DIMS, FEW = 18, 3, 1 << 10
 """More dims than 16, of which so many are broadcast from either side, for calls of few elements."""
 _OF_LAST_DIMS = ("weight", "bias")
 """Operands of the normalized dims."""
-STEP = (4_219, 1_103)
-"""Tokens and columns: more than 128 blocks of 32 rows, and than one block of 1,024 columns."""
+STEP = (8_219, 1_031)
+"""Tokens and columns: more than 128 blocks of 64 rows, and than one block of 1,024 columns."""
+BOTH = (8_209, 4_093)
+"""Rows and columns that are many, and elements that 25 bits do not count."""
+FORMS = 3
+"""The calls of that size that differ in what is reduced, or broadcast."""
 WORK = 1 << 33
 """The most multiplications of a call of that size."""
 MOST_TERMS = 1 << 18
@@ -73,6 +78,7 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     own = kinds[turn % len(kinds) :: len(dtypes)]
     made = [_first(spec, ways, plain) for ways in own]
     if _ELEMENTS in own:
+        made += [case for form in _forms(starts) if (case := _first(spec, [_both], form)) is not None][:FORMS]
         made.append(_in_place(spec, _first(spec, _ELEMENTS[::-1], plain)))
     if kinds[0] in own:
         # Rows of another call as well: a plain one may not be of rows at all.
@@ -186,14 +192,14 @@ def _rows(case: Case, place: int, room: int) -> Iterator[Case]:
     for one in sized(_dense(case), [ROWS], place, room):
         columns = any(spec.shape[-1] == ROWS for spec in cases.operands(one) if len(spec.shape) > 1)
         if not columns and not _is_reduced(one, ROWS):
-            yield _marked(one)
+            yield _marked(one, True)
 
 
 def _elements(number: int, case: Case, place: int, room: int) -> Iterator[Case]:
     for one in sized(_dense(case), [number], place, room):
         # Two operands of other shapes that share a size have it for terms: these would be too many.
         if len({spec.shape for spec in cases.operands(one) if number in spec.shape}) == 1:
-            yield _marked(one)
+            yield _marked(one, False)
 
 
 def _is_reduced(case: Case, size: int) -> bool:
@@ -258,6 +264,25 @@ KINDS: tuple[Sequence[Kind], ...] = (
     [_outer],
 )
 """Each with the ways in which it is made, of which the first that can be is taken."""
+
+
+def _both(case: Case, place: int, room: int) -> Iterator[Case]:
+    for one in sized(_dense(case), BOTH, place, room):
+        if any(spec.shape[-2:] == BOTH for spec in cases.operands(one)) and not _work(one):
+            yield one
+
+
+def _forms(starts: Sequence[Case]) -> list[list[Case]]:
+    """Return the calls by the dims that they are of, the last or others, and by the operands that are of one row or
+    column, those first of which there are few."""
+    found: dict[Any, list[Case]] = {}
+    for case in starts:
+        specs = cases.operands(case)
+        rank = max((len(spec.shape) for spec in specs), default=0)
+        dims = tuple(sorted({dim % rank == rank - 1 for dim in _dims(case)})) if rank else ()
+        single = tuple(tuple(size == 1 for size in spec.shape[-2:]) for spec in specs)
+        found.setdefault((dims, single), []).append(case)
+    return sorted(found.values(), key=len)
 
 
 def _in_place(spec: OpSpec, case: Case | None) -> Case | None:
@@ -340,15 +365,15 @@ def _dense(case: Case) -> Case:
     return each_filled(case, lambda spec: msgspec.structs.replace(spec, layout=CONTIGUOUS))
 
 
-def _marked(case: Case) -> Case:
-    """Return the call with values at the end that a test finds there, or with two largest ones, where a result says
-    where they are."""
+def _marked(case: Case, early: bool) -> Case:
+    """Return the call with values at the end that a test finds there, or, where a result says where it is, with a
+    largest one near the end, and an ``early`` one besides."""
     call = case_files.on_meta(case)
     told = {result.dtype for result in case_files.results(call)} if call is not None else set()
     if told == {torch.bool}:
         values: Sequence[tuple[int, str]] = ((-1, "nan"), (-3, "inf"), (-4, "-inf"))
     elif told == {torch.int64}:
-        values = ((7, "max"), (-2, "max"), (8, "min"), (-3, "min"))
+        values = (*(((7, "max"), (8, "min")) if early else ()), (-2, "max"), (-3, "min"))
     else:
         return case
 

@@ -18,6 +18,10 @@ TELLING = ("PYTEST", "HYPOTHESIS")
 """Prefixes of the variables of the environment that tell that a test runs."""
 
 
+OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+"""As of one of two processes that train together: what a call gives does not depend on the others."""
+
+
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables that tell that pytest runs."""
     return {name: value for name, value in inherited.items() if not name.startswith(TELLING)}
@@ -28,7 +32,7 @@ def run(script: Path, output: Any, device: torch.device, seconds: float | None) 
     # Without the paths that an interpreter finds by itself.
     paths = [os.path.abspath(path) for path in (*sys.path, "")]
     own = [path for path in dict.fromkeys(paths) if not path.startswith((sys.prefix, sys.base_prefix))]
-    variables = environment(os.environ) | {"PYTHONPATH": os.pathsep.join(own)}
+    variables = environment(os.environ) | OF_TORCHRUN | {"PYTHONPATH": os.pathsep.join(own)}
     if device.type == "cpu":
         variables.setdefault("TRITON_INTERPRET", "1")
     told = script.with_name("status")

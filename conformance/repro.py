@@ -11,11 +11,21 @@ from typing import Any
 
 import torch
 
-from conformance import call_contexts, environment, forms, guards, mask_statistics, messages, repro_runtime, semantics
+from conformance import (
+    call_contexts,
+    environment,
+    forms,
+    gradient_calls,
+    guards,
+    mask_statistics,
+    messages,
+    repro_runtime,
+    semantics,
+)
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import RARE, builtin_class
-from conformance.checks.gradient_kinds import told, wish
+from conformance.checks.gradient_kinds import Wish, told, wish
 from conformance.checks.gradients import AROUND
 from conformance.checks.gradients import expected as expected_gradients
 from conformance.implementations import TORCH_SPACES, Implementation
@@ -181,7 +191,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         f"        operands[n] = {_LEAVES.get(way.origin, _LEAVES['leaf'])}",
         f"    wanted = [operands[n] for n in {list(way.wanted)}]",
         *(["    operands = [x.view_as(x) if x.requires_grad else x for x in operands]"] * (way.origin == "result")),
-        *([f"    with torch.{_MODES[way.evaluated]}():", f"        {plain}"] if way.evaluated else ()),
+        *_before(way, plain),
         *(line.format(call=plain) for line in _SAVED[way.saved]),
         *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
         f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
@@ -191,6 +201,18 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         "    return tuple(zero.detach() if one is None else one for one, zero in zip(found, zeros, strict=True))",
     )
     return data, "\n".join(lines)
+
+
+def _before(way: Wish, call: str) -> list[str]:
+    """Return the lines of the call that is made before the one that is differentiated."""
+    if way.evaluated != gradient_calls.FROZEN:
+        return [f"    with torch.{_MODES[way.evaluated]}():", f"        {call}"] if way.evaluated else []
+    return [
+        f"    kept, operands = operands, [x.detach() if n == {way.wanted[0]} else x for n, x in enumerate(operands)]",
+        f"    value = {call}",
+        f"    torch.autograd.grad(value, [operands[n] for n in {list(way.wanted[1:])}], dout, allow_unused=True)",
+        "    operands = kept",
+    ]
 
 
 _LEAVES = {

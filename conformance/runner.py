@@ -176,8 +176,8 @@ class Prepared(msgspec.Struct, frozen=True):
         one to make it in.
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
-        place since, also "behind" torch's back, by "swapped" ``.data``, or of operands that were freed for "new" ones;
-        "read-only": make none, and let nothing write what the call is not given to write, on the CPU.
+        place since, also "behind" torch's back, in "inference" mode, by "swapped" ``.data``, of other "parts" of them,
+        or of some that were freed for "new" ones; "read-only": none, and nothing may write what the call only reads.
         ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """
@@ -298,22 +298,22 @@ def judge_prepared(
         makes_others = check in (*DERIVED, *RARE, "bare", "gradients")
         if makes_others and any(finding.status == FAILED for finding in findings):
             continue
-        findings.append(_as_torchs(trial.excused(CHECKS[check](trial), case, check), prepared, trial, check))
+        found = trial.excused(CHECKS[check](trial), case, check)
+        findings.append(as_torchs(found, prepared, trial, CHECKS[check]))
         if check in LAST_WORD and findings[-1].status == FAILED:
             break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
     return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), trial.refusal is not None)
 
 
-def _as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: str) -> Finding:
-    """Return the finding; by the semantics of torch's CPU a deviation where torch itself fails in the same way, of as
-    many elements, and that has a name: a library that calls torch gets its answers."""
+def as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: Callable[[Trial], Finding]) -> Finding:
+    """Return the finding; by the semantics of torch's CPU a deviation where torch itself fails so, of as many elements,
+    by name: a library that calls torch gets its answers."""
     if finding.status != FAILED or not semantics.of_cpu() or trial.implementation.name == TORCH:
         return finding
-    # By another name nothing excuses torch, so that it tells the message.
-    torchs = [dataclasses.replace(load(TORCH), name=name) for name in (TORCH, "")]
-    named, unexcused = (tried(prepared, one, False, trial.thorough) for one in torchs)
-    found, theirs = named.excused(CHECKS[check](named), prepared.case, check), CHECKS[check](unexcused)
+    torchs = [dataclasses.replace(load(TORCH), name=name) for name in (TORCH, "")]  # Nothing excuses the second.
+    named, bare = (tried(prepared, one, False, trial.thorough) for one in torchs)
+    found, theirs = named.excused(check(named), prepared.case, finding.check), check(bare)
     alike = len({one.message.partition("; the worst")[0].rpartition(": ")[2] for one in (finding, theirs)}) == 1
     return found if found.status == DEVIATION and alike else finding
 

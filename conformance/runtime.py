@@ -224,8 +224,10 @@ class Made:
         """The last stage of a differentiated call: "forward" or "backward"; empty for other calls."""
 
 
-READ_ONLY, SWAPPED = "read-only", "swapped"
-"""Ways of ``call["before"]`` in which nothing is changed in place."""
+READ_ONLY, SWAPPED, PARTS, INFERENCE = "read-only", "swapped", "parts", "inference"
+"""Ways of ``call["before"]`` that are made in other ways than the rest; the last two of calls that write nothing."""
+_APART = 64
+"""Bytes of which two parts of one tensor are a multiple apart: allocators align to as many."""
 
 
 def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
@@ -238,9 +240,11 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         whether configurations are asked for; ``configuration`` and ``setting``, the number of one to call it in, or
         None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
         ``process_state.other``; ``before``, None, or "same" or "new" where a call with other contents is made before,
-        on the same tensors or on others that lay where they lie, or "read-only" where there is none and what the call
-        is not given to write lies in memory that may not be written; ``gradients``, None or what ``_differentiated``
-        takes; ``context``, None or what ``context_calls.within`` and ``mode_calls.surroundings`` take.
+        on the same tensors or on others that lay where they lie, "behind" the version counter's back, by "swapped"
+        ``.data``, on other "parts" of the same tensors, or on the same of "inference" mode, or "read-only" where there
+        is none and what the call is not given to write lies in memory that may not be written; ``gradients``, None or
+        what ``_differentiated`` takes; ``context``, None or what ``context_calls.within`` and
+        ``mode_calls.surroundings`` take.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
     :param passed: Classes of exceptions that are raised on.
     :param stage: The ``sequence_staging.Stage`` of the sequence that the call is part of; ``call["follow"]`` says how.
@@ -255,8 +259,8 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         )
         _make(made, function, call, device, None, offers, passed)
         return made
-    if call["before"] == SWAPPED:
-        return _swapped(function, inputs, call, device, offers, passed)
+    if call["before"] in _BEFORE:
+        return _BEFORE[call["before"]](function, inputs, call, device, offers, passed)
     if call["before"]:
         return _again(function, inputs, call, device, offers, passed)
     guard = guards.Guard(device, *call["guard"]) if call["guard"] else None
@@ -294,9 +298,7 @@ def new_paths(function, inputs, call, device, passed=()):
 
 def _again(function, inputs, call, device, offers, passed):
     """Perform a call without margins, on operands that an earlier call had with other contents."""
-    before = [_copy(tensor, torch.device("cpu")) for tensor in inputs]
-    for tensor in before:
-        _turn(tensor)
+    before = _turned(inputs)
     made = Made()
     for contents in (before, inputs):
         if len(made.operands) == len(contents) and all(map(_alike, made.operands, contents)):
@@ -314,13 +316,63 @@ def _again(function, inputs, call, device, offers, passed):
     return made
 
 
-def _swapped(function, inputs, call, device, offers, passed):
-    """Perform a call on the tensors of an earlier call with other contents, whose ``.data`` was exchanged since, as who
-    loads weights does it: the version counter does not move. What is only read of floats are parameters."""
-    call = call | {"form": call_contexts.PARAMETERS}
+def _turned(inputs):
+    """Return copies of CPU tensors with other contents."""
     before = tuple(_copy(tensor, torch.device("cpu")) for tensor in inputs)
     for tensor in before:
         _turn(tensor)
+    return before
+
+
+def _parts(function, inputs, call, device, offers, passed):
+    """Perform a call on parts of tensors of which an earlier call had other parts, as the layers of a model have whose
+    weights are stacked."""
+    pairs = [_both(*pair, device) for pair in zip(_turned(inputs), inputs, strict=True)]
+    for operands in zip(*pairs, strict=True):
+        made = Made(operands)
+        _make(made, function, call, device, None, offers, passed)
+    parts = {}
+    for number, tensor in enumerate(inputs):
+        size = len(guards.memory_of(tensor))
+        parts[number] = _step(size), size
+    made.operands, made.value = sequence_staging.in_own_storages(made.operands, made.value, parts)
+    return made
+
+
+def _step(size):
+    """Return how many bytes apart two parts of so many bytes lie."""
+    return -(-size // _APART) * _APART
+
+
+def _both(first, second, device):
+    """Return two tensors that lie alike in their storages as views of one tensor on the device."""
+    memory = [guards.memory_of(tensor) for tensor in (first, second)]
+    step = _step(len(memory[0]))
+    whole = torch.zeros(2 * step, dtype=torch.uint8)
+    for place, part in enumerate(memory):
+        whole[place * step : place * step + len(part)] = part
+    base = torch.empty(0, dtype=first.dtype, device=device)
+    base.set_(whole.to(device).untyped_storage(), 0, (2 * step // first.itemsize,), (1,))
+    starts = (place * step // first.itemsize + first.storage_offset() for place in range(2))
+    return [base.as_strided(first.shape, first.stride(), start) for start in starts]
+
+
+def _of_inference(function, inputs, call, device, offers, passed):
+    """Perform a call in inference mode, on tensors of that mode that an earlier call had with other contents: they
+    have no version that moves when they are changed in place."""
+    call = call | {"form": call_contexts.INFERENCE}
+    first = Made(tuple(_copy(tensor, device) for tensor in _turned(inputs)))
+    given = call_contexts.dressed(call["form"], first.operands, ())
+    _make(first, function, call, device, None, offers, passed, given)
+    made = Made(tuple(map(_rewritten, first.operands, inputs)))
+    _make(made, function, call, device, None, offers, passed, given)
+    return made
+
+
+def _swapped(function, inputs, call, device, offers, passed):
+    """Perform a call on the tensors of an earlier call with other contents, whose ``.data`` was exchanged since, as who
+    loads weights does it: the version counter does not move. What is only read of floats are parameters."""
+    call, before = call | {"form": call_contexts.PARAMETERS}, _turned(inputs)
     first = Made(tuple(_copy(tensor, device) for tensor in before))
     given = call_contexts.dressed(call["form"], first.operands, call["written"])
     _make(first, function, call, device, None, offers, passed, given)
@@ -331,6 +383,9 @@ def _swapped(function, inputs, call, device, offers, passed):
     made = Made(tuple(one if one is operand else tensor for one, operand, tensor in pairs))
     _make(made, function, call, device, None, offers, passed, given)
     return made
+
+
+_BEFORE = {SWAPPED: _swapped, PARTS: _parts, INFERENCE: _of_inference}
 
 
 def _turn(tensor):
@@ -405,7 +460,10 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                 state = None if call["state"] else process_state.QUICK
                 noted = process_state.note(device, state)
                 try:
-                    if wish is not None and wish["evaluated"]:
+                    if wish is not None and wish["evaluated"] == gradient_calls.FROZEN:
+                        arguments = functools.partial(_arguments, call)
+                        gradient_calls.after_frozen(function, arguments, given, wish)
+                    elif wish is not None and wish["evaluated"]:
                         with gradient_calls.EVALUATED[wish["evaluated"]]():
                             function(*args, **kwargs)
                     forward = function if wish is None else gradient_calls.SAVED[wish["saved"]](function)
@@ -523,13 +581,24 @@ def _differentiated(made, given, wish, again, before, device):
                 changed.mul_(-2).add_(1) if changed.is_floating_point() else changed.zero_()
     made.reached, wanted, dout = "backward", [given[n] for n in wish["wanted"]], given[wish["dout"]]
     kind = gradient_calls.KINDS.get(wish["kind"], gradient_calls.plain)
+    added_up = wanted if wish["origin"] == "parameter" and wish["kind"] != "accumulated" else ()
+    for one in added_up:
+        one.grad = torch.full_like(one, gradient_calls.ADDED_UP)
 
-    def other():
-        """Make the call with -2 times its operands, and return its result and the operands that have a gradient."""
+    def copies():
+        """Return -2 times the operands, with gradients wanted as of these."""
         # Of the other sign alone squares would be the same.
-        copies = [one.detach() * -2 if one.is_floating_point() else one for one in given]
-        own = [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(copies)]
+        found = [one.detach() * -2 if one.is_floating_point() else one for one in given]
+        return [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(found)]
+
+    def other(own=None):
+        """Make the call with such copies, and return its result and the operands that have a gradient."""
+        own = copies() if own is None else own
         return again(own), [own[n] for n in wish["wanted"]]
+
+    if wish["kind"] == "shared":
+        # Freed while its graph lives; what is made first takes its place.
+        result, made.value, value = result.clone(), None, [value, *(copies() for _ in range(gradient_calls.FREED))]
 
     with sequence_staging.applied(wish["settings"], everything=False):
         # Another draw, after which the state is not that of the call.
@@ -540,9 +609,10 @@ def _differentiated(made, given, wish, again, before, device):
         finally:
             changed = process_state.restore(noted, device)
             # Calls in between may be random.
-            made.state += [
-                one for one in changed if not (wish["kind"] == "between" and one.startswith(process_state.GENERATORS))
-            ]
+            others = wish["kind"] in ("between", "shared")
+            made.state += [one for one in changed if not (others and one.startswith(process_state.GENERATORS))]
+            if any(one.grad is None or bool((one.grad != gradient_calls.ADDED_UP).any()) for one in added_up):
+                made.state += ["the .grad of a parameter, for which nobody asked"]
 
 
 @contextlib.contextmanager

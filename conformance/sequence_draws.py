@@ -162,7 +162,7 @@ def _known(case: Case, known: tuple[Known, ...]) -> tuple[Step, ...]:
         varied = vary(VARIATIONS[name], case, number)
         if memory == "arena" and not _fits_arena(varied):
             continue
-        if varied != case or name not in ("dim", "from_end", "causal", "decoding", "sibling"):
+        if varied != case or name not in ("dim", "from_end", "causal", "decoding", "sibling", "regrouped"):
             found.append(Step(varied, memory, result, settings))
     return tuple(found)
 
@@ -236,6 +236,8 @@ LAST: tuple[tuple[Known, ...], ...] = (
     (Known("fresh", 1, "new", "kept", Settings(default_device="meta")),),
     # With products of fewer bits, or of another range.
     (Known("fresh", 1, "new", "kept", Settings(precision="medium")),),
+    # By the number of rows in all batches, or of elements.
+    (Known("same", 0, "new", "dropped"), *(Known("regrouped", number, "new", "dropped") for number in range(4))),
     # Of operands that are told apart by their storages.
     (Known("same", 0, "arena", "kept"),),
 )

@@ -118,7 +118,7 @@ def _call(calls: Calls, number: int, one: Made, count: int, implementation: Impl
         if trial.left_out:
             yield Finding("provided", NOT_PROVIDED, runner.reason(outcome.error))
             return
-        found = _first(trial, one.how.settings)
+        found = _first(trial, one.how.settings, prepared)
     if found is not None and found.status == DEVIATION:
         yield Finding(found.check, DEVIATION, found.message)
     elif found is not None:
@@ -126,7 +126,7 @@ def _call(calls: Calls, number: int, one: Made, count: int, implementation: Impl
         yield Finding(SEQUENCE, found.status, message, index=(one.step,), case=prepared.case)
 
 
-def _first(trial: Trial, settings: Settings) -> Finding | None:
+def _first(trial: Trial, settings: Settings, prepared: Prepared) -> Finding | None:
     """Return the first finding that did not pass, of the checks that need no further call."""
     order = [errors]
     if trial.ours.error is None:
@@ -139,6 +139,7 @@ def _first(trial: Trial, settings: Settings) -> Finding | None:
     for check in order:
         finding = check(trial)
         finding = trial.excused(finding, trial.case, finding.check)
+        finding = runner.as_torchs(finding, prepared, trial, check)
         if finding.status != PASSED:
             return finding
     return None

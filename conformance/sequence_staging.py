@@ -80,18 +80,7 @@ class Stage:
     def apart(self, operands, value, how):
         """Return the operands of a call as they were given, those in an arena as copies in storages of their own; and
         its results, of which those that are operands are these."""
-        if how["memory"] != "arena":
-            return operands, value
-        found = list(operands)
-        for number, (start, size) in self._parts.items():
-            one = operands[number]
-            own = _memory(one)[start : start + size].clone().untyped_storage()
-            found[number] = _view(own, one, -start // one.itemsize)
-
-        def given(result):
-            return next((own for own, one in zip(found, operands, strict=True) if one is result), result)
-
-        return tuple(found), tuple(map(given, value)) if type(value) is tuple else given(value)
+        return in_own_storages(operands, value, self._parts) if how["memory"] == "arena" else (operands, value)
 
     def made(self, operands, value, how):
         """Take in the results of a call; they are kept, dropped or overwritten before the next call."""
@@ -217,6 +206,24 @@ def _view(storage, like, further=0):
     """Return a tensor in ``storage`` with dtype, shape and strides of another, so many elements further."""
     result = torch.empty(0, dtype=like.dtype, device=storage.device)
     return result.set_(storage, like.storage_offset() + further, like.shape, like.stride())
+
+
+def in_own_storages(operands, value, parts):
+    """Return operands that are parts of storages as copies in storages of their own; and the results, of which those
+    that are operands are these.
+
+    :param parts: The first byte and the number of bytes of each part, by number.
+    """
+    found = list(operands)
+    for number, (start, size) in parts.items():
+        one = operands[number]
+        own = _memory(one)[start : start + size].clone().untyped_storage()
+        found[number] = _view(own, one, -start // one.itemsize)
+
+    def given(result):
+        return next((own for own, one in zip(found, operands, strict=True) if one is result), result)
+
+    return tuple(found), tuple(map(given, value)) if type(value) is tuple else given(value)
 
 
 def _in_arena(operands, apart):

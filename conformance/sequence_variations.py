@@ -15,6 +15,7 @@ from conformance.case_changes import (
     each_filled,
     each_operand,
     is_listed,
+    is_tied,
     laid,
     named_arguments,
     with_layout,
@@ -297,6 +298,31 @@ def equal(case: Case, number: int) -> Case:
     return with_size(case, *pairs[number // 2 % len(pairs)])
 
 
+def regrouped(case: Case, number: int) -> Case:
+    """Exchange the sizes of two neighbouring dims of the first operand, or double one and halve the other, wherever
+    operands have them: as many rows in another number of batches."""
+    specs = cases.operands(case)
+    pairs = [pair for pair in itertools.pairwise(specs[0].shape) if len({*pair}) == 2] if specs else []
+    if not pairs or any(map(is_listed, specs)) or is_tied(case):
+        return case
+    first, second = pairs[number // 2 % len(pairs)]
+    if number % 2 or (first % 2 and second % 2):
+        other = {first: second, second: first}
+    else:
+        even, odd = (second, first) if second % 2 == 0 else (first, second)
+        other = {even: even // 2, odd: 2 * odd}
+
+    def sizes(name: str, value: Argument) -> Argument:
+        match value:
+            case TensorSpec():
+                return msgspec.structs.replace(value, shape=tuple(other.get(size, size) for size in value.shape))
+            case tuple() if name == "normalized_shape":
+                return tuple(other.get(size, size) for size in value)
+        return value
+
+    return changed(case, sizes)
+
+
 def turned(case: Case, number: int) -> Case:
     """Reverse all shapes: as many elements, in as many dims."""
     return each_operand(
@@ -370,4 +396,6 @@ VARIATIONS |= {
     variation.__name__: variation
     for variation in (larger, resized, turned, flat, plain, whole, zeros, one_hot, tail, dim, causal, sibling, fresh)
 }
-VARIATIONS |= {variation.__name__: variation for variation in (negative_zeros, close, equal, decoding, from_end)}
+VARIATIONS |= {
+    variation.__name__: variation for variation in (negative_zeros, close, equal, decoding, from_end, regrouped)
+}

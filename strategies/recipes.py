@@ -235,19 +235,28 @@ def _first_large(chunk: Chunk) -> Bits:
     return encode(chunk.normal() + np.where(_column(chunk) == 0, large, 0.0), chunk.form)
 
 
-def _plain_outside(words: np.ndarray, chunk: Chunk) -> Bits:
+def _partly_plain(words: np.ndarray, chunk: Chunk) -> Bits:
     """Normal in a middle part, of the rows or of each row, which begins at a quarter or a half and goes to the end or
-    its last eighth. Outside all are 0, or two of four, or all are 1, or whole numbers: who looks at a sample takes all
-    for such."""
+    its last eighth; outside all are 0, or two of four, or all are 1, or whole numbers. Or the other way round. Who
+    looks at a sample takes all for such, and who stops at a tile of zeros misses what comes behind."""
     columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
     row, column = np.divmod(chunk.index(), columns)
-    by_row, half, to_end, kind = (int(words[0] >> np.uint64(shift)) & 3 for shift in (8, 16, 24, 32))
+    by_row, half, cut, kind, inside = (int(words[0] >> np.uint64(shift)) & 3 for shift in (8, 16, 24, 32, 40))
     rows = math.prod(chunk.shape[:-1])
     place, size = (row, rows) if by_row % 2 and rows > 1 else (column, columns)
-    middle = (place >= size * (1 + half % 2) // 4) & (place < size - (to_end % 2) * (size // 8))
+    middle = (place >= size * (1 + half % 2) // 4) & (place < size - ((cut | inside) % 2) * (size // 8))
     normal = chunk.normal()
-    outside = (np.zeros(len(normal)), np.where(column % 4 < 2, normal, 0.0), np.ones(len(normal)), np.rint(normal * 2))
-    return encode(np.where(middle, normal, outside[kind]), chunk.form)
+    plain = (np.zeros(len(normal)), np.where(column % 4 < 2, normal, 0.0), np.ones(len(normal)), np.rint(normal * 2))
+    return encode(np.where(middle if inside % 2 else ~middle, plain[kind], normal), chunk.form)
+
+
+def _sure(words: np.ndarray, chunk: Chunk) -> Bits:
+    """Rows of the last dim with one element of about 18, and all others about 0: each of these is less than 24 bits
+    show beside it, and all of a long row together are more."""
+    columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
+    row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
+    is_sure = column == _spread(words, row) % np.uint64(columns)
+    return encode(chunk.normal() * 0.0625 + np.where(is_sure, 18.0, 0.0), chunk.form)
 
 
 def _uneven(words: np.ndarray, chunk: Chunk) -> Bits:
@@ -369,7 +378,8 @@ BY_NAME: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "level": (_FLOAT, _level),
     "shifted": (_FLOAT, _shifted),
     "flags": (_FLOAT, _flags),
-    "plain_outside": (_FLOAT, _plain_outside),
+    "partly_plain": (_FLOAT, _partly_plain),
+    "sure": (_FLOAT, _sure),
     "powers": (_FLOAT, _powers),
     "ties": (_FLOAT, _ties),
     "masked": (_MASK, _masked),

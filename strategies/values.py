@@ -94,7 +94,7 @@ MASKS = ("masked", "prefix", "late")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
-ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level", "steep", "plain_outside")
+ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level", "steep", "partly_plain", "sure")
 """Rows of which sums, maxima and variances are hard to have, or that look plain at their ends."""
 NAMED = (*MASKS, *TABLES, *ROWS, "shifted", "powers", "ties", "flags")
 """Recipes that are drawn only where they are named."""
@@ -114,7 +114,8 @@ _WHOLE_TENSOR = (
     "level",
     "shifted",
     "steep",
-    "plain_outside",
+    "partly_plain",
+    "sure",
     "late",
     *TABLES,
 )

@@ -9,7 +9,7 @@ from conformance.checks.call_record import FAILED, PASSED, Finding, Trial, diffe
 from conformance.checks.repeated import differing
 from conformance.checks.result import failing
 from conformance.process_state import GENERATORS
-from conformance.runtime import READ_ONLY, SWAPPED
+from conformance.runtime import INFERENCE, PARTS, READ_ONLY, SWAPPED
 
 OTHER = 8
 """One drawn case in so many is also called under other settings."""
@@ -19,6 +19,8 @@ _WHERE = {
     "same": "the same tensors, changed in place",
     "behind": "the same tensors, changed without a trace in the version counter",
     SWAPPED: "the same parameters and tensors, whose .data is other memory by now",
+    PARTS: "other parts of the same tensors",
+    INFERENCE: "the same tensors of inference mode, changed in place",
     "new": "memory that was used before",
     READ_ONLY: "memory that may not be written",
 }
@@ -28,7 +30,9 @@ def bare(trial: Trial) -> Finding:
     """Check that a call without margins, mode or watch is right too, at addresses where an earlier call had other
     contents; where the implementation claims to be deterministic, with the same bits. Nor may it write an operand
     for a while: in memory that may not be written that ends the process."""
-    left = {READ_ONLY: not trial.may_end, SWAPPED: bool(trial.case.form)}
+    plain = not trial.case.form
+    alone = plain and not trial.spec.writes(trial.case)
+    left = {READ_ONLY: not trial.may_end, SWAPPED: not plain, PARTS: not alone, INFERENCE: not alone}
     ways = tuple(how for how in _WHERE if not left.get(how))
     if not trial.thorough:
         ways = (least_tried.choose(trial.case, "bare", ways, trial.tells),)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import case_files, cases
+from conformance import case_files, cases, gradient_calls
 from conformance.case_changes import is_tied, with_operand
 from conformance.cases import Case, DType, Same
 from conformance.spec import registry
@@ -24,7 +24,7 @@ OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in 
 of zeros, or one number with strides of 0, often 1. Or all are asked for twice, from one graph; or a tensor that may
 have been saved is changed before they are; or calls with other contents are made and differentiated in between; or they
 are added up in ``.grad``; or they are differentiated again; or the call is made in place; or the result's gradient is
-that of another tensor, too, or is negated when it is read."""
+that of another tensor, too, while the result is freed, or is negated when it is read."""
 KINDS = (*PLAIN, *OTHERS)
 TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
 """Those in which each element of the result has a gradient of its own."""
@@ -40,8 +40,9 @@ SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"d
 ORIGINS = ("leaf", "leaf", "parameter", "result")
 """Operands that require a gradient are tensors of the user, parameters, or results of another operator, as inside of a
 model."""
-EVALUATED = ("", "", "no_grad", "no_grad", "inference")
-"""The same call is made before in one of these modes, as of ``gradient_calls.EVALUATED``; empty: it is not."""
+EVALUATED = ("", "", "no_grad", gradient_calls.FROZEN, "inference")
+"""The same call is made before in one of these modes, as of ``gradient_calls.EVALUATED``, or differentiated, as of
+``FROZEN``; empty: it is not."""
 SAVED = ("", "", "", "elsewhere", "checkpoint")
 """Autograd keeps what it saves as it is, as dense copies, or has it computed again, as of ``gradient_calls.SAVED``, for
 plain kinds of gradients."""
@@ -146,6 +147,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if kind == "in place" or "distribution" in registry()[case.op].checks:
         # The call writes its operand, or would draw other numbers.
         evaluated = ""
+    if evaluated == gradient_calls.FROZEN and len(wanted) < 2:
+        evaluated = "no_grad"
     saved = SAVED[seed // 101 % len(SAVED)] if kind in PLAIN and not training else ""
     return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, saved, view)
 
@@ -334,7 +337,10 @@ def told(way: Wish) -> str:
         "negated": ", lazily negated",
     }
     origin = {"leaf": "", "parameter": ", parameters", "result": ", results of another operator"}[way.origin]
-    evaluated = f", after the same call under {way.evaluated}" if way.evaluated else ""
+    before = (
+        "differentiated, operand {first} frozen" if way.evaluated == gradient_calls.FROZEN else f"under {way.evaluated}"
+    )
+    evaluated = f", after the same call {before.format(first=way.wanted[0])}" if way.evaluated else ""
     values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
     values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
     under = "".join(f", {name}={value}" for name, value in way.settings.items())

@@ -116,7 +116,9 @@ def _ways(operand: int) -> tuple[Same, Same]:
 
 def _judged(trial: Trial, way: Wish) -> Finding:
     inputs = way.inputs()
-    outcome = trial.attempt(inputs=inputs, case=way.case, gradients=way.asked())
+    # Guards keep what they guard, so that nothing else comes to lie where it lay.
+    make = trial.bare if way.kind == "shared" else trial.attempt
+    outcome = make(inputs=inputs, case=way.case, gradients=way.asked())
     if (missing := _missing(outcome)) is not None:
         if outcome.error is None and (plainer := _has_of_plainer(trial, way, inputs)):
             message = f"there are none: {missing}, but that {plainer} does; {told(way)}"

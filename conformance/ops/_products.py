@@ -219,11 +219,11 @@ def large_values(draw: st.DrawFn, elements: int, terms: int = 0) -> dict[str, Se
 @st.composite
 def weights(draw: st.DrawFn, shape: tuple[int, ...], dtype: str, **options: Any) -> TensorSpec:
     """A second factor: in one call of four turned, as layers keep their weights, whole or a part of packed ones; in one
-    of sixteen plain outside of a middle part, as pruned ones seem to be throughout."""
+    of sixteen plain in one part, as pruned ones seem to be throughout."""
     spec = draw(tensors.tensors(shape, dtype, **options))
     # By the seed, so that other draws stay what they are.
     if "values" not in options and dtype_names.is_floating(dtype) and spec.seed % 16 == 7:
-        spec = msgspec.structs.replace(spec, values="plain_outside", specials=())
+        spec = msgspec.structs.replace(spec, values="partly_plain", specials=())
     if len(shape) < 2 or min(shape[-2:]) < 2 or draw(st.integers(0, 3)) < 3:
         return spec
     rank = len(shape)

@@ -17,6 +17,7 @@ from strategies import layouts, models, tensors
 from strategies.dtypes import is_floating, to_torch
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
+from strategies.values import LISTED
 
 Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 
@@ -249,8 +250,8 @@ _SHORT_MASK = 1024
 
 
 def masked_rows(cases_of: Cases) -> Cases:
-    """Calls of an op over the last dim, of rows whose first elements are all -inf, or of rows of many tiles that rise
-    or fall all the way."""
+    """Calls of an op over the last dim, of rows whose first elements are all -inf, or those behind the first ones that
+    a window never drops, or of rows of many tiles that rise or fall all the way."""
 
     def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
         floats = [name for name in dtypes if is_floating(name)]
@@ -276,11 +277,26 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
         rows, columns = 1, MASKED[0] + draw(st.integers(1, 100))
         left_out = MASKED[0]
     which = draw(st.integers(0, rows - 1))
-    mask = Special(which * columns, "-inf", left_out)
+    # By the seed, so that other draws stay what they are.
+    sinks = (0, 0, 4, 600)[input.seed % 4] if not _is_float64(case) else 0
+    columns += sinks
+    mask = Special(which * columns + sinks, "-inf", left_out)
     values = input.values if input.values in ("normal", "uniform", "positive") else "normal"
     spec = TensorSpec((rows, columns), input.dtype, values, input.seed, CONTIGUOUS, (mask,))
     args = (spec, -1, *case.args[2:])
     return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
+
+
+@st.composite
+def prompted(draw: st.DrawFn, dtype: str) -> tuple[TensorSpec, TensorSpec]:
+    """Logits and labels of a conversation: those of a prompt, which are ignored, lie between others."""
+    few = dtype == "float64"
+    before, behind = (draw(st.integers(1, 9 if few else 300)) for _ in range(2))
+    prompt, classes = 270 if few else draw(st.integers(260, 800)), draw(st.integers(2, 4 if few else 40))
+    labels = ",".join(str(draw(st.integers(0, classes - 1))) for _ in range(3))
+    rows, ignored = before + prompt + behind, Special(before, "-100", prompt)
+    target = TensorSpec((rows,), "int64", LISTED + labels, specials=(ignored,))
+    return TensorSpec((rows, classes), dtype, "normal", draw(tensors.SEEDS)), target
 
 
 def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:

@@ -125,6 +125,23 @@ def cast_totals(op: str) -> Any:
     return draws
 
 
+@st.composite
+def _whole_means(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Means of whole numbers of any size, or of bools, as of images, in a floating-point dtype that is asked for."""
+    shape = draw(st.sampled_from(((5, 40), (3, 700), (2, 3, 257), (1500,))))
+    own = draw(st.sampled_from(("uint8", "int8", "bool", "int16", "int32", "int64")))
+    values = "bytes" if own == "bool" else draw(st.sampled_from(("uniform", "positive")))
+    input = TensorSpec(shape, own, values, draw(tensors.SEEDS))
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    return Case(op="mean", args=(input, dim), kwargs={"dtype": DType(draw(st.sampled_from(tuple(dtypes))))})
+
+
+def whole_means(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    """Calls of ``_whole_means``."""
+    floats = [name for name in dtypes if name in dtype_names.FLOATING]
+    return _whole_means(floats) if floats else st.nothing()
+
+
 def total_spec(name: str, function: reductions.Function, *, mean: bool = False) -> OpSpec:
     """The OpSpec of a sum or a mean."""
     dtype_of = _mean_dtype if mean else sum_dtype
@@ -136,9 +153,7 @@ def total_spec(name: str, function: reductions.Function, *, mean: bool = False) 
         reference=function,
         cases=legal,
         large=_large.reduced(legal),
-        scenes=_scenes.of_rows(legal, several=True)
-        if mean
-        else _scenes.beside(_scenes.of_rows(legal, several=True), cast_totals(name)),
+        scenes=_scenes.beside(_scenes.of_rows(legal, several=True), whole_means if mean else cast_totals(name)),
         refused=reductions.refused(
             name, dtype_of, dtype=True, empty=True, beside_dim=("keepdim",) if mean else ("keepdim", "out")
         ),

@@ -17,7 +17,7 @@ from conformance.ops import _cross_entropy as oracle
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _images, _sizes, _words
 from conformance.ops import _norms as norms
-from conformance.ops._scenes import MASKED
+from conformance.ops._scenes import MASKED, prompted
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
@@ -87,8 +87,9 @@ def _ruled_out(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 
 @st.composite
 def _segmented(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
-    """The pixels of images, each of a class."""
-    pair = draw(_images.labelled(draw(dtype_names.dtypes([one for one in dtypes if one in dtype_names.FLOATING]))))
+    """The pixels of images, or the words of a conversation, each of a class."""
+    pairs = draw(st.sampled_from((_images.labelled, prompted)))
+    pair = draw(pairs(draw(dtype_names.dtypes([one for one in dtypes if one in dtype_names.FLOATING]))))
     return elementwise.case("cross_entropy", pair, reduction=draw(st.sampled_from((None, *REDUCTIONS))))
 
 

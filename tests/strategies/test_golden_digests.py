@@ -30,16 +30,18 @@ LAYOUTS = (
 )
 
 
+LATER = ("level", "steep", "partly_plain", "late", "sure")
+"""Recipes that came later than others of their group."""
+
+
 def specs() -> list[tuple[TensorSpec, int]]:
     """Every recipe of every dtype, with layouts, seeds, operand numbers and specials in turn; sizes at the ends."""
     found = []
     # In the order in which they came to be.
-    rows = tuple(recipe for recipe in values.ROWS if recipe not in ("level", "steep", "plain_outside"))
-    single = [
-        (recipe,) for recipe in ("magnitudes", "bytes", "level", "shifted", "steep", "flags", "plain_outside", "late")
-    ]
+    rows = tuple(recipe for recipe in values.ROWS if recipe not in LATER)
+    single = [(recipe,) for recipe in ("magnitudes", "bytes", "level", "shifted", "steep", "flags", *LATER[2:])]
     later = (
-        tuple(recipe for recipe in values.MASKS if recipe != "late"),
+        tuple(recipe for recipe in values.MASKS if recipe not in LATER),
         values.TABLES,
         ("powers",),
         ("ties",),

@@ -1,0 +1,112 @@
+"""What a backward pass remembers of another one, or of memory that is not its own any more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from msgspec.structs import replace
+
+from conformance import runner
+from conformance.cases import Case
+from conformance.implementations import Implementation
+from strategies.specs import TensorSpec
+
+NEEDS: dict[int, bool] = {}
+KEPT: dict[int, torch.Tensor] = {}
+
+
+class Squared(torch.autograd.Function):
+    """A product of two operands, taken for one where they begin at one address."""
+
+    @staticmethod
+    def forward(ctx, input, other):
+        ctx.save_for_backward(input, other)
+        return input * other
+
+    @staticmethod
+    def backward(ctx, dout):
+        input, other = ctx.saved_tensors
+        if input.shape == other.shape and input.data_ptr() == other.data_ptr():
+            return 2 * dout * input, torch.zeros_like(other)
+        return (dout * other).sum_to_size(input.shape), (dout * input).sum_to_size(other.shape)
+
+
+class Noted(torch.autograd.Function):
+    """A product that notes by the second operand, at the first backward pass, whether the first one's is needed."""
+
+    @staticmethod
+    def forward(ctx, input, other):
+        ctx.save_for_backward(input, other)
+        return input @ other
+
+    @staticmethod
+    def backward(ctx, dout):
+        input, other = ctx.saved_tensors
+        needed = NEEDS.setdefault(other.data_ptr(), ctx.needs_input_grad[0])
+        return dout @ other.mT if needed else None, input.mT @ dout
+
+
+class Adding(torch.autograd.Function):
+    """A product that adds to the .grad that a second operand has."""
+
+    @staticmethod
+    def forward(ctx, input, other):
+        ctx.save_for_backward(input)
+        ctx.other = other
+        return input @ other.detach()
+
+    @staticmethod
+    def backward(ctx, dout):
+        (input,), other = ctx.saved_tensors, ctx.other
+        own = input.mT @ dout
+        if other.grad is not None:
+            other.grad += own
+            own = None
+        return dout @ other.detach().mT, own
+
+
+class Statistics(torch.autograd.Function):
+    """An exponential that keeps its result by the address of it."""
+
+    @staticmethod
+    def forward(ctx, input):
+        result = torch.exp(input)
+        ctx.place = result.data_ptr()
+        KEPT[ctx.place] = result.detach().clone()
+        return result
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout * KEPT[ctx.place]
+
+
+def spec(*shape: int) -> TensorSpec:
+    return TensorSpec(shape, "float32")
+
+
+MM = Case(op="mm", args=(spec(3, 5), spec(5, 4)))
+
+
+@pytest.mark.parametrize(
+    ("case", "function", "message"),
+    [
+        (Case(op="mul", args=(spec(4, 4), spec(4, 4))), Squared, "two operands one tensor, the second turned"),
+        (MM, Noted, "differentiated, operand 0 frozen"),
+        (MM, Adding, "changed the .grad of a parameter"),
+        (Case(op="exp", args=(spec(5, 33),)), Statistics, "of a result to which another tensor is added"),
+    ],
+)
+@pytest.mark.parametrize("is_right", [False, True])
+def test_it_is_found(case, function, message, is_right):
+    """Of some elements, on which the way depends."""
+    own = getattr(torch, case.op) if is_right else function.apply
+    implementation = Implementation("own", SimpleNamespace(**{case.op: own}), {})
+    failed = set()
+    for seed in range(100):
+        one = replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:]))
+        failure = runner.judge(one, implementation, "cpu", ("gradients",)).failure
+        if failure is not None:
+            failed.add(failure.message)
+    assert not failed if is_right else any(message in one for one in failed)
