@@ -17,7 +17,6 @@ from strategies import layouts, models, tensors
 from strategies.dtypes import is_floating, to_torch
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
-from strategies.values import LISTED
 
 Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 
@@ -285,18 +284,6 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     spec = TensorSpec((rows, columns), input.dtype, values, input.seed, CONTIGUOUS, (mask,))
     args = (spec, -1, *case.args[2:])
     return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
-
-
-@st.composite
-def prompted(draw: st.DrawFn, dtype: str) -> tuple[TensorSpec, TensorSpec]:
-    """Logits and labels of a conversation: those of a prompt, which are ignored, lie between others."""
-    few = dtype == "float64"
-    before, behind = (draw(st.integers(1, 9 if few else 300)) for _ in range(2))
-    prompt, classes = 270 if few else draw(st.integers(260, 800)), draw(st.integers(2, 4 if few else 40))
-    labels = ",".join(str(draw(st.integers(0, classes - 1))) for _ in range(3))
-    rows, ignored = before + prompt + behind, Special(before, "-100", prompt)
-    target = TensorSpec((rows,), "int64", LISTED + labels, specials=(ignored,))
-    return TensorSpec((rows, classes), dtype, "normal", draw(tensors.SEEDS)), target
 
 
 def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:

@@ -15,9 +15,9 @@ from conformance.cases import Argument, Case, seed
 from conformance.features import Features
 from conformance.ops import _cross_entropy as oracle
 from conformance.ops import _elementwise as elementwise
-from conformance.ops import _images, _sizes, _words
+from conformance.ops import _images, _labels, _sizes, _words
 from conformance.ops import _norms as norms
-from conformance.ops._scenes import MASKED, prompted
+from conformance.ops._scenes import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
@@ -88,7 +88,7 @@ def _ruled_out(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 @st.composite
 def _segmented(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     """The pixels of images, or the words of a conversation, each of a class."""
-    pairs = draw(st.sampled_from((_images.labelled, prompted)))
+    pairs = draw(st.sampled_from((_images.labelled, _labels.prompted)))
     pair = draw(pairs(draw(dtype_names.dtypes([one for one in dtypes if one in dtype_names.FLOATING]))))
     return elementwise.case("cross_entropy", pair, reduction=draw(st.sampled_from((None, *REDUCTIONS))))
 

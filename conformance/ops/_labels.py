@@ -1,0 +1,21 @@
+"""Labels as those of language models lie."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from strategies import tensors
+from strategies.specs import Special, TensorSpec
+from strategies.values import LISTED
+
+
+@st.composite
+def prompted(draw: st.DrawFn, dtype: str) -> tuple[TensorSpec, TensorSpec]:
+    """Logits and labels of a conversation: those of a prompt, which are ignored, lie between others."""
+    few = dtype == "float64"
+    before, behind = (draw(st.integers(1, 9 if few else 300)) for _ in range(2))
+    prompt, classes = 270 if few else draw(st.integers(260, 800)), draw(st.integers(2, 4 if few else 40))
+    labels = ",".join(str(draw(st.integers(0, classes - 1))) for _ in range(3))
+    rows, ignored = before + prompt + behind, Special(before, "-100", prompt)
+    target = TensorSpec((rows,), "int64", LISTED + labels, specials=(ignored,))
+    return TensorSpec((rows, classes), dtype, "normal", draw(tensors.SEEDS)), target
