@@ -1,5 +1,5 @@
 """Make a call with tensors of another kind: complex, sparse, unsigned, of a subclass, on the meta device, or an
-operand's memory as another dtype; into an ``out`` that is negated lazily; or with such numbers.
+operand's memory as another dtype, or one row of it; into an ``out`` that is negated lazily; or with such numbers.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -17,10 +17,11 @@ INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real
 VIEWED = "the second operand a view of the first as another dtype"
 INTO_VIEW = "out= a view of an operand as another dtype"
 SUBCLASS, INTO_NEGATED = "of a subclass of Tensor", "into an out= that is negated lazily"
+REAL, ROW = "the real parts of complex tensors", "the second operand the first row of the first, for every row"
 COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
 """The kinds of which complex tensors or numbers are part."""
-ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, SUBCLASS, INTO_NEGATED, META)
+ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, SUBCLASS, INTO_NEGATED, META, REAL, ROW)
 REFUSED = (*OF_COMPLEX, BEYOND)
 """The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
 _NUMBERS = {
@@ -59,8 +60,14 @@ def applies(which, tensors, numbers):
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
+    if which == REAL:
+        return any(one.dtype in _WITH_COMPLEX for one in tensors)
+    if which in (VIEWED, ROW) and (len(tensors) < 2 or tensors[0].shape != tensors[1].shape):
+        return False
     if which == VIEWED:
-        return len(tensors) > 1 and tensors[0].shape == tensors[1].shape and tensors[0].dtype in _OTHERS
+        return tensors[0].dtype in _OTHERS
+    if which == ROW:
+        return tensors[0].ndim > 1 and tensors[0].dtype == tensors[1].dtype
     place = _SPARSE.get(which, 0)
     if len(tensors) <= place:
         return False
@@ -91,6 +98,8 @@ def _of_kind(function, tools, which, turn=0, out=None):
         ]
         if which == VIEWED:
             new[1] = given[0].view(_OTHERS[given[0].dtype])
+        if which == ROW:
+            new[1] = given[0][:1].expand_as(given[0])
         args, kwargs = tools.replaced(args, kwargs, given, new)
         if number := _NUMBERS.get(which):
             args = [number(one) if type(one) is float else one for one in args]
@@ -148,6 +157,8 @@ def _changed(which, tensor, place):
         return torch.sparse_coo_tensor(*twice, found.shape, check_invariants=False)
     if which == UNSIGNED and tensor.dtype in _UNSIGNED:
         return tensor.to(_UNSIGNED[tensor.dtype])
+    if which == REAL and tensor.dtype in _WITH_COMPLEX:
+        return torch.complex(tensor, tensor * 0.5 + 0.25).real
     if which == SUBCLASS:
         return tensor.as_subclass(Subclass)
     return tensor.to("meta") if which == META else tensor

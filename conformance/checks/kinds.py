@@ -23,11 +23,11 @@ overflow in some orders of computing."""
 
 
 def kinds(trial: Trial) -> Finding:
-    """Check that the call with complex or sparse tensors, unsigned integers, the memory of an operand as another dtype
-    (for the second operand or ``out=``), an ``out`` that is negated lazily, a complex number, a whole number beyond 64
-    bits, or (if ``fake`` is claimed) tensors of a subclass or the meta device raises, or gives what torch's function
-    gives. What torch refuses of complex ones and of such numbers, the others refuse too; of other kinds it is not
-    judged."""
+    """Check that the call with complex or sparse tensors, real parts of complex ones, unsigned integers, the memory of
+    an operand as another dtype (for the second operand or ``out=``), one row of the first operand for the second, an
+    ``out`` that is negated lazily, a complex number, a whole number beyond 64 bits, or (if ``fake`` is claimed) tensors
+    of a subclass or the meta device raises, or gives what torch's function gives. What torch refuses of complex ones
+    and of such numbers, the others refuse too; of other kinds it is not judged."""
     for which in possible(trial):
         context = _context(trial, which)
         theirs = trial.theirs(context=context)

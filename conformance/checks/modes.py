@@ -19,6 +19,7 @@ from conformance.checks.invariance import entangled
 from conformance.checks.result import failing, inputs_unchanged, judged
 from conformance.checks.torchs_gradients import in_float64
 from conformance.forms import is_torchs
+from conformance.runtime import SWAPPED
 from conformance.spec import Call
 from strategies.specs import TensorSpec
 
@@ -50,7 +51,7 @@ def autocast(trial: Trial) -> Finding:
     """Check that a call inside of ``torch.autocast`` gives what torch's function of that name gives there: its dtype
     and strides, and the values of the call with operands cast as torch casts them. So it is with ``out=`` and in
     place. The gradients are torch's there. Without a claim it may be refused, or of another dtype, but not be far from
-    both the plain call and torch's."""
+    both the plain call and torch's. Every other time the same parameters had other contents in an earlier region."""
     if "autocast" not in trial.implementation.claims(trial.case.op):
         return _unclaimed(trial)
     for what, derived in variants(trial, "autocast", ("right",), one=True):
@@ -65,7 +66,7 @@ def autocast(trial: Trial) -> Finding:
 def _unclaimed(trial: Trial) -> Finding:
     lower = _LOWER[cases.seed(trial.case) >> 9 & 1]
     context = {"kind": mode_calls.AUTOCAST, "dtype": lower}
-    theirs, outcome = trial.theirs(context=context), trial.bare(context=context)
+    theirs, outcome = trial.theirs(context=context), trial.bare(context=context, before=_before(trial))
     if outcome.error is not None or theirs.error is not None:
         return unclaimed("autocast")
     where = f"inside of torch.autocast(dtype=torch.{lower}), which is not claimed"
@@ -80,6 +81,12 @@ def _unclaimed(trial: Trial) -> Finding:
             continue
         return failed(trial, "autocast", trial.case, f"{where}: result {place} is neither torch's nor that outside")
     return Finding("autocast", PASSED)
+
+
+def _before(trial: Trial) -> str | None:
+    """Return, of every other call that writes nothing, that one in another region of autocast comes before it, of the
+    same parameters with other contents: casts are not kept beyond the region."""
+    return SWAPPED if cases.seed(trial.case) >> 10 & 1 and not trial.spec.writes(trial.case) else None
 
 
 def _is_far(found: torch.Tensor, right: torch.Tensor) -> bool:
@@ -110,7 +117,7 @@ def _unlike_torchs(trial: Trial, lower: str) -> str:
     theirs = trial.theirs(context=context)
     if theirs.error is not None:
         return ""
-    outcome = trial.bare(context=context)
+    outcome = trial.bare(context=context, before=_before(trial))
     if outcome.error is not None:
         return f"raised {describe(outcome.error)}"
     # torch's CPU and CUDA resize an ``out`` to different strides.
