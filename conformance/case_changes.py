@@ -55,6 +55,12 @@ def is_tied(case: Case) -> bool:
     return any(isinstance(argument, Same | View) for argument in (*case.args, *case.kwargs.values()))
 
 
+def bare(case: Case) -> Case:
+    """Return the call with nothing but what it has to be given; torch may refuse it."""
+    required = len(parameters(case.op, required=True))
+    return msgspec.structs.replace(case, args=case.args[:required], kwargs={}, digests=())
+
+
 def each_filled(case: Case, change: Callable[[TensorSpec], TensorSpec]) -> Case:
     """Return the case with each tensor changed but those whose numbers are listed."""
     return each_operand(case, lambda spec: spec if is_listed(spec) else change(spec))

@@ -17,11 +17,11 @@ import msgspec
 import torch
 
 from conformance import case_files, cases
-from conformance.case_changes import changed, each_filled, is_tied, named_arguments, with_argument
+from conformance.case_changes import bare, changed, each_filled, is_tied, named_arguments, with_argument
 from conformance.cases import Argument, Case, Same
 from conformance.checks.gradient_kinds import KINDS_OF_STEP, kind_of_large
 from conformance.code_draws import apart, is_allowed, sized
-from conformance.spec import OpSpec, parameters
+from conformance.spec import OpSpec
 from strategies.dtypes import format_of, is_floating
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 
@@ -72,7 +72,7 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     alone all of them, and calls of a training step."""
     starts = _starts(passed)
     # What is called with nothing but its operands takes the fast path, if there is one.
-    plain = sorted((*map(_bare, starts), *starts), key=_plainness)
+    plain = sorted((*map(bare, starts), *starts), key=_plainness)
     turn = sorted(dtypes).index(dtype)
     kinds = [ways for ways in KINDS if ways[0] is not _outer or _has_parts(spec)]
     own = kinds[turn % len(kinds) :: len(dtypes)]
@@ -144,12 +144,6 @@ def _starts(passed: Sequence[Case]) -> list[Case]:
             continue
         found.setdefault(shapes, each_filled(msgspec.structs.replace(case, kwargs=kept), _telling))
     return [*found.values()][:STARTS]
-
-
-def _bare(case: Case) -> Case:
-    """Return the call with nothing but what it has to be given; torch may refuse it."""
-    required = len(parameters(case.op, required=True))
-    return msgspec.structs.replace(case, args=case.args[:required], kwargs={})
 
 
 def _plainness(case: Case) -> tuple[int, int]:

@@ -21,7 +21,7 @@ import torch
 from conformance import cases, code_draws, forms, plain_process, plain_script, runner, runtime
 from conformance import spec as specs
 from conformance.calls import Local, Outcome
-from conformance.case_changes import each_filled, is_listed, named_arguments
+from conformance.case_changes import bare, each_filled, is_listed, named_arguments
 from conformance.cases import Case
 from conformance.checks import FAILED, PASSED, Finding
 from conformance.checks.call_record import difference, malformed
@@ -91,14 +91,20 @@ class Pool:
 
     def chosen(self, few: int, each: int) -> list[Case]:
         """Return ``few`` cases of each op, of all dtypes in turn, or ``each`` of each dtype, whichever is more; and
-        those that failed in an earlier run. With ``each`` a plain one of each dtype with more elements is added."""
+        those that failed in an earlier run. With ``each`` a plain one of each dtype with more elements is added, and
+        one of nothing but what a call has to be given."""
         found = list(self._first)
         for dtypes in self._found.values():
             rows = [[kept[identity] for identity in _in_turns(kept)] for kept in dtypes.values()]
             turns = [row[turn] for turn in range(KEPT) for row in rows if turn < len(row)]
             found += turns[: max(few, each * len(rows))]
             if each:
-                found += [case for kept in dtypes.values() for case in _grown(kept.values())]
+                found += [
+                    case
+                    for kept in dtypes.values()
+                    for some in (kept.values(), map(bare, kept.values()))
+                    for case in _grown(some)
+                ]
         return list({cases.case_id(case): case for case in found}.values())
 
 
