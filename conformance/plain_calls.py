@@ -92,7 +92,7 @@ class Pool:
     def chosen(self, few: int, each: int) -> list[Case]:
         """Return ``few`` cases of each op, of all dtypes in turn, or ``each`` of each dtype, whichever is more; and
         those that failed in an earlier run. With ``each`` a plain one of each dtype with more elements is added, and
-        one of nothing but what a call has to be given."""
+        two of nothing but what a call has to be given."""
         found = list(self._first)
         for dtypes in self._found.values():
             rows = [[kept[identity] for identity in _in_turns(kept)] for kept in dtypes.values()]
@@ -102,8 +102,8 @@ class Pool:
                 found += [
                     case
                     for kept in dtypes.values()
-                    for some in (kept.values(), map(bare, kept.values()))
-                    for case in _grown(some)
+                    for some, count in ((kept.values(), 1), (map(bare, kept.values()), 2))
+                    for case in _grown(some, count)
                 ]
         return list({cases.case_id(case): case for case in found}.values())
 
@@ -125,15 +125,15 @@ def _plainness(case: Case) -> tuple[int, ...]:
     return -len(case.kwargs), -len(kinds), len(operands), -len(shapes), -strided, -len(case.args), *cases.size(case)
 
 
-def _grown(kept: Iterable[Case]) -> list[Case]:
-    """Return the plainest case that can have a size of ``WIDE``, with that; none if there is none."""
+def _grown(kept: Iterable[Case], count: int) -> list[Case]:
+    """Return the plainest cases that can have a size of ``WIDE``, with that, at most so many."""
     made = (
         (specs.registry()[case.op], one)
         for case in sorted(kept, key=_plainness, reverse=True)
         for one in code_draws.sized(each_filled(case, _telling), [WIDE], 0, ROOM)
     )
     fitting = (one for spec, one in made if _has_wide(one) and code_draws.is_allowed(spec, one, ROOM))
-    return [*itertools.islice(fitting, 1)]
+    return [*itertools.islice(fitting, count)]
 
 
 def _has_wide(case: Case) -> bool:
