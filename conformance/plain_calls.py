@@ -126,14 +126,20 @@ def _plainness(case: Case) -> tuple[int, ...]:
 
 
 def _grown(kept: Iterable[Case], count: int) -> list[Case]:
-    """Return the plainest cases that can have a size of ``WIDE``, with that, at most so many."""
+    """Return the plainest cases that can have a size of ``WIDE``, with that, at most so many, none with the shapes of
+    another."""
     made = (
         (specs.registry()[case.op], one)
         for case in sorted(kept, key=_plainness, reverse=True)
         for one in code_draws.sized(each_filled(case, _telling), [WIDE], 0, ROOM)
     )
     fitting = (one for spec, one in made if _has_wide(one) and code_draws.is_allowed(spec, one, ROOM))
-    return [*itertools.islice(fitting, count)]
+    found: dict[tuple[tuple[int, ...], ...], Case] = {}
+    for one in fitting:
+        found.setdefault(tuple(spec.shape for spec in cases.operands(one)), one)
+        if len(found) == count:
+            break
+    return [*found.values()]
 
 
 def _has_wide(case: Case) -> bool:
