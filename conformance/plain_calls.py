@@ -8,7 +8,6 @@ first, and also when it makes the calls again as ``plain_script`` does.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import secrets
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
