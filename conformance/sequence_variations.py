@@ -299,8 +299,7 @@ def equal(case: Case, number: int) -> Case:
 
 
 def regrouped(case: Case, number: int) -> Case:
-    """Exchange the sizes of two neighbouring dims of the first operand, or double one and halve the other, wherever
-    operands have them: as many rows in another number of batches."""
+    """Exchange two neighbouring sizes of the first operand, or double one and halve the other, wherever they are."""
     specs = cases.operands(case)
     pairs = [pair for pair in itertools.pairwise(specs[0].shape) if len({*pair}) == 2] if specs else []
     if not pairs or any(map(is_listed, specs)) or is_tied(case):

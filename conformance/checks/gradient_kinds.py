@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ import torch
 from conformance import case_files, cases, gradient_calls
 from conformance.case_changes import is_tied, with_operand
 from conformance.cases import Case, DType, Same
-from conformance.spec import registry
+from conformance.spec import Call, registry
 from strategies import dtypes, layouts
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 from strategies.tensors import materialize
@@ -164,9 +165,22 @@ def _of_one_tensor(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
         call = case_files.on_meta(made)
         if call is None or not isinstance(call.result, torch.Tensor) or not call.result.is_floating_point():
             continue
-        if cases.elements(made) + call.result.numel() <= MOST:
+        if cases.elements(made) + call.result.numel() <= MOST and _is_taken(made):
             return made, call.result
     return None
+
+
+def _is_taken(case: Case) -> bool:
+    """Tell whether torch takes and defines a call of tensors with elements: on the meta device it looks at few sizes of
+    attention."""
+    (args, kwargs, _), spec = cases.materialize(case), registry()[case.op]
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            result = spec.reference(*args, **kwargs)
+    # Any error of torch: the call is left out.
+    except Exception:  # noqa: BLE001
+        return False
+    return not spec.left_out(Call(args, kwargs, result))
 
 
 def _pairs(case: Case, first: int) -> list[Case]:
@@ -175,10 +189,9 @@ def _pairs(case: Case, first: int) -> list[Case]:
     pair, floating = cases.operands(case)[first : first + 2], floating_operands(case)
     if len(places) < 2 or pair[0].dtype != pair[1].dtype or not {first, first + 1} <= {*floating}:
         return []
-    # Autograd shares the gradient of a view among elements at one address.
-    if layouts.overlaps(pair[0].layout) or pair[0].layout.expanded:
-        return []
     shape = pair[0].shape
+    # Of a view of a tensor with gaps, or of which several elements have one address, autograd's own gradient fails.
+    case = with_operand(case, first, lambda one: TensorSpec(shape, one.dtype, one.values, one.seed))
 
     def tied(case: Case, turned: bool) -> Case:
         args = [Same(first, turned=turned) if n == places[1] else one for n, one in enumerate(case.args)]

@@ -38,7 +38,10 @@ def right(op: str) -> Callable[..., Any]:
         result = by_torch(op, *args, **kwargs)
         operands = [x for x in args if isinstance(x, torch.Tensor)]
         inplace = bool(kwargs.get("inplace"))
-        if formula is None or (any(result is x for x in operands) and not inplace and "out" not in kwargs):
+        # The formulas are those of real numbers.
+        if formula is None or any(x.is_complex() for x in operands):
+            return result
+        if any(result is x for x in operands) and not inplace and "out" not in kwargs:
             return result
         dtype, value = formula(*given, **{name: x for name, x in kwargs.items() if name not in ("out", "inplace")})
         if value is None:

@@ -62,7 +62,7 @@ def _rows_of_batches(right: Right) -> Right:
 
 
 plant_state(
-    "bmm layer_norm",
+    "bmm",
     "rows_of_all_batches",
     KIND,
     _rows_of_batches,
