@@ -5,7 +5,7 @@ it is for the caller to find out.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -86,10 +86,15 @@ def is_listed(spec: TensorSpec) -> bool:
 
 
 def with_size(case: Case, was: int, wanted: int) -> Case:
-    """Put another size in the place of one, wherever operands have it; not where one is a part of another's memory."""
+    """Put another size in the place of one, as ``with_sizes``."""
+    return with_sizes(case, {was: wanted})
+
+
+def with_sizes(case: Case, wanted: Mapping[int, int]) -> Case:
+    """Put other sizes in the place of some, wherever operands have them; not where one is part of another's memory."""
 
     def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(wanted if size == was else size for size in old)
+        return tuple(wanted.get(size, size) for size in old)
 
     def other(name: str, value: Argument) -> Argument:
         match value:

@@ -66,8 +66,8 @@ def operand(one, origin):
     return one.view_as(one) if origin == "result" and one.requires_grad else one
 
 
-def after_frozen(function, arguments, given, wish):
-    """Make the call and differentiate it with the first of the wanted operands frozen.
+def frozen(function, arguments, given, wish):
+    """Make the call with the first of the wanted operands frozen; return what makes its backward pass.
 
     :param arguments: Returns ``args`` and ``kwargs`` for the operands.
     """
@@ -75,8 +75,9 @@ def after_frozen(function, arguments, given, wish):
     some = [one.detach() if number == first else one for number, one in enumerate(given)]
     args, kwargs = arguments([operand(one, wish["origin"]) for one in some])
     value = function(*args, **kwargs)
-    if isinstance(value, torch.Tensor) and value.requires_grad:
-        plain(value, [some[number] for number in wish["wanted"][1:]], given[wish["dout"]])
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return lambda: None
+    return functools.partial(plain, value, [some[number] for number in wish["wanted"][1:]], given[wish["dout"]])
 
 
 def forget(tensors):

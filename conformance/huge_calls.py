@@ -78,7 +78,8 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     own = kinds[turn % len(kinds) :: len(dtypes)]
     made = [_first(spec, ways, plain) for ways in own]
     if _ELEMENTS in own:
-        made += [case for form in _forms(starts) if (case := _first(spec, [_both], form)) is not None][:FORMS]
+        found = (_first(spec, [_both], form) for form in _forms(starts))
+        made += itertools.islice(filter(None, found), FORMS)
         made.append(_in_place(spec, _first(spec, _ELEMENTS[::-1], plain)))
     if kinds[0] in own:
         # Rows of another call as well: a plain one may not be of rows at all.
@@ -280,8 +281,8 @@ def _forms(starts: Sequence[Case]) -> list[list[Case]]:
 
 
 def _in_place(spec: OpSpec, case: Case | None) -> Case | None:
-    """Return the call with the operand that is as its result is for ``out``: who computes twice, to choose among
-    kernels or by two launches, finds what the first time has left; None where there is none."""
+    """Return the call with ``out=`` the operand that has the shape and dtype of its result; None where there is none. A
+    kernel that computes twice, to choose a configuration or in two launches, reads what it wrote the first time."""
     call = case_files.on_meta(case) if case is not None else None
     if case is None or call is None or "input" not in spec.outs or not isinstance(call.result, torch.Tensor):
         return None

@@ -207,9 +207,9 @@ def _differing(prepared: runner.Prepared, implementation: Implementation, ours: 
     if ours.error is None and (message := malformed(ours.value, prepared.reference.value)):
         # A result that is kept from calls that were differentiated knows of them.
         return f"called once more it {message}"
-    message = difference(ours, made, "the judged process and a plain script")
+    message = difference(ours, made, "the judged process and a plain script (as of torchrun)")
     if message and "deterministic" not in implementation.claims(prepared.case.op):
-        message = _wrong(prepared, implementation, made, "in a plain script")
+        message = _wrong(prepared, implementation, made, "in a plain script (as of torchrun)")
     return message
 
 

@@ -19,7 +19,8 @@ TELLING = ("PYTEST", "HYPOTHESIS")
 
 
 OF_TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-"""As of one of two processes that train together: what a call gives does not depend on the others."""
+"""The ranks and sizes that torchrun sets for the first of two processes. The result of a call does not depend on the
+other process."""
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

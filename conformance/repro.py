@@ -156,6 +156,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         raise ReproError("since it is right that such a call raises")
     if way.kind == "second order" or message.removeprefix(told(way)).startswith(tuple(f": {one}" for one in AROUND)):
         raise ReproError("since a script compares gradients alone")
+    if way.kind == "shared":
+        raise ReproError("since a script keeps the result, which is freed")
     if "distribution" in prepared.spec.checks:
         raise ReproError("of gradients that depend on what was drawn")
     inputs = way.inputs()
@@ -210,7 +212,8 @@ def _before(way: Wish, call: str) -> list[str]:
     return [
         f"    kept, operands = operands, [x.detach() if n == {way.wanted[0]} else x for n, x in enumerate(operands)]",
         f"    value = {call}",
-        f"    torch.autograd.grad(value, [operands[n] for n in {list(way.wanted[1:])}], dout, allow_unused=True)",
+        "    if value.requires_grad:",
+        f"        torch.autograd.grad(value, [operands[n] for n in {list(way.wanted[1:])}], dout, allow_unused=True)",
         "    operands = kept",
     ]
 

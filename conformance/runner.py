@@ -299,21 +299,21 @@ def judge_prepared(
         if makes_others and any(finding.status == FAILED for finding in findings):
             continue
         found = trial.excused(CHECKS[check](trial), case, check)
-        findings.append(as_torchs(found, prepared, trial, CHECKS[check]))
+        findings.append(as_torchs(found, prepared, trial, check))
         if check in LAST_WORD and findings[-1].status == FAILED:
             break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
     return Verdict(identity, case.op, next(iter(worst), "passed"), tuple(findings), trial.refusal is not None)
 
 
-def as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: Callable[[Trial], Finding]) -> Finding:
-    """Return the finding; by the semantics of torch's CPU a deviation where torch itself fails so, of as many elements,
-    by name: a library that calls torch gets its answers."""
+def as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: str) -> Finding:
+    """Return the finding. By the semantics of torch's CPU it is a deviation if torch fails the check alike and the
+    failure has a name: a library that calls torch gets its answers."""
     if finding.status != FAILED or not semantics.of_cpu() or trial.implementation.name == TORCH:
         return finding
     torchs = [dataclasses.replace(load(TORCH), name=name) for name in (TORCH, "")]  # Nothing excuses the second.
-    named, bare = (tried(prepared, one, False, trial.thorough) for one in torchs)
-    found, theirs = named.excused(check(named), prepared.case, finding.check), check(bare)
+    named, unexcused = (tried(prepared, one, False, trial.thorough) for one in torchs)
+    found, theirs = named.excused(CHECKS[check](named), prepared.case, check), CHECKS[check](unexcused)
     alike = len({one.message.partition("; the worst")[0].rpartition(": ")[2] for one in (finding, theirs)}) == 1
     return found if found.status == DEVIATION and alike else finding
 

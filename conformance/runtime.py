@@ -225,7 +225,8 @@ class Made:
 
 
 READ_ONLY, SWAPPED, PARTS, INFERENCE = "read-only", "swapped", "parts", "inference"
-"""Ways of ``call["before"]`` that are made in other ways than the rest; the last two of calls that write nothing."""
+"""Values of ``call["before"]`` with a function or branch of their own; ``PARTS`` and ``INFERENCE`` are for calls that
+write no operand."""
 _APART = 64
 """Bytes of which two parts of one tensor are a multiple apart: allocators align to as many."""
 
@@ -461,8 +462,10 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                 noted = process_state.note(device, state)
                 try:
                     if wish is not None and wish["evaluated"] == gradient_calls.FROZEN:
-                        arguments = functools.partial(_arguments, call)
-                        gradient_calls.after_frozen(function, arguments, given, wish)
+                        earlier = gradient_calls.frozen(function, functools.partial(_arguments, call), given, wish)
+                        made.reached = "backward"
+                        earlier()
+                        made.reached = "forward"
                     elif wish is not None and wish["evaluated"]:
                         with gradient_calls.EVALUATED[wish["evaluated"]]():
                             function(*args, **kwargs)

@@ -139,7 +139,7 @@ def _first(trial: Trial, settings: Settings, prepared: Prepared) -> Finding | No
     for check in order:
         finding = check(trial)
         finding = trial.excused(finding, trial.case, finding.check)
-        finding = runner.as_torchs(finding, prepared, trial, check)
+        finding = runner.as_torchs(finding, prepared, trial, finding.check)
         if finding.status != PASSED:
             return finding
     return None

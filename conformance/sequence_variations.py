@@ -15,12 +15,12 @@ from conformance.case_changes import (
     each_filled,
     each_operand,
     is_listed,
-    is_tied,
     laid,
     named_arguments,
     with_layout,
     with_operand,
     with_size,
+    with_sizes,
 )
 from conformance.cases import Argument, Case, DType, Variant
 from conformance.sequences import reseeded
@@ -302,24 +302,13 @@ def regrouped(case: Case, number: int) -> Case:
     """Exchange two neighbouring sizes of the first operand, or double one and halve the other, wherever they are."""
     specs = cases.operands(case)
     pairs = [pair for pair in itertools.pairwise(specs[0].shape) if len({*pair}) == 2] if specs else []
-    if not pairs or any(map(is_listed, specs)) or is_tied(case):
+    if not pairs or any(map(is_listed, specs)):
         return case
     first, second = pairs[number // 2 % len(pairs)]
     if number % 2 or (first % 2 and second % 2):
-        other = {first: second, second: first}
-    else:
-        even, odd = (second, first) if second % 2 == 0 else (first, second)
-        other = {even: even // 2, odd: 2 * odd}
-
-    def sizes(name: str, value: Argument) -> Argument:
-        match value:
-            case TensorSpec():
-                return msgspec.structs.replace(value, shape=tuple(other.get(size, size) for size in value.shape))
-            case tuple() if name == "normalized_shape":
-                return tuple(other.get(size, size) for size in value)
-        return value
-
-    return changed(case, sizes)
+        return with_sizes(case, {first: second, second: first})
+    halved, doubled = (second, first) if second % 2 == 0 else (first, second)
+    return with_sizes(case, {halved: halved // 2, doubled: 2 * doubled})
 
 
 def turned(case: Case, number: int) -> Case:

@@ -251,8 +251,8 @@ def _partly_plain(words: np.ndarray, chunk: Chunk) -> Bits:
 
 
 def _sure(words: np.ndarray, chunk: Chunk) -> Bits:
-    """Rows of the last dim with one element of about 18, and all others about 0: each of these is less than 24 bits
-    show beside it, and all of a long row together are more."""
+    """Rows of the last dim with one element of about 18, and all others near 0. In float32 the exponential of each of
+    these is lost beside that of 18; the sum of those of a long row is not."""
     columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
     row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
     is_sure = column == _spread(words, row) % np.uint64(columns)

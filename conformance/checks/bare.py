@@ -28,8 +28,8 @@ _WHERE = {
 
 def bare(trial: Trial) -> Finding:
     """Check that a call without margins, mode or watch is right too, at addresses where an earlier call had other
-    contents; where the implementation claims to be deterministic, with the same bits. Nor may it write an operand
-    for a while: in memory that may not be written that ends the process."""
+    contents; where the implementation claims to be deterministic, with the same bits, except where operands are
+    parameters. Nor may it write an operand for a while: in memory that may not be written that ends the process."""
     plain = not trial.case.form
     alone = plain and not trial.spec.writes(trial.case)
     left = {READ_ONLY: not trial.may_end, SWAPPED: not plain, PARTS: not alone, INFERENCE: not alone}

@@ -12,6 +12,7 @@ import torch
 
 from conformance import cases, forms, gradient_calls
 from conformance.calls import Outcome
+from conformance.case_changes import is_tied
 from conformance.cases import Case, Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, difference, different
 from conformance.checks.gradient_kinds import (
@@ -133,7 +134,8 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     index = worst.index if worst is not None and not worst.passed else None
     found = Finding("gradients", FAILED, f"{told(way)}: {message}", share, index=index, case=shown)
     # Where torch takes another kernel for what is differentiated, its values may be off.
-    return trial.excused(found, trial.case, "values" if message.startswith(OTHER_RESULT) else "gradients")
+    asked = way.case if is_tied(way.case) else trial.case
+    return trial.excused(found, asked, "values" if message.startswith(OTHER_RESULT) else "gradients")
 
 
 def _missing(outcome: Outcome) -> str | None:

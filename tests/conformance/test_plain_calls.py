@@ -59,7 +59,7 @@ def test_a_right_module_passes(judged):
 @pytest.mark.parametrize(
     ("does", "message"),
     [
-        ("return input.clone()", "in a plain script it is wrong: values"),
+        ("return input.clone()", "in a plain script (as of torchrun) it is wrong: values"),
         ("raise ValueError('not here')", "ValueError: not here"),
         ("return torch.zeros(2)", "shape"),
         ("return None", "None"),
