@@ -466,6 +466,8 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                         made.reached = "backward"
                         earlier()
                         made.reached = "forward"
+                        # It holds the operands.
+                        del earlier
                     elif wish is not None and wish["evaluated"]:
                         with gradient_calls.EVALUATED[wish["evaluated"]]():
                             function(*args, **kwargs)
