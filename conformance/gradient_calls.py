@@ -18,7 +18,7 @@ STEEPER = -2.0
 """The factor of the second gradient of the result where gradients are asked for twice. A power of two, so that it
 rounds nothing."""
 _ENDING, _PAUSE = 10_000, 1e-4
-"""How often it is looked whether a thread has ended, and the seconds between two looks."""
+"""The most looks at whether a thread has ended, and the seconds between two of them."""
 
 
 EVALUATED = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
@@ -29,7 +29,7 @@ layer that begins with data and goes on with activations."""
 FREED = 4
 """The calls of the same sizes that are made after the result of the first one is freed."""
 ADDED_UP = 0.5
-"""What ``.grad`` of a parameter holds before gradients are asked for, which nobody adds to."""
+"""Fills the ``.grad`` that a parameter has before gradients are asked for; it has to stay as it is."""
 
 
 def _kept_elsewhere(function):

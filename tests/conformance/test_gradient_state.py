@@ -1,4 +1,4 @@
-"""What a backward pass remembers of another one, or of memory that is not its own any more."""
+"""Backward passes may not depend on an earlier one, on a ``.grad`` that is there, or on memory that was freed."""
 
 from __future__ import annotations
 
