@@ -210,7 +210,9 @@ def test_ops(
         seconds = pytestconfig.getoption("--seconds")
         device_times = times = timing.interleaved(found, inputs, refresh, check, seconds=seconds, rounds=limits)
         if device.type == "cuda" and _rows.is_small(row):
-            times = timing.host(found, inputs)
+            of_host = timing.host(found, inputs)
+            # Of calls one after the other, the caller waits for whichever takes longer.
+            times = {name: max(of_host[name], device_times[name], key=lambda one: one.median) for name in found}
 
     CLOCK.keep(benchmark, times[ours].seconds)
     least = floor(row, ceilings)

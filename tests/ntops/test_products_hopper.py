@@ -239,7 +239,7 @@ def test_tiles_are_small_where_programs_would_be_too_few():
     assert chosen(1, 11008, 4096) == chosen(16, 14336, 4096) == (product_configs.HOPPER, 32, 128), "one wave"
     assert chosen(128, 4096, 4096) == (product_configs.HOPPER, 64, 64)
     assert chosen(1024, 1024, 1024) == chosen(197, 4096, 1024) == (product_configs.HOPPER, 64, 128)
-    assert chosen(33, 18432, 7168) == (product_configs.HOPPER, 64, 256), "programs that read as fast as memory is"
+    assert chosen(33, 18432, 7168) == (product_configs.HOPPER, 64, 160), "one wave of nearly all multiprocessors"
     assert chosen(256, 18432, 7168) == (product_configs.HOPPER, 128, 144), "two waves, of which none is nearly empty"
     assert chosen(4572, 2048, 8192) == (product_configs.HOPPER, 192, 128), "no turn that is nearly empty"
     assert chosen(4096, 4096, 4096) == (product_configs.HOPPER, 128, 256)
