@@ -160,6 +160,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         raise ReproError("since a script keeps the result, which is freed")
     if "distribution" in prepared.spec.checks:
         raise ReproError("of gradients that depend on what was drawn")
+    if call_contexts.is_dressed(way.case.form):
+        raise ReproError("of gradients of lazily negated operands")
     inputs = way.inputs()
     result = prepare(way.case, device).reference.value
     answers = expected_gradients(prepared.spec, way, inputs, result)
@@ -184,7 +186,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         "layouts": False,
         "deterministic": False,
     }
-    plain = _call(way.case).partition("return ")[2]
+    plain = _expression(way.case)
     again = " + torch.autograd.grad(value, wanted, dout, allow_unused=True)" if way.twice else ""
     lines = (
         f"def call({case.op}, operands):",
@@ -258,7 +260,29 @@ def literal(argument: Any) -> str:
 
 
 def _call(case: Case) -> str:
-    """Return the call as it would be written by hand."""
+    """Return a function that makes the call as it would be written by hand."""
+    made = _expression(case)
+    if not call_contexts.is_dressed(case.form):
+        return f"def call({case.op}, operands):\n    return {made}"
+    inplace = case.kwargs.get("inplace") is True
+    writes = call_contexts.kept(case.form, sorted(specs.registry()[case.op].writes(case)), inplace)
+    return "\n".join(
+        (
+            f"def call({case.op}, operands):",
+            f"    kept, operands = operands, dressed({case.form!r}, operands, {writes})",
+            "    value = None",
+            "    try:",
+            f"        with surroundings({case.form!r}):",
+            f"            value = {made}",
+            "    finally:",
+            f"        value = undressed({case.form!r}, kept, operands, value)",
+            "    return value",
+        )
+    )
+
+
+def _expression(case: Case) -> str:
+    """Return the call in its form, of ``operands``."""
     count = 0
 
     # Operands are numbered in the order of the plain form.
@@ -315,24 +339,7 @@ def _call(case: Case) -> str:
         texts |= {name: str(int(bool(case.kwargs[name]))) for name in names}
     positional, named = forms.arguments(case, args, texts)
     parts = [f"{x}" for x in positional] + [f"{name}={value}" for name, value in named.items()]
-    made = f"{case.op}({', '.join(parts)})"
-    if not call_contexts.is_dressed(case.form):
-        return f"def call({case.op}, operands):\n    return {made}"
-    inplace = case.kwargs.get("inplace") is True
-    writes = call_contexts.kept(case.form, sorted(specs.registry()[case.op].writes(case)), inplace)
-    return "\n".join(
-        (
-            f"def call({case.op}, operands):",
-            f"    kept, operands = operands, dressed({case.form!r}, operands, {writes})",
-            "    value = None",
-            "    try:",
-            f"        with surroundings({case.form!r}):",
-            f"            value = {made}",
-            "    finally:",
-            f"        value = undressed({case.form!r}, kept, operands, value)",
-            "    return value",
-        )
-    )
+    return f"{case.op}({', '.join(parts)})"
 
 
 def _dim(form: str, value: Any) -> str:

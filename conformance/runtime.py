@@ -414,10 +414,12 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
 
     :param given: The operands as the call gets them; None: as its form dresses them.
     """
+    wish = call["gradients"]
     if given is None:
         stay = call_contexts.kept(call["form"], call["written"], bool(call["kwargs"].get("inplace")))
+        # The result's gradient may be that of an operand, in its memory.
+        stay = stay if wish is None else [*stay, wish["dout"]]
         given = call_contexts.dressed(call["form"], made.operands, stay)
-    wish = call["gradients"]
     args, kwargs = _arguments(call, given)
     before = None
     if wish is not None:

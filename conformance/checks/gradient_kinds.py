@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import case_files, cases, gradient_calls
+from conformance import call_contexts, case_files, cases, forms, gradient_calls
 from conformance.case_changes import is_tied, with_operand
 from conformance.cases import Case, DType, Same
 from conformance.spec import Call, registry
@@ -49,6 +49,14 @@ SAVED = ("", "", "", "elsewhere", "checkpoint")
 plain kinds of gradients."""
 TIED = 5
 """Of so many small calls one has two operands that are one tensor, or two views of it."""
+FORMS = (
+    *(forms.BY_POSITION, forms.BY_NAME, forms.DEFAULTS, forms.NUMPY, forms.TENSORS, forms.SIZES, forms.ENUMS),
+    *(forms.AXES, forms.DIM_ENUMS, forms.DIM_TENSORS, forms.FLAGS, call_contexts.NEGATED),
+)
+"""The forms in which a call is differentiated: those that change how arguments are written, and lazily negated
+operands."""
+IN_A_FORM = 3
+"""Of so many calls one is in a form that is not the plain one."""
 ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
@@ -151,6 +159,10 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if evaluated == gradient_calls.FROZEN and len(wanted) < 2:
         evaluated = "no_grad"
     saved = SAVED[seed // 101 % len(SAVED)] if kind in PLAIN and not training else ""
+    if kind not in ("second order", "in place") and seed // 107 % IN_A_FORM == 0:
+        possible = [form for form in forms.possible(asked) if form in FORMS]
+        form = possible[seed // (107 * IN_A_FORM) % len(possible)] if possible else ""
+        asked = msgspec.structs.replace(asked, form=form)
     return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, saved, view)
 
 
@@ -359,6 +371,7 @@ def told(way: Wish) -> str:
     under = "".join(f", {name}={value}" for name, value in way.settings.items())
     tied = next((argument for argument in way.case.args if isinstance(argument, Same)), None)
     one = "" if tied is None else f", two operands one tensor{', the second turned' * tied.turned}"
+    one += f", of the call in the form {way.case.form!r}" if way.case.form else ""
     saved = {"": "", "elsewhere": ", of saved tensors kept as dense copies", "checkpoint": ", checkpointed"}[way.saved]
     how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{saved}{under}"
     return f"gradients of operands {operands}{one}{how_made}, for that of the result {values}"

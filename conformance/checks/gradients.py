@@ -88,7 +88,8 @@ def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: 
     :param result: The result of the call itself.
     """
     assert spec.gradients is not None
-    args, kwargs = forms.bind(way.case, inputs)
+    # The oracle knows the plain form.
+    args, kwargs = cases.bind(way.case, inputs)
     found = spec.gradients(Call(tuple(args), kwargs, result), inputs[-1])
     return [_summed(found, way.case, number, inputs[number].dtype) for number in way.wanted]
 
@@ -148,16 +149,18 @@ def _missing(outcome: Outcome) -> str | None:
 
 
 def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> str:
-    """Say which plainer call has the gradients that this one lacks: of contiguous copies, or not in place; empty: none.
-    Nobody may lose them without a word for the layout of an operand, or where it is written; an implementation that has
-    none at all is not asked for them."""
+    """Say which plainer call has the gradients that this one lacks: of contiguous copies, not in place, or in the plain
+    form; empty: none. Nobody may lose them without a word for the layout of an operand, or where it is written, or for
+    how the call is; an implementation that has none at all is not asked for them."""
     words = ["of contiguous copies"] * any(not one.is_contiguous() for one in inputs[:-1])
     words += ["out of place"] * (way.kind == "in place")
+    words += ["in the plain form"] * bool(way.case.form)
     if not words:
         return ""
     copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
     kind = "contiguous" if way.kind == "in place" else way.kind
-    found = trial.attempt(inputs=copies, case=way.case, gradients=way.asked() | {"kind": kind})
+    plain = msgspec.structs.replace(way.case, form="")
+    found = trial.attempt(inputs=copies, case=plain, gradients=way.asked() | {"kind": kind})
     return ", ".join(words) if found.error is None and found.reached == "backward" else ""
 
 
@@ -168,6 +171,8 @@ def _wrong(
     if outcome.trespass:
         return outcome.trespass, None
     if outcome.error is not None:
+        if way.case.form in forms.MAY_BE_REFUSED and isinstance(outcome.error, TypeError):
+            return "", None
         if way.kind == "overwritten" and outcome.reached == "backward" and isinstance(outcome.error, RuntimeError):
             return "", None
         if outcome.reached == "forward" and _refused(trial, way, inputs):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from conformance import context_calls, forms, gradient_calls
+from conformance import cases, context_calls, gradient_calls
 from conformance.checks.call_record import Trial
 from conformance.checks.gradient_kinds import Wish
 
@@ -46,7 +46,7 @@ def _graph_of_torch(
     if dtype is not None:
         given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
     given = [one.requires_grad_() if n in way.wanted else one for n, one in enumerate(given)]
-    args, kwargs = forms.bind(way.case, given)
+    args, kwargs = cases.bind(way.case, given)
     return trial.spec.reference(*args, **kwargs), [given[n] for n in way.wanted], given[-1]
 
 
