@@ -28,6 +28,12 @@ def surroundings(context, device):
     return reduced_precision(context["reduced"]) if kind == FLAGS else contextlib.nullcontext()
 
 
+def left(device):
+    """Return a context manager for a backward pass, which comes after the region of autocast, as torch advises."""
+    inside = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if inside else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def reduced_precision(allowed):
     """Set all flags of reduced precision, and restore them."""

@@ -476,6 +476,9 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                     forward = function if wish is None else gradient_calls.SAVED[wish["saved"]](function)
                     made.value = forward(*args, **kwargs)
                     if wish is not None:
+                        # A checkpointed call is made once more with them.
+                        if wish["saved"] != "checkpoint":
+                            _clear_lists(args, kwargs)
                         again = functools.partial(_called, function, call)
                         made.value = _differentiated(made, given, wish, again, before, device)
                 finally:
@@ -549,6 +552,13 @@ def _arguments(call, operands):
     return args, {name: decode(value, operands) for name, value in call["kwargs"].items()}
 
 
+def _clear_lists(args, kwargs):
+    """Empty the lists that a caller has passed: they are its own again."""
+    for value in (*args, *kwargs.values()):
+        if type(value) is list:
+            value.clear()
+
+
 def _called(function, call, operands):
     args, kwargs = _arguments(call, operands)
     return function(*args, **kwargs)
@@ -607,7 +617,7 @@ def _differentiated(made, given, wish, again, before, device):
         # Freed while its graph lives; what is made first takes its place.
         result, made.value, value = result.clone(), None, [value, *(copies() for _ in range(gradient_calls.FREED))]
 
-    with sequence_staging.applied(wish["settings"], everything=False):
+    with sequence_staging.applied(wish["settings"], everything=False), mode_calls.left(device):
         # Another draw, after which the state is not that of the call.
         torch.rand((), device=device)
         noted = process_state.note(device)

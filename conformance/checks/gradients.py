@@ -122,6 +122,8 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     make = trial.bare if way.kind == "shared" else trial.attempt
     outcome = make(inputs=inputs, case=way.case, gradients=way.asked())
     if (missing := _missing(outcome)) is not None:
+        if way.case.form in forms.MAY_BE_REFUSED and _refused(trial, way, inputs):
+            return Finding("gradients", PASSED)
         if outcome.error is None and (plainer := _has_of_plainer(trial, way, inputs)):
             message = f"there are none: {missing}, but that {plainer} does; {told(way)}"
             return Finding("gradients", FAILED, message)

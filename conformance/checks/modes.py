@@ -80,7 +80,43 @@ def _unclaimed(trial: Trial) -> Finding:
         if _is_far(*others) or not all(_is_far(found, one) for one in others):
             continue
         return failed(trial, "autocast", trial.case, f"{where}: result {place} is neither torch's nor that outside")
+    if message := _wrongly_trained(trial, context, outcome.value):
+        return failed(trial, "autocast", trial.case, f"{where}: {message}")
     return Finding("autocast", PASSED)
+
+
+def _wrongly_trained(trial: Trial, context: dict[str, Any], result: Any) -> str:
+    """Say what is wrong with the gradients of a call inside of autocast that is not claimed, where it has some outside:
+    they are there, and far from torch's there or from its own outside; empty: nothing.
+
+    :param result: That of the call inside.
+    """
+    if not isinstance(result, torch.Tensor) or not differentiable(trial):
+        return ""
+    case = ordinary(tamed(trial.case))
+
+    def asked(made: torch.Tensor) -> dict[str, Any]:
+        dout = TensorSpec(tuple(made.shape), str(made.dtype).removeprefix("torch."), seed=cases.seed(case) % 256)
+        way = Wish("contiguous", case, tuple(floating_operands(case)), dout)
+        return {"inputs": way.inputs(), "gradients": way.asked()}
+
+    outside = trial.bare(**asked(trial.reference.tensors()[0]))
+    if not isinstance(outside.value, tuple):
+        return ""
+    inside = trial.bare(context=context, **asked(result))
+    if inside.error is not None:
+        return f"the backward pass raised {describe(inside.error)}" if inside.reached == "backward" else ""
+    if not isinstance(inside.value, tuple):
+        return "the result does not know its operands"
+    theirs = trial.theirs(context=context, **asked(trial.theirs(context=context).tensors()[0]))
+    if not isinstance(theirs.value, tuple):
+        return ""
+    for number, own, *others in zip(floating_operands(case), *(x.value[1:] for x in (inside, outside, theirs)), strict=True):
+        if any(not isinstance(one, torch.Tensor) or not one.numel() for one in (own, *others)) or _is_far(*others):
+            continue
+        if float(others[0].abs().amax()) > _VANISHING and all(_is_far(own, one) for one in others):
+            return f"the gradient of operand {number} is neither torch's nor that outside"
+    return ""
 
 
 def _before(trial: Trial) -> str | None:

@@ -6,6 +6,8 @@ it.
 """
 
 import inspect
+import numbers
+import operator
 
 import torch
 
@@ -152,31 +154,49 @@ def _as(value, kind, name):
         if kind == "Tensor":
             return value
 
-        reads = (kind == "float" or name in _READ) and value.ndim == 0 and not value.is_complex()
-        return value.item() if reads else _UNFIT
+        if (kind == "float" or name in _READ) and value.ndim == 0 and not value.is_complex():
+            return value.item()
+
+        # A dim.
+        if kind not in ("int", "int[]"):
+            return _UNFIT
 
     if kind == "Tensor":
         return _UNFIT
 
-    if kind == "Scalar":
-        return value if isinstance(value, _NUMBERS) and _is_narrow(value) else _UNFIT
+    if kind in ("Scalar", "float"):
+        value = _number_of_python(value)
+        fits = isinstance(value, _NUMBERS) and (kind == "float" or _is_narrow(value))
+        return value if fits else _UNFIT
 
-    if kind == "float":
-        return value if isinstance(value, _NUMBERS) else _UNFIT
-
-    if kind == "SymInt[]":
-        sizes = [value] if isinstance(value, _INTEGERS) else value
-        fits = isinstance(sizes, (tuple, list)) and len(sizes) and all(_is_integer(size) for size in sizes)
-        return [*sizes] if fits else _UNFIT
-
-    if kind == "int[]":
-        dims = value if isinstance(value, (tuple, list)) else [value]
-        return [*dims] if all(_is_integer(dim) for dim in dims) else _UNFIT
+    if kind in ("SymInt[]", "int[]"):
+        items = [_integer(item) for item in (value if isinstance(value, (tuple, list)) else [value])]
+        fits = (kind == "int[]" or len(items)) and not any(isinstance(item, _Unfit) for item in items)
+        return items if fits else _UNFIT
 
     if kind in ("int", "SymInt"):
-        return value if _is_integer(value) else _UNFIT
+        return _integer(value)
 
     return value if isinstance(value, {"bool": bool, "str": str, "ScalarType": torch.dtype}[kind]) else _UNFIT
+
+
+def _integer(value):
+    """Return a whole number as one of a schema: of NumPy and 0-d tensors, too, as the kernels' functions take it."""
+    if _is_integer(value) or torch.compiler.is_compiling() or isinstance(value, bool):
+        return value if _is_integer(value) else _UNFIT
+
+    try:
+        return operator.index(value)
+    except TypeError:
+        return _UNFIT
+
+
+def _number_of_python(value):
+    """Return a number of another class, such as one of NumPy, as Python's; anything else as it is."""
+    if isinstance(value, _NUMBERS) or torch.compiler.is_compiling() or not isinstance(value, numbers.Real):
+        return value
+
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 def _is_integer(value):

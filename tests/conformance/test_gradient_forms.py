@@ -83,6 +83,26 @@ class Largest(torch.autograd.Function):
         return dout * ties / ties.sum(ctx.dim, keepdim=True), None, None
 
 
+class Total(torch.autograd.Function):
+    """A sum that keeps the caller's list of dims for the backward pass."""
+
+    @staticmethod
+    def forward(ctx, input, dim):
+        ctx.shape, ctx.dim = input.shape, dim
+        return torch.sum(input, dim)
+
+    @staticmethod
+    def backward(ctx, dout):
+        for dim in sorted(one % len(ctx.shape) for one in ctx.dim):
+            dout = dout.unsqueeze(dim)
+        return dout.expand(ctx.shape), None
+
+
+def trusting_sum(input, dim=None, keepdim=False, *, axis=None, keepdims=False, dtype=None, out=None):
+    dim, keepdim = (dim if axis is None else axis), keepdim or keepdims
+    return torch.sum(input, dim, keepdim) if type(dim) is not list or keepdim else Total.apply(input, dim)
+
+
 def unkept_amax(input, dim=(), keepdim=False, *, axis=None, out=None, **options):
     if axis is None:
         return torch.amax(input, dim, keepdim)
@@ -98,6 +118,7 @@ CASES = {
     "sub": Case(op="sub", args=(spec(5, 4), spec(4)), kwargs={"alpha": 3}),
     "mm": Case(op="mm", args=(spec(3, 5), spec(5, 4))),
     "matmul": Case(op="matmul", args=(spec(3, 5), spec(5, 4))),
+    "sum": Case(op="sum", args=(spec(3, 4, 5), (0, 2))),
     "amax": Case(op="amax", args=(spec(3, 3), 1), kwargs={"keepdim": True}),
     "cross_entropy": Case(
         op="cross_entropy",
@@ -125,6 +146,7 @@ def failures(case: Case, function: object) -> set[str]:
         ("mm", detaching_mm, forms.BY_NAME),
         ("matmul", misreading_matmul, call_contexts.NEGATED),
         ("amax", unkept_amax, forms.AXES),
+        ("sum", trusting_sum, forms.SIZES),
     ],
 )
 def test_a_form_without_its_gradients_is_found(op, function, form):

@@ -59,6 +59,22 @@ def _by_pointer(input):
     return input.detach().exp()
 
 
+class _Mm(torch.autograd.Function):
+    """A product that saves what autocast casts, or its operands as they came."""
+
+    @staticmethod
+    def forward(ctx, input, mat2, is_cast):
+        ctx.dtypes = input.dtype, mat2.dtype
+        result = torch.mm(input, mat2)
+        ctx.save_for_backward(*((one.to(result.dtype) if is_cast else one) for one in (input, mat2)))
+        return result
+
+    @staticmethod
+    def backward(ctx, dout):
+        input, mat2 = ctx.saved_tensors
+        return (dout @ mat2.mT).to(ctx.dtypes[0]), (input.mT @ dout).to(ctx.dtypes[1]), None
+
+
 def _raises_in_autocast(input):
     if torch.is_autocast_enabled("cpu"):
         raise RuntimeError("not here")
@@ -120,6 +136,35 @@ def test_autocast_may_be_ignored_and_refused():
     assert _statuses("autocast", _raises_in_autocast) == {UNCLAIMED}
     assert _statuses("autocast", lambda input: input.exp()) == {PASSED}
     assert _statuses("autocast", _wrong_in_autocast) == {FAILED}
+
+
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_the_backward_pass_comes_after_the_region_of_autocast(is_cast):
+    case = Case(op="mm", args=(spec(5, 33), spec(33, 7)))
+    finding = judged("autocast", case, _own(lambda input, mat2: _Mm.apply(input, mat2, is_cast), "mm"))
+    assert finding.status == (PASSED if is_cast else FAILED)
+    assert is_cast or "the backward pass raised RuntimeError" in finding.message
+
+
+def test_a_gradient_that_is_wrong_in_autocast_is_caught():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input):
+            ctx.inside = torch.is_autocast_enabled("cpu")
+            ctx.save_for_backward(input.exp())
+            return input.exp()
+
+        @staticmethod
+        def backward(ctx, dout):
+            return dout * ctx.saved_tensors[0] * (2 if ctx.inside else 1)
+
+    assert FAILED in _statuses("autocast", Twice.apply)
+    detached = {judged("autocast", case, _own(_detached_in_autocast)).status for case in _calls()[:8]}
+    assert FAILED in detached
+
+
+def _detached_in_autocast(input):
+    return input.detach().exp() if torch.is_autocast_enabled("cpu") else input.exp()
 
 
 def test_autocast_in_another_dtype_than_torchs_passes():
