@@ -55,6 +55,21 @@ def is_tied(case: Case) -> bool:
     return any(isinstance(argument, Same | View) for argument in (*case.args, *case.kwargs.values()))
 
 
+def of_one_tensor(case: Case) -> Case | None:
+    """Return the call with one square tensor, or one of a batch of them, for all of three or more tensor arguments, as
+    a polynomial of a matrix has it; None: they are fewer, or of several dtypes."""
+    specs = [argument for argument in case.args if isinstance(argument, TensorSpec)]
+    longest = max((spec.shape for spec in specs), key=len, default=())
+    if is_tied(case) or len(specs) < 3 or len({spec.dtype for spec in specs}) > 1:
+        return None
+    shape = (*longest[:-2], *longest[-1:], *longest[-1:]) if len(longest) > 1 else longest
+    first = TensorSpec(shape, specs[0].dtype, specs[0].values, specs[0].seed)
+    places = [place for place, argument in enumerate(case.args) if isinstance(argument, TensorSpec)]
+    args = [Same(0) if place in places else argument for place, argument in enumerate(case.args)]
+    args[places[0]] = first
+    return msgspec.structs.replace(case, args=tuple(args), digests=())
+
+
 def bare(case: Case) -> Case:
     """Return the call with nothing but what it has to be given; torch may refuse it."""
     required = len(parameters(case.op, required=True))

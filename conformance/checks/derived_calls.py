@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from conformance import call_contexts, cases
 from conformance import spec as specs
+from conformance.case_changes import of_one_tensor
 from conformance.cases import Argument, Case, Same, View
 from conformance.checks.invariance import entangled
 from conformance.spec import Batch
@@ -160,7 +161,7 @@ def _shifted(case: Case) -> Case:
 
 def aliases(case: Case, apart: bool, broadcasts: bool) -> Variants:
     """Return calls with two inputs of one dtype that are one tensor, or views of one: turned, or (``apart``) one
-    element apart, or (where it ``broadcasts``) a row of it."""
+    element apart, or (where it ``broadcasts``) a row of it; and with all of more inputs one tensor."""
     if any(isinstance(x, Same | View) for x in (*case.args, *case.kwargs.values())):
         return {}
     specs = [spec for spec in case.args if isinstance(spec, TensorSpec)]
@@ -199,6 +200,9 @@ def aliases(case: Case, apart: bool, broadcasts: bool) -> Variants:
                 found[f"{names} one element apart"] = with_operand(
                     moved, first, lambda spec: replace(spec, layout=Layout(offset=1))
                 )
+    one = of_one_tensor(case)
+    if one is not None and sum(math.prod(spec.shape) for spec in cases.operands(one)) <= TURNED:
+        found["all operands one tensor"] = one
     return found
 
 

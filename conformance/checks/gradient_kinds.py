@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from conformance import call_contexts, case_files, cases, forms, gradient_calls
-from conformance.case_changes import is_tied, with_operand
+from conformance.case_changes import is_tied, of_one_tensor, with_operand
 from conformance.cases import Case, DType, Same
 from conformance.spec import Call, registry
 from strategies import dtypes, layouts
@@ -55,7 +55,7 @@ FORMS = (
 )
 """The forms in which a call is differentiated: those that change how arguments are written, and lazily negated
 operands."""
-IN_A_FORM = 3
+IN_A_FORM = 2
 """Of so many calls one is in a form that is not the plain one."""
 ONES = LISTED + "1"
 MOST = 1 << 18
@@ -167,11 +167,13 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
 
 
 def _of_one_tensor(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
-    """Return a small call with one tensor for two operands, the second turned, as of ``x @ x.T``, or the same, and its
-    result on the meta device; None where torch takes no such call."""
+    """Return a small call with one tensor for two operands, the second turned, as of ``x @ x.T``, or the same, or with
+    one for all of more, and its result on the meta device; None where torch takes no such call."""
     if is_tied(case):
         return None
     ways = [way for first in range(2) for way in _pairs(case, first)]
+    whole = of_one_tensor(case)
+    ways += [] if whole is None else [whole]
     start = turn % max(len(ways), 1)
     for made in (*ways[start:], *ways[:start]):
         call = case_files.on_meta(made)
@@ -370,7 +372,8 @@ def told(way: Wish) -> str:
     values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
     under = "".join(f", {name}={value}" for name, value in way.settings.items())
     tied = next((argument for argument in way.case.args if isinstance(argument, Same)), None)
-    one = "" if tied is None else f", two operands one tensor{', the second turned' * tied.turned}"
+    count = "two" if sum(isinstance(argument, Same) for argument in way.case.args) < 2 else "all"
+    one = "" if tied is None else f", {count} operands one tensor{', the second turned' * tied.turned}"
     one += f", of the call in the form {way.case.form!r}" if way.case.form else ""
     saved = {"": "", "elsewhere": ", of saved tensors kept as dense copies", "checkpoint": ", checkpointed"}[way.saved]
     how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{saved}{under}"

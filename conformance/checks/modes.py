@@ -111,7 +111,9 @@ def _wrongly_trained(trial: Trial, context: dict[str, Any], result: Any) -> str:
     theirs = trial.theirs(context=context, **asked(trial.theirs(context=context).tensors()[0]))
     if not isinstance(theirs.value, tuple):
         return ""
-    for number, own, *others in zip(floating_operands(case), *(x.value[1:] for x in (inside, outside, theirs)), strict=True):
+    for number, own, *others in zip(
+        floating_operands(case), *(x.value[1:] for x in (inside, outside, theirs)), strict=True
+    ):
         if any(not isinstance(one, torch.Tensor) or not one.numel() for one in (own, *others)) or _is_far(*others):
             continue
         if float(others[0].abs().amax()) > _VANISHING and all(_is_far(own, one) for one in others):

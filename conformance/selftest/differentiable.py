@@ -182,13 +182,19 @@ def _is_unseen(tensor: torch.Tensor, unseen: str) -> bool:
     return unseen == "all" or (unseen == "indices" and not tensor.is_floating_point())
 
 
-def differentiable(op: str, wrong: Wrong | None = None, unseen: str = "") -> Callable[..., Any]:
+def differentiable(
+    op: str, wrong: Wrong | None = None, unseen: str = "", keeps_lists: bool = False
+) -> Callable[..., Any]:
     """The op with gradients. ``wrong``: what its backward pass gives instead. ``unseen``: of what is saved for that,
-    what autograd does not know: "all", or "indices", which are all tensors of integers and bools."""
+    what autograd does not know: "all", or "indices", which are all tensors of integers and bools. ``keeps_lists``:
+    whether the caller's own lists are kept for it."""
     # torch's own attention has known deviations.
     right = attention.right() if op == attention.OP else correct.right(op)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if not keeps_lists:
+            args = tuple(map(_own, args))
+            kwargs = {name: _own(one) for name, one in kwargs.items()}
         named = {**dict(enumerate(args)), **kwargs}
         places = tuple(place for place, value in named.items() if isinstance(value, torch.Tensor))
         operands = tuple(named[place] for place in places)
@@ -211,6 +217,11 @@ def differentiable(op: str, wrong: Wrong | None = None, unseen: str = "") -> Cal
         return _Call.apply((lambda *_, **__: result, wrong, op, args, kwargs, places, unseen), *operands)
 
     return call
+
+
+def _own(argument: Any) -> Any:
+    """Return a list as another one, which its owner cannot change; anything else as it is."""
+    return [*argument] if type(argument) is list else argument
 
 
 def writes(kwargs: dict[str, Any]) -> bool:

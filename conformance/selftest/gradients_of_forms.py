@@ -1,0 +1,75 @@
+"""Planted defects of backward passes that know one way to write a call; and of what is one tensor throughout."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from conformance.selftest.defect_registry import defect, plant
+from conformance.selftest.differentiable import Gradients, Step, backward, differentiable
+
+KIND = "gradients of forms"
+
+
+@backward("add sub", KIND)
+def alpha_of_a_tensor_forgotten(step: Step) -> Gradients:
+    """An alpha that is a 0-d tensor counts as 1."""
+    places = zip(step.places, step.operands, strict=True)
+    return step.gradients(operands=[torch.ones_like(one) if place == "alpha" else one for place, one in places])
+
+
+@backward("sub", KIND)
+def alpha_of_numpy_wraps_around(step: Step) -> Gradients:
+    """An alpha that is an unsigned number of NumPy is negated in its own type."""
+    alpha = step.kwargs.get("alpha")
+    if not isinstance(alpha, np.unsignedinteger) or not alpha:
+        return step.gradients()
+    negative = 2.0 ** (8 * alpha.itemsize) - float(alpha)
+    return step.changed(step.gradients(), 1, lambda gradient: gradient * (-negative / float(alpha)))
+
+
+@backward("matmul bmm mul", KIND)
+def negated_operands_as_they_lie(step: Step) -> Gradients:
+    """A lazily negated operand that was saved is read as it lies in memory."""
+    return step.gradients(operands=[torch._neg_view(one) if one.is_neg() else one for one in step.operands])
+
+
+@backward("amax sum", KIND)
+def keepdims_forgotten(step: Step) -> Gradients:
+    """A dim that is kept by NumPy's name for that is added up."""
+    if not step.kwargs.get("keepdims") or step.dout.ndim < 2 or not step.dout.numel():
+        return step.gradients()
+    return step.gradients(step.dout.sum(0, keepdim=True).expand(step.dout.shape))
+
+
+def _lost_by_name(right: Any, *args: Any, _call: Any, **kwargs: Any) -> Any:
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not kwargs.keys() - {"out"}):
+        return _call(*args, **kwargs)
+
+
+for _op in ("mm", "matmul", "mul"):
+    _call = partial(_lost_by_name, _call=differentiable(_op))
+    plant(_op, "gradient_lost_by_name", KIND, "gradients", _call, "A call with an operand by name records nothing.")
+
+
+def _never_copied(right: Any, *args: Any, _call: Any, **kwargs: Any) -> Any:
+    return _call(*args, **kwargs)
+
+
+for _op in ("sum", "mean", "layer_norm"):
+    _call = partial(_never_copied, _call=differentiable(_op, keeps_lists=True))
+    plant(
+        _op, "gradient_of_the_callers_list", KIND, "gradients", _call, "A list is kept for the backward pass as it is."
+    )
+
+
+@defect("addmm", KIND, "aliasing")
+def of_one_tensor_symmetric(right: Any, input: Any, mat1: Any, mat2: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where one tensor is all operands, the upper half of the result is mirrored."""
+    result = right(input, mat1, mat2, *args, **kwargs)
+    if not input.shape == mat1.shape == mat2.shape or not input.data_ptr() == mat1.data_ptr() == mat2.data_ptr():
+        return result
+    return result.copy_(result.triu() + result.triu(1).mT)
