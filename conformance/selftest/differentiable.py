@@ -14,6 +14,7 @@ import torch
 
 from conformance import float_formats
 from conformance import spec as specs
+from conformance.forms import FACTORS
 from conformance.ops import _attention
 from conformance.ops.rotary_position_embedding import pairs
 from conformance.selftest import attention, correct
@@ -131,7 +132,8 @@ def rotated(
 
 def _dropped(result: torch.Tensor, input: torch.Tensor, p: float = 0.5, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Dropout with the mask that a result shows."""
-    return input * torch.where(result == 0, 0.0, 1 / (1 - p) if p < 1 else 0.0)
+    # Numbers alone would be of the default dtype.
+    return torch.where(result == 0, 0.0, input * (1 / (1 - p) if p < 1 else 0.0))
 
 
 def _root_normed(result: torch.Tensor, input: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Any:
@@ -192,6 +194,8 @@ def differentiable(
     right = attention.right() if op == attention.OP else correct.right(op)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        # Where autograd's formulas take a number alone.
+        kwargs = {name: one.item() if is_number(name, one) else one for name, one in kwargs.items()}
         if not keeps_lists:
             args = tuple(map(_own, args))
             kwargs = {name: _own(one) for name, one in kwargs.items()}
@@ -217,6 +221,11 @@ def differentiable(
         return _Call.apply((lambda *_, **__: result, wrong, op, args, kwargs, places, unseen), *operands)
 
     return call
+
+
+def is_number(name: str, argument: Any) -> bool:
+    """Tell whether a keyword argument is a 0-d tensor in the place of a number."""
+    return name in FACTORS and isinstance(argument, torch.Tensor)
 
 
 def _own(argument: Any) -> Any:

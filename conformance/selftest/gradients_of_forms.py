@@ -5,44 +5,32 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from conformance.selftest.defect_registry import defect, plant
-from conformance.selftest.differentiable import Gradients, Step, backward, differentiable
+from conformance.selftest.differentiable import Gradients, Step, backward, differentiable, is_number
 
 KIND = "gradients of forms"
 
 
-@backward("add sub", KIND)
-def alpha_of_a_tensor_forgotten(step: Step) -> Gradients:
-    """An alpha that is a 0-d tensor counts as 1."""
-    places = zip(step.places, step.operands, strict=True)
-    return step.gradients(operands=[torch.ones_like(one) if place == "alpha" else one for place, one in places])
+def _of_alpha_one(step: Step) -> Gradients:
+    return step.gradients(alpha=1)
 
 
-@backward("sub", KIND)
-def alpha_of_numpy_wraps_around(step: Step) -> Gradients:
-    """An alpha that is an unsigned number of NumPy is negated in its own type."""
-    alpha = step.kwargs.get("alpha")
-    if not isinstance(alpha, np.unsignedinteger) or not alpha:
-        return step.gradients()
-    negative = 2.0 ** (8 * alpha.itemsize) - float(alpha)
-    return step.changed(step.gradients(), 1, lambda gradient: gradient * (-negative / float(alpha)))
+def _alpha_forgotten(right: Any, *args: Any, _calls: Any, **kwargs: Any) -> Any:
+    return _calls[is_number("alpha", kwargs.get("alpha"))](*args, **kwargs)
+
+
+for _op in ("add", "sub"):
+    _call = partial(_alpha_forgotten, _calls=(differentiable(_op), differentiable(_op, _of_alpha_one)))
+    _about = "An alpha that is a 0-d tensor counts as 1 in the backward pass."
+    plant(_op, "gradient_alpha_of_a_tensor_forgotten", KIND, "gradients", _call, _about)
 
 
 @backward("matmul bmm mul", KIND)
 def negated_operands_as_they_lie(step: Step) -> Gradients:
     """A lazily negated operand that was saved is read as it lies in memory."""
     return step.gradients(operands=[torch._neg_view(one) if one.is_neg() else one for one in step.operands])
-
-
-@backward("amax sum", KIND)
-def keepdims_forgotten(step: Step) -> Gradients:
-    """A dim that is kept by NumPy's name for that is added up."""
-    if not step.kwargs.get("keepdims") or step.dout.ndim < 2 or not step.dout.numel():
-        return step.gradients()
-    return step.gradients(step.dout.sum(0, keepdim=True).expand(step.dout.shape))
 
 
 def _lost_by_name(right: Any, *args: Any, _call: Any, **kwargs: Any) -> Any:
