@@ -116,7 +116,7 @@ def _script(
         parts = {"faults": mask_statistics, "favoured": mask_statistics}
     if failed in ("guard_bands", "fully_written"):
         parts["guarded"] = guards
-    dresses = (call_contexts,) if call_contexts.is_dressed(case.form) else ()
+    dresses = (call_contexts,) if "dressed(" in call else ()
     # Everything from the case is written with repr or as a comment, line by line, so that nothing in it becomes code.
     found = environment.line(implementation.name, messages.device_name(device)) + messages.by_semantics()
     about = f"{messages.call(case)}\n{messages.findings(verdict)}\n{found}"
@@ -160,8 +160,6 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         raise ReproError("since a script keeps the result, which is freed")
     if "distribution" in prepared.spec.checks:
         raise ReproError("of gradients that depend on what was drawn")
-    if call_contexts.is_dressed(way.case.form):
-        raise ReproError("of gradients of lazily negated operands")
     inputs = way.inputs()
     result = prepare(way.case, device).reference.value
     answers = expected_gradients(prepared.spec, way, inputs, result)
@@ -188,8 +186,10 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     }
     plain = _expression(way.case)
     again = " + torch.autograd.grad(value, wanted, dout, allow_unused=True)" if way.twice else ""
+    form = way.case.form
+    is_dressed = call_contexts.is_dressed(form)
     lines = (
-        f"def call({case.op}, operands):",
+        f"def {'differentiated' if is_dressed else 'call'}({case.op}, operands):",
         "    *operands, dout = operands",
         f"    for n in {list(way.wanted)}:",
         f"        operands[n] = {_LEAVES.get(way.origin, _LEAVES['leaf'])}",
@@ -204,6 +204,17 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         f"    zeros = [torch.zeros_like(one) for one in wanted]{' * 2' if way.twice else ''}",
         "    return tuple(zero.detach() if one is None else one for one, zero in zip(found, zeros, strict=True))",
     )
+    if is_dressed:
+        lines += (
+            "",
+            "",
+            f"def call({case.op}, operands):",
+            f"    given = dressed({form!r}, operands, [{len(inputs) - 1}])",
+            "    try:",
+            f"        return differentiated({case.op}, given)",
+            "    finally:",
+            f"        undressed({form!r}, operands, given, None)",
+        )
     return data, "\n".join(lines)
 
 

@@ -136,10 +136,12 @@ def _dropped(result: torch.Tensor, input: torch.Tensor, p: float = 0.5, *args: A
     return torch.where(result == 0, 0.0, input * (1 / (1 - p) if p < 1 else 0.0))
 
 
-def _root_normed(result: torch.Tensor, input: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> Any:
+def _root_normed(
+    result: torch.Tensor, input: torch.Tensor, normalized_shape: Any, weight: Any = None, eps: Any = None
+) -> Any:
     """rms_norm with the default epsilon of the call, not that of float64."""
     eps = torch.finfo(float_formats.compute_dtype(result.dtype)).eps if eps is None else eps
-    return torch.nn.functional.rms_norm(input, shape, weight, eps)
+    return torch.nn.functional.rms_norm(input, normalized_shape, weight, eps)
 
 
 def _filled(
