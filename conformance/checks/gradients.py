@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import cases, forms, gradient_calls
+from conformance import call_contexts, cases, forms, gradient_calls
 from conformance.calls import Outcome
 from conformance.case_changes import is_tied
 from conformance.cases import Case, Same
@@ -29,6 +29,7 @@ from conformance.checks.result import inputs_unchanged, judged
 from conformance.checks.second_derivatives import VANISHING, missing_terms
 from conformance.checks.torchs_gradients import is_freed_by_torch, of_torch
 from conformance.compare import Comparison, compare
+from conformance.running import Running
 from conformance.spec import Call, Expected, OpSpec, registry
 from strategies import dtypes
 from strategies.specs import TensorSpec
@@ -106,6 +107,13 @@ def _summed(found: Any, case: Case, operand: int, dtype: torch.dtype) -> Expecte
             terms.append(found[key].mT if isinstance(argument, Same) and argument.turned else found[key])
     if not terms:
         return None
+    if len(terms) > 1:
+        # Each is cast to a narrower dtype of the operand before they are added up.
+        narrow = [dtype.itemsize < term.dtype.itemsize for term in terms]
+        terms = [
+            Running(term.value, term.error, dtype) if is_narrow else term
+            for term, is_narrow in zip(terms, narrow, strict=True)
+        ]
     total = terms[0]
     for term in terms[1:]:
         total = total.stored() + term.stored()
@@ -122,7 +130,7 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     make = trial.bare if way.kind == "shared" else trial.attempt
     outcome = make(inputs=inputs, case=way.case, gradients=way.asked())
     if (missing := _missing(outcome)) is not None:
-        if way.case.form in forms.MAY_BE_REFUSED and _refused(trial, way, inputs):
+        if way.case.form and _is_form_refused(trial, way, inputs):
             return Finding("gradients", PASSED)
         if outcome.error is None and (plainer := _has_of_plainer(trial, way, inputs)):
             message = f"there are none: {missing}, but that {plainer} does; {told(way)}"
@@ -139,6 +147,16 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     # Where torch takes another kernel for what is differentiated, its values may be off.
     asked = way.case if is_tied(way.case) else trial.case
     return trial.excused(found, asked, "values" if message.startswith(OTHER_RESULT) else "gradients")
+
+
+def _is_form_refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Tell whether a form that may be refused is so by torch, or by the implementation without gradients, too."""
+    if way.case.form in forms.MAY_BE_REFUSED and _refused(trial, way, inputs):
+        return True
+    error = trial.attempt(inputs=inputs[:-1], case=way.case).error
+    if way.case.form in forms.MAY_BE_REFUSED:
+        return isinstance(error, TypeError)
+    return way.case.form == call_contexts.NEGATED and isinstance(error, NotImplementedError)
 
 
 def _missing(outcome: Outcome) -> str | None:

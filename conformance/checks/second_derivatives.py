@@ -45,7 +45,8 @@ def missing_terms(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], fou
         sure = right.isfinite() & own.isfinite()
         largest = float(torch.where(sure, right, 0.0).abs().amax())
         off = float(torch.where(sure, own.double() - right, 0.0).abs().amax())
-        if not largest > VANISHING or not off < coarse * largest:
+        if not VANISHING < largest < limits.max / 4 or not off < coarse * largest:
+            # Near the largest number what is added up on the way may overflow.
             continue
         worst = float(torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf).amax())
         if worst <= coarse * largest + 8 * off:

@@ -21,6 +21,9 @@ _INTEGERS = (int, torch.SymInt)
 _READ = ("alpha", "beta")
 """Numbers that may be 0-d tensors, like those of type ``float``."""
 
+_TRUTHS = ("interleaved",)
+"""Flags that may be 0 and 1: those of operators that torch lacks."""
+
 
 class _Unfit:
     """The marker for a value that does not fit a type. Dynamo of torch 2.11 can only compare the type of a symbolic
@@ -176,6 +179,9 @@ def _as(value, kind, name):
 
     if kind in ("int", "SymInt"):
         return _integer(value)
+
+    if name in _TRUTHS and isinstance(value, int):
+        return bool(value)
 
     return value if isinstance(value, {"bool": bool, "str": str, "ScalarType": torch.dtype}[kind]) else _UNFIT
 
