@@ -21,9 +21,6 @@ _INTEGERS = (int, torch.SymInt)
 _READ = ("alpha", "beta")
 """Numbers that may be 0-d tensors, like those of type ``float``."""
 
-_TRUTHS = ("interleaved",)
-"""Flags that may be 0 and 1: those of operators that torch lacks."""
-
 
 class _Unfit:
     """The marker for a value that does not fit a type. Dynamo of torch 2.11 can only compare the type of a symbolic
@@ -169,8 +166,7 @@ def _as(value, kind, name):
 
     if kind in ("Scalar", "float"):
         value = _number_of_python(value)
-        fits = isinstance(value, _NUMBERS) and (kind == "float" or _is_narrow(value))
-        return value if fits else _UNFIT
+        return value if isinstance(value, _NUMBERS) and (kind == "float" or _is_narrow(value)) else _UNFIT
 
     if kind in ("SymInt[]", "int[]"):
         items = [_integer(item) for item in (value if isinstance(value, (tuple, list)) else [value])]
@@ -180,7 +176,8 @@ def _as(value, kind, name):
     if kind in ("int", "SymInt"):
         return _integer(value)
 
-    if name in _TRUTHS and isinstance(value, int):
+    # A flag of operators that torch lacks may be 0 or 1.
+    if name == "interleaved" and isinstance(value, int):
         return bool(value)
 
     return value if isinstance(value, {"bool": bool, "str": str, "ScalarType": torch.dtype}[kind]) else _UNFIT
