@@ -184,7 +184,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         "layouts": False,
         "deterministic": False,
     }
-    plain = _expression(way.case)
+    plain = _expression(way.case, holds=way.saved != "checkpoint")
+    holds = "hold(" in plain
     again = " + torch.autograd.grad(value, wanted, dout, allow_unused=True)" if way.twice else ""
     form = way.case.form
     is_dressed = call_contexts.is_dressed(form)
@@ -195,8 +196,10 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         f"        operands[n] = {_LEAVES.get(way.origin, _LEAVES['leaf'])}",
         f"    wanted = [operands[n] for n in {list(way.wanted)}]",
         *(["    operands = [x.view_as(x) if x.requires_grad else x for x in operands]"] * (way.origin == "result")),
+        *(_HOLDING if holds else ()),
         *_before(way, plain),
         *(line.format(call=plain) for line in _SAVED[way.saved]),
+        *(["    for x in held:", "        x.clear()"] * holds),
         *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
         f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
         *(f"    {_SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
@@ -248,6 +251,13 @@ _SAVED = {
         "    value = checkpoint(lambda: {call}, use_reentrant=False)",
     ),
 }
+_HOLDING = (
+    "    # The caller's lists are its own again before the backward pass.",
+    "    held = []",
+    "    def hold(x):",
+    "        held.append(x)",
+    "        return x",
+)
 _MODES = {"no_grad": "no_grad", "inference": "inference_mode"}
 _SETTINGS = {
     "deterministic": "torch.use_deterministic_algorithms({value}, warn_only=True)",
@@ -292,8 +302,8 @@ def _call(case: Case) -> str:
     )
 
 
-def _expression(case: Case) -> str:
-    """Return the call in its form, of ``operands``."""
+def _expression(case: Case, holds: bool = False) -> str:
+    """Return the call in its form, of ``operands``. ``holds``: whether lists go through a function ``hold``."""
     count = 0
 
     # Operands are numbered in the order of the plain form.
@@ -310,6 +320,8 @@ def _expression(case: Case) -> str:
                 return f"{it}.transpose(-2, -1)" if turned else it
             case View(operand, dim, start, length):
                 return f"operands[{operand}].narrow({dim}, {start}, {length})"
+            case Ints() if holds:
+                return f"hold({literal(argument)})"
             case DType() | Ints():
                 return literal(argument)
             case Variant(name):
@@ -335,7 +347,8 @@ def _expression(case: Case) -> str:
     texts = {name: text(case.kwargs[name]) for name in sorted(case.kwargs)}
     if case.form == forms.SIZES:
         make = "list" if forms.sizes(case) is list else "torch.Size"
-        args = [f"{make}({one})" if type(x) is tuple else one for x, one in zip(case.args, args, strict=True)]
+        made = f"hold({make}({{}}))" if holds and make == "list" else f"{make}({{}})"
+        args = [made.format(one) if type(x) is tuple else one for x, one in zip(case.args, args, strict=True)]
     if case.form == forms.TENSORS:
         for name, value in case.kwargs.items():
             if isinstance(value, int | float) and forms.is_factor(name, value):

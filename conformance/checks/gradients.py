@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import sys
 from typing import Any
 
@@ -171,7 +172,7 @@ def _missing(outcome: Outcome) -> str | None:
 def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> str:
     """Say which plainer call has the gradients that this one lacks: of contiguous copies, not in place, or in the plain
     form; empty: none. Nobody may lose them without a word for the layout of an operand, or where it is written, or for
-    how the call is; an implementation that has none at all is not asked for them."""
+    the form of the call; an implementation that has none at all is not asked for them."""
     words = ["of contiguous copies"] * any(not one.is_contiguous() for one in inputs[:-1])
     words += ["out of place"] * (way.kind == "in place")
     words += ["in the plain form"] * bool(way.case.form)
@@ -191,7 +192,8 @@ def _wrong(
     if outcome.trespass:
         return outcome.trespass, None
     if outcome.error is not None:
-        if way.case.form in forms.MAY_BE_REFUSED and isinstance(outcome.error, TypeError):
+        is_refused = outcome.reached == "forward" and isinstance(outcome.error, TypeError)
+        if is_refused and _is_form_refused(trial, way, inputs):
             return "", None
         if way.kind == "overwritten" and outcome.reached == "backward" and isinstance(outcome.error, RuntimeError):
             return "", None
@@ -208,7 +210,8 @@ def _wrong(
             ), None
     result, *found = outcome.value
     count = len(way.wanted)
-    if way.case in (trial.case, msgspec.structs.replace(trial.case, digests=())) and (told := _other(trial, result)):
+    plain = (msgspec.structs.replace(case, form="", digests=()) for case in (way.case, trial.case))
+    if operator.eq(*plain) and (told := _other(trial, result)):
         return f"{OTHER_RESULT}: {told}", None
     if way.kind == "second order":
         return missing_terms(trial, way, inputs, found), None

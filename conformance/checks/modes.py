@@ -50,8 +50,9 @@ def modes(trial: Trial) -> Finding:
 def autocast(trial: Trial) -> Finding:
     """Check that a call inside of ``torch.autocast`` gives what torch's function of that name gives there: its dtype
     and strides, and the values of the call with operands cast as torch casts them. So it is with ``out=`` and in
-    place. The gradients are torch's there. Without a claim it may be refused, or of another dtype, but not be far from
-    both the plain call and torch's. Every other time the same parameters had other contents in an earlier region."""
+    place. The gradients are torch's there. Without a claim it may be refused, or of another dtype, but neither it nor
+    its gradients may be far from both the plain call's and torch's. Every other time the same parameters had other
+    contents in an earlier region."""
     if "autocast" not in trial.implementation.claims(trial.case.op):
         return _unclaimed(trial)
     for what, derived in variants(trial, "autocast", ("right",), one=True):
@@ -86,8 +87,8 @@ def _unclaimed(trial: Trial) -> Finding:
 
 
 def _wrongly_trained(trial: Trial, context: dict[str, Any], result: Any) -> str:
-    """Say what is wrong with the gradients of a call inside of autocast that is not claimed, where it has some outside:
-    they are there, and far from torch's there or from its own outside; empty: nothing.
+    """Say what is wrong with the gradients of a call inside of autocast that is not claimed, where it has some outside,
+    and torch there: there are none, the backward pass raises, or they are far from both; empty: nothing.
 
     :param result: That of the call inside.
     """
@@ -101,21 +102,22 @@ def _wrongly_trained(trial: Trial, context: dict[str, Any], result: Any) -> str:
         return {"inputs": way.inputs(), "gradients": way.asked()}
 
     outside = trial.bare(**asked(trial.reference.tensors()[0]))
-    if not isinstance(outside.value, tuple):
+    theirs = trial.theirs(context=context, **asked(trial.theirs(context=context).tensors()[0]))
+    if not isinstance(outside.value, tuple) or not isinstance(theirs.value, tuple):
         return ""
     inside = trial.bare(context=context, **asked(result))
     if inside.error is not None:
-        return f"the backward pass raised {describe(inside.error)}" if inside.reached == "backward" else ""
+        # A backward pass that is not there is refused so.
+        is_refused = inside.reached != "backward" or isinstance(inside.error, NotImplementedError)
+        return "" if is_refused else f"the backward pass raised {describe(inside.error)}"
     if not isinstance(inside.value, tuple):
         return "the result does not know its operands"
-    theirs = trial.theirs(context=context, **asked(trial.theirs(context=context).tensors()[0]))
-    if not isinstance(theirs.value, tuple):
-        return ""
     for number, own, *others in zip(
         floating_operands(case), *(x.value[1:] for x in (inside, outside, theirs)), strict=True
     ):
-        if any(not isinstance(one, torch.Tensor) or not one.numel() for one in (own, *others)) or _is_far(*others):
+        if any(not isinstance(one, torch.Tensor) or not one.numel() for one in others) or _is_far(*others):
             continue
+        own = own if isinstance(own, torch.Tensor) else torch.zeros_like(others[0])
         if float(others[0].abs().amax()) > _VANISHING and all(_is_far(own, one) for one in others):
             return f"the gradient of operand {number} is neither torch's nor that outside"
     return ""

@@ -227,7 +227,7 @@ def differentiable(
 
 def is_number(name: str, argument: Any) -> bool:
     """Tell whether a keyword argument is a 0-d tensor in the place of a number."""
-    return name in FACTORS and isinstance(argument, torch.Tensor)
+    return name in FACTORS and isinstance(argument, torch.Tensor) and not argument.ndim
 
 
 def _own(argument: Any) -> Any:

@@ -157,7 +157,7 @@ def _as(value, kind, name):
         if (kind == "float" or name in _READ) and value.ndim == 0 and not value.is_complex():
             return value.item()
 
-        # A dim.
+        # An integer tensor may stand for a dim.
         if kind not in ("int", "int[]"):
             return _UNFIT
 
@@ -215,7 +215,7 @@ def _clamp(bind, parameters, implementation, forms, ops):
     ordinary = _ordinary(bind, parameters, implementation, forms, ops)
 
     def call(*args, **kwargs):
-        input, low, high, out = bind(*args, **kwargs)
+        input, low, high, out = map(_number_of_python, bind(*args, **kwargs))
 
         if isinstance(low, _NUMBERS) and isinstance(high, torch.Tensor) and high.ndim == 0:
             high = _number(high, "max", "min")

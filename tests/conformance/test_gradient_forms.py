@@ -109,6 +109,20 @@ def unkept_amax(input, dim=(), keepdim=False, *, axis=None, out=None, **options)
     return Largest.apply(input, axis, options)
 
 
+class Unread(Largest):
+    """A maximum whose backward pass raises where the dim is kept by NumPy's name."""
+
+    @staticmethod
+    def backward(ctx, dout):
+        if dout.ndim == ctx.saved_tensors[0].ndim:
+            raise TypeError("unexpected dim")
+        return Largest.backward(ctx, dout)
+
+
+def raising_amax(input, dim=(), keepdim=False, *, axis=None, out=None, **options):
+    return torch.amax(input, dim, keepdim) if axis is None else Unread.apply(input, axis, options)
+
+
 def spec(*shape: int) -> TensorSpec:
     return TensorSpec(shape, "float32")
 
@@ -146,6 +160,7 @@ def failures(case: Case, function: object) -> set[str]:
         ("mm", detaching_mm, forms.BY_NAME),
         ("matmul", misreading_matmul, call_contexts.NEGATED),
         ("amax", unkept_amax, forms.AXES),
+        ("amax", raising_amax, forms.AXES),
         ("sum", trusting_sum, forms.SIZES),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from conformance import float_formats, messages, repro, runner
+from conformance import float_formats, forms, messages, repro, runner
 from conformance.cases import Case, Same, operands
 from conformance.checks import FAILED, PASSED, UNCLAIMED
 from conformance.checks.gradient_kinds import KINDS, wish
@@ -48,6 +48,9 @@ def in_way(case, kind, *, overwritten=None):
         way = wish(found, result)
         made = not case.note or case.note in (f"{way.origin} {way.evaluated}", way.saved, way.case.form)
         made = made and way.case.form in ("", case.note)
+        if case.note == forms.SIZES:
+            # Of lists, which a checkpointed call gets again.
+            made = made and forms.sizes(way.case) is list and way.saved != "checkpoint"
         if made and (way.kind, way.overwritten) == (kind, overwritten) and len(way.wanted) == len(operands(case)):
             return found
     raise AssertionError(kind)
@@ -282,6 +285,7 @@ def test_the_way_of_a_case_follows_from_it():
         # In other forms.
         (replace(CASES["mul"], note="by name"), "contiguous", "mul_gradient_first_of_broadcast"),
         (replace(CASES["mul"], note="negated"), "contiguous", "mul_gradient_first_of_broadcast"),
+        (Case(op="sum", args=(spec(3, 4, 5), (0, 2)), note="sizes"), "contiguous", "sum_gradient_of_the_callers_list"),
     ],
 )
 def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind, defect):
@@ -292,7 +296,7 @@ def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind
     kept = messages.Kept(tmp_path / "case.json", tmp_path / "repro.py")
     text = messages.failure(case, verdict, implementation.name, CPU, kept)
     assert "gradients of operands" in text
-    assert "oracle" in text
+    assert "oracle" in text or "pass raised" in text
     kept.script.write_text(repro.script(case, verdict, implementation, CPU))
     for which, status in ((implementation.name, 1), ("torch", 0)):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -163,6 +163,13 @@ def test_a_gradient_that_is_wrong_in_autocast_is_caught():
     assert FAILED in detached
 
 
+def test_a_gradient_of_one_operand_that_is_lost_in_autocast_is_caught():
+    def mm(input, mat2):
+        return torch.mm(input, mat2.detach() if torch.is_autocast_enabled("cpu") else mat2)
+
+    assert judged("autocast", Case(op="mm", args=(spec(5, 33), spec(33, 7))), _own(mm, "mm")).status == FAILED
+
+
 def _detached_in_autocast(input):
     return input.detach().exp() if torch.is_autocast_enabled("cpu") else input.exp()
 

@@ -131,6 +131,26 @@ def test_numbers_of_numpy_do_not_wrap(kind):
     assert torch.equal(ntops.torch.sub(x, x, alpha=kind(3)), tensor(3) * -2)
 
 
+def test_calls_of_numbers_of_numpy_have_gradients():
+    x = torch.tensor([[1.0, -2.0], [0.25, 0.5]], device=DEVICE, requires_grad=True)
+    one = torch.tensor(1.0)
+    calls = {
+        "add": lambda module: module.add(x, np.float32(2), alpha=np.uint32(3)),
+        "clamp": lambda module: module.clamp(x, np.float32(-1), np.int64(0)),
+        "clamp of a tensor": lambda module: module.clamp(x, np.float64(-1), one.to(DEVICE)),
+        "softmax": lambda module: module.softmax(x, torch.tensor(-1)),
+        "sum": lambda module: module.sum(x, (np.int64(0),)),
+        "mean": lambda module: module.mean(x, torch.tensor(1)),
+    }
+    for name, call in calls.items():
+        (found,), (expected,) = (torch.autograd.grad(call(module).square().sum(), x) for module in (ntops.torch, torch))
+        torch.testing.assert_close(found, expected, msg=name)
+    shape = (np.int64(2),)
+    (found,) = torch.autograd.grad(ntops.torch.layer_norm(x, shape, eps=np.float32(0.5)).square().sum(), x)
+    normed = torch.nn.functional.layer_norm(x, (2,), eps=0.5)
+    torch.testing.assert_close(found, *torch.autograd.grad(normed.square().sum(), x))
+
+
 def test_bools_of_numpy_are_numbers():
     x = torch.tensor([1.0, -2.0], device=DEVICE)
     assert torch.equal(ntops.torch.add(x, np.True_), x + 1)
