@@ -125,18 +125,19 @@ def _is_freed(value, wanted, dout):
     return False
 
 
-def _between(value, wanted, dout, other):
-    """Return the gradients of a call after which another one with other contents was made and differentiated, and
-    ``LAYERS`` more were made; another one follows before they are looked at. Another thread asks for them, as in a
-    pipeline of stages."""
-    following, operands = other()
+def _between(value, wanted, dout, calls):
+    """Return the gradients of a call after which another one with other contents was made and differentiated,
+    ``LAYERS`` more were made, and one with other options; another one follows before they are looked at. Another thread
+    asks for them, as in a pipeline of stages."""
+    following, operands = calls.other()
     if following.requires_grad:
         plain(following, operands, dout)
     # Kept, as the graph of a model keeps them.
-    layers = [other() for _ in range(LAYERS if value.numel() <= SMALL else 0)]
+    layers = [calls.other() for _ in range(LAYERS if value.numel() <= SMALL else 0)]
+    layers.append(calls.beside())
     found = _in_a_thread(lambda: plain(value, wanted, dout))
     del layers
-    following, operands = other()
+    following, operands = calls.other()
     if following.requires_grad:
         plain(following, operands, dout)
     return found
@@ -182,7 +183,47 @@ def _accumulated(value, wanted, dout, _):
     return [torch.where(one.grad.isnan(), own, one.grad) for one, own in zip(wanted, first, strict=True)]
 
 
-def _shared(held, wanted, dout, other):
+def _both(value, wanted, dout, calls):
+    """Return the gradients of two results of the same operands, asked for in one pass, as of a weight that two layers
+    share. That of the second result is ``STEEPER`` times that of the first, so that the sums are those of the first
+    with the other sign, which is turned; where they overflow, the gradients of the first alone."""
+    second = calls.again(calls.given)
+    alone = plain(value, wanted, dout, retain_graph=True)
+    if not second.requires_grad:
+        return alone
+    sums = torch.autograd.grad([value, second], wanted, [dout, dout * STEEPER], allow_unused=True)
+    pairs = zip(alone, sums, strict=True)
+    return [total if one is None or total is None else _turned(total, one) for one, total in pairs]
+
+
+def _turned(total, one):
+    return torch.where(total.isfinite(), total / (1 + STEEPER), one)
+
+
+def _chained(value, wanted, dout, calls):
+    """Return the gradients, and after them, of a second call whose operand ``calls.place`` is the result to which
+    another tensor is added: those of the operands of the first call and of that tensor, the same two in two passes, and
+    the result before and after the second call. The gradients alone where the second call has none."""
+    first = plain(value, wanted, dout, retain_graph=True)
+    before = value.detach().clone()
+
+    def following(operand):
+        given = enumerate(calls.given)
+        return calls.again([operand if number == calls.place else one.detach() for number, one in given])
+
+    # Of any x, x - 0 is x.
+    beside = torch.full_like(value, -0.0).requires_grad_()
+    last = following(value + beside)
+    if not last.requires_grad:
+        return first
+    at_once = torch.autograd.grad(last, [*wanted, beside], dout, retain_graph=True, allow_unused=True)
+    middle = before.clone().requires_grad_()
+    (step,) = plain(following(middle), [middle], dout)
+    steps = [None for _ in wanted] if step is None else plain(value, wanted, step.clone())
+    return *first, *at_once, *steps, step, before, value.detach()
+
+
+def _shared(held, wanted, dout, calls):
     """Return the gradients where the result is added to another tensor, as beside a residual connection, and last the
     gradient of that tensor: both are the same tensor for autograd, and nobody else holds it. The result is freed, and
     others are made where it lay.
@@ -194,7 +235,7 @@ def _shared(held, wanted, dout, other):
     # Freed last, so that it is handed out first.
     held.pop(0)
     for operands in held:
-        other(operands)
+        calls.again(operands)
     return torch.autograd.grad(total, [*wanted, beside], dout, allow_unused=True)
 
 
@@ -288,12 +329,43 @@ def _transformed(function, tools, wanted, how):
     return call
 
 
-CONTEXTS = {TRANSFORMED: _transformed}
+INSIDE = "inside"
+
+
+def _inside(function, tools):
+    """Let a backward pass make the call, as a user's own torch.autograd.Function does."""
+
+    class Pass(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, tensor, work):
+            ctx.work = work
+            return tensor.clone()
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            ctx.work()
+            return *gradients, None
+
+    def call(*args, **kwargs):
+        found, given = [], tools.operands(args, kwargs)
+        # A GPU's nodes have a thread of their own.
+        begin = torch.zeros((), device=given[0].device if given else None, requires_grad=True)
+        with torch.enable_grad():
+            end = Pass.apply(begin, lambda: found.append(function(*args, **kwargs)))
+        end.backward()
+        return found[0]
+
+    return call
+
+
+CONTEXTS = {TRANSFORMED: _transformed, INSIDE: _inside}
 """As ``dispatcher_calls.KINDS``."""
 KINDS = {
     "twice": twice,
     "between": _between,
     "accumulated": _accumulated,
+    "both": _both,
+    "chained": _chained,
     "shared": _shared,
     "negated": _negated,
     "second order": second_order,

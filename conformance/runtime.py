@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import time
+import types
 import warnings
 from pathlib import Path
 
@@ -224,9 +225,9 @@ class Made:
         """The last stage of a differentiated call: "forward" or "backward"; empty for other calls."""
 
 
-READ_ONLY, SWAPPED, PARTS, INFERENCE = "read-only", "swapped", "parts", "inference"
-"""Values of ``call["before"]`` with a function or branch of their own; ``PARTS`` and ``INFERENCE`` are for calls that
-write no operand."""
+READ_ONLY, SWAPPED, PARTS, INFERENCE, RETURNED = "read-only", "swapped", "parts", "inference", "returned"
+"""Values of ``call["before"]`` with a function or branch of their own; the last three are for calls that write no
+operand."""
 _APART = 64
 """Bytes of which two parts of one tensor are a multiple apart: allocators align to as many."""
 
@@ -242,8 +243,9 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         None; ``state``, whether its surroundings are compared; ``other``, whether they are those of
         ``process_state.other``; ``before``, None, or "same" or "new" where a call with other contents is made before,
         on the same tensors or on others that lay where they lie, "behind" the version counter's back, by "swapped"
-        ``.data``, on other "parts" of the same tensors, or on the same of "inference" mode, or "read-only" where there
-        is none and what the call is not given to write lies in memory that may not be written; ``gradients``, None or
+        ``.data``, on other "parts" of the same tensors, on the same of "inference" mode, or on what it has "returned";
+        or "read-only" where there is none and what the call is not given to write lies in memory that may not be
+        written; ``gradients``, None or
         what ``_differentiated`` takes; ``context``, None or what ``context_calls.within`` and
         ``mode_calls.surroundings`` take.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
@@ -386,7 +388,23 @@ def _swapped(function, inputs, call, device, offers, passed):
     return made
 
 
-_BEFORE = {SWAPPED: _swapped, PARTS: _parts, INFERENCE: _of_inference}
+def _of_results(function, inputs, call, device, offers, passed):
+    """Perform a call on tensors that the function has returned, in place of dense operands of the shape and dtype of
+    its result: they get the contents of these."""
+    operands = [_copy(tensor, device) for tensor in inputs]
+    for number, tensor in enumerate(inputs):
+        first = Made(tuple(_copy(one, device) for one in inputs))
+        _make(first, function, call, device, None, offers, passed)
+        result = first.value
+        is_plain = type(result) is torch.Tensor and result.dtype == tensor.dtype and _has_storage(result)
+        if is_plain and _alike(result, tensor):
+            operands[number] = result.copy_(tensor)
+    made = Made(tuple(operands))
+    _make(made, function, call, device, None, offers, passed)
+    return made
+
+
+_BEFORE = {SWAPPED: _swapped, PARTS: _parts, INFERENCE: _of_inference, RETURNED: _of_results}
 
 
 def _turn(tensor):
@@ -559,8 +577,9 @@ def _clear_lists(args, kwargs):
             value.clear()
 
 
-def _called(function, call, operands):
-    args, kwargs = _arguments(call, operands)
+def _called(function, call, operands, options=None):
+    """Make the call with other operands, and other ``options`` if they are given, as its ``args`` and ``kwargs``."""
+    args, kwargs = _arguments(call if options is None else options, operands)
     return function(*args, **kwargs)
 
 
@@ -573,7 +592,10 @@ def _differentiated(made, given, wish, again, before, device):
     ``wish["settings"]``: what the user has set by then, as ``sequence_staging.applied`` takes it.
     ``made.state`` has what the backward pass changes of its surroundings.
 
-    :param again: Makes the call with other operands.
+    ``wish["beside"]``: None, or the ``args`` and ``kwargs`` of a call with other options that is made in between.
+    ``wish["place"]``: the operand that is like the result, or None.
+
+    :param again: Makes the call with other operands, and other options.
     :param before: The node of the operand of a call in place, its version, both before that, and the tensor of which it
         is a view, whose node it is then; None: of none. If the call writes it, it has another node after, or autograd
         does not know of the call.
@@ -608,11 +630,17 @@ def _differentiated(made, given, wish, again, before, device):
         found = [one.detach() * -2 if one.is_floating_point() else one for one in given]
         return [one.requires_grad_() if n in wish["wanted"] else one for n, one in enumerate(found)]
 
-    def other(own=None):
+    def other():
         """Make the call with such copies, and return its result and the operands that have a gradient."""
-        own = copies() if own is None else own
+        own = copies()
         return again(own), [own[n] for n in wish["wanted"]]
 
+    def beside():
+        """Make the call with such copies and other options, if there are any; return its result, None if it raises."""
+        with contextlib.suppress(Exception):
+            return again(copies(), wish["beside"])
+
+    calls = types.SimpleNamespace(again=again, other=other, beside=beside, given=given, place=wish["place"])
     if wish["kind"] == "shared":
         # Freed while its graph lives; what is made first takes its place.
         result, made.value, value = result.clone(), None, [value, *(copies() for _ in range(gradient_calls.FREED))]
@@ -622,7 +650,7 @@ def _differentiated(made, given, wish, again, before, device):
         torch.rand((), device=device)
         noted = process_state.note(device)
         try:
-            return result, *kind(value, wanted, dout, other)
+            return result, *kind(value, wanted, dout, calls)
         finally:
             changed = process_state.restore(noted, device)
             # Calls in between may be random.

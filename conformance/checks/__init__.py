@@ -108,8 +108,8 @@ SAMPLED: dict[str, Callable[[Trial], bool]] = {
 them, in turn; a saved case makes all, and a case on the way to a smaller failing one makes those that failed."""
 
 RARE = {
-    **dict.fromkeys(("modes", "fake"), 32),
-    **dict.fromkeys(("kinds", "autocast"), 16),
+    "fake": 32,
+    **dict.fromkeys(("modes", "kinds", "autocast"), 16),
     **dict.fromkeys(("opcheck", "compiled", "export"), 512),
     **dict.fromkeys(("vmap", "transforms"), 4),
     "signature": 16,

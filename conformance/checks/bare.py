@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from conformance import cases
 from conformance.calls import Lost
 from conformance.checks import least_tried
@@ -9,7 +11,7 @@ from conformance.checks.call_record import FAILED, PASSED, Finding, Trial, diffe
 from conformance.checks.repeated import differing
 from conformance.checks.result import failing
 from conformance.process_state import GENERATORS
-from conformance.runtime import INFERENCE, PARTS, READ_ONLY, SWAPPED
+from conformance.runtime import INFERENCE, PARTS, READ_ONLY, RETURNED, SWAPPED
 
 OTHER = 8
 """One drawn case in so many is also called under other settings."""
@@ -21,6 +23,7 @@ _WHERE = {
     SWAPPED: "the same parameters and tensors, whose .data is other memory by now",
     PARTS: "other parts of the same tensors",
     INFERENCE: "the same tensors of inference mode, changed in place",
+    RETURNED: "results of the implementation's own",
     "new": "memory that was used before",
     READ_ONLY: "memory that may not be written",
 }
@@ -33,11 +36,21 @@ def bare(trial: Trial) -> Finding:
     plain = not trial.case.form
     alone = plain and not trial.spec.writes(trial.case)
     left = {READ_ONLY: not trial.may_end, SWAPPED: not plain, PARTS: not alone, INFERENCE: not alone}
+    left[RETURNED] = not (alone and _is_like_result(trial))
     ways = tuple(how for how in _WHERE if not left.get(how))
     if not trial.thorough:
         ways = (least_tried.choose(trial.case, "bare", ways, trial.tells),)
     findings = [_bare(trial, how) for how in ways]
     return max(findings, key=lambda one: (one.status == FAILED, one.status != PASSED))
+
+
+def _is_like_result(trial: Trial) -> bool:
+    """Tell whether an operand lies in memory as a result of the call does, which is dense."""
+    result = trial.reference.value
+    if not isinstance(result, torch.Tensor) or not result.is_contiguous():
+        return False
+    place = result.shape, result.dtype, result.stride(), result.nbytes
+    return any((x.shape, x.dtype, x.stride(), x.untyped_storage().nbytes()) == place for x in trial.inputs)
 
 
 def _bare(trial: Trial, how: str) -> Finding:

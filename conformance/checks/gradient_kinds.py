@@ -3,39 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from typing import Any
 
 import msgspec
 import torch
 
-from conformance import call_contexts, case_files, cases, forms, gradient_calls
+from conformance import call_contexts, calls, case_files, cases, forms, gradient_calls, sequence_variations
 from conformance.case_changes import is_tied, of_one_tensor, with_operand
 from conformance.cases import Case, DType, Same
+from conformance.checks.result_gradients import PLAIN, result_gradient
 from conformance.spec import Call, registry
 from strategies import dtypes, layouts
-from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
+from strategies.specs import CONTIGUOUS, Layout, TensorSpec
 from strategies.tensors import materialize
-from strategies.values import LISTED
 
-PLAIN = ("contiguous", "transposed", "expanded", "sliced", "cut", "zeros", "one for all")
-OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place", "shared", "negated")
+OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place")
+OTHERS += ("shared", "negated", "both", "chained")
 """The kinds of gradients. In plain ones that of the result is laid out in several ways, also as a part of a larger one,
 of zeros, or one number with strides of 0, often 1. Or all are asked for twice, from one graph; or a tensor that may
 have been saved is changed before they are; or calls with other contents are made and differentiated in between; or they
 are added up in ``.grad``; or they are differentiated again; or the call is made in place; or the result's gradient is
-that of another tensor, too, while the result is freed, or is negated when it is read."""
+that of another tensor, too, while the result is freed, or is negated when it is read; or two calls of the same operands
+are differentiated at once, or a call of the result, to which another tensor is added."""
 KINDS = (*PLAIN, *OTHERS)
+PLAIN_SHARE = 4
+"""The weight of all plain kinds together; each of the others has 1."""
 TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
 """Those in which each element of the result has a gradient of its own."""
 KINDS_OF_STEP = (*TELLING, "overwritten")
 """Those of a call of more than ``MOST_OF_ROWS`` elements."""
-_WITHOUT_SPECIALS = ("zeros", "expanded", "one for all", "second order", "twice")
-_SPECIALS = ("nan", "inf", "-inf", "100000", "-1e+30")
-"""One element of the result's gradient is one of these at times, but not of the kinds above, whose elements have to
-be alike or finite."""
-LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
 SETTINGS: tuple[dict[str, Any], ...] = ({}, {}, {}, {"deterministic": True}, {"default_dtype": "float16"})
 """Settings of the user, as in ``sequences.Settings``, while gradients are asked for."""
 ORIGINS = ("leaf", "leaf", "parameter", "result")
@@ -57,7 +54,6 @@ FORMS = (
 operands."""
 IN_A_FORM = 2
 """Of so many calls one is in a form that is not the plain one."""
-ONES = LISTED + "1"
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
 MOST_OF_ROWS = 1 << 21
@@ -91,6 +87,10 @@ class Wish:
     """One of ``SAVED``."""
     view: bool = False
     """Tells whether what is written in place is a view of another tensor that requires a gradient."""
+    beside: Case | None = None
+    """A call of the same operands with other options, which is made in between."""
+    place: int | None = None
+    """The operand that is like the result."""
 
     @property
     def twice(self) -> bool:
@@ -106,7 +106,15 @@ class Wish:
         dout = len(cases.operands(self.case))
         asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
         made = {"settings": self.settings, "origin": self.origin, "evaluated": self.evaluated}
-        return asked | made | {"saved": self.saved, "view": self.view}
+        return asked | made | {"saved": self.saved, "view": self.view, "place": self.place, "beside": self._options()}
+
+    def _options(self) -> dict[str, Any] | None:
+        if self.beside is None:
+            return None
+        inputs = self.inputs()[:-1]
+        args, kwargs = cases.bind(self.beside, inputs)
+        named = {name: calls.encode(value, inputs) for name, value in kwargs.items()}
+        return {"args": [calls.encode(value, inputs) for value in args], "kwargs": named}
 
 
 def floating_operands(case: Case) -> list[int]:
@@ -129,19 +137,23 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if seed // 53 % 3 == 0:
         asked = _as_heads_lie(asked, seed // 159)
     left_out = () if _is_in_place(case, result) else ("in place",)
+    place = next((n for n in floating if _is_like(cases.operands(case)[n], result)), None)
+    if place is None:
+        left_out += ("chained",)
     if "distribution" in registry()[case.op].checks:
         # Another call draws other numbers.
-        left_out += ("second order",)
+        left_out += ("second order", "both", "chained")
     # Few calls are large, and what is wrong in one of its rows has to show.
     large = cases.elements(case) + result.numel() > MOST
-    # In place there are two ways.
-    kinds = [one for one in (*KINDS, "in place") if one not in left_out]
+    # In place there are two ways. Those of others are laid out as plain ones are.
+    kinds = [one for one in (*OTHERS, "in place") if one not in left_out]
+    kinds += [PLAIN[seed // 31 % len(PLAIN)]] * PLAIN_SHARE
     kind = kind_of_large(case, result.numel()) if large else kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
     changed = _overwritten(case) if kind == "overwritten" else [None]
     if kind == "second order":
         asked, dtype = _ordinary(tamed(case), dtype, widened=bool(seed // 67 % 3))
-    dout = _dout(kind, tuple(result.shape), dtype, seed)
+    dout = result_gradient(kind, tuple(result.shape), dtype, seed)
     # The gradient of one operand may be of the others alone, and that of a change has to show.
     training = cases.elements(case) + result.numel() > MOST_OF_ROWS
     wanted = tuple(floating)
@@ -163,7 +175,31 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         possible = [form for form in forms.possible(asked) if form in FORMS]
         form = possible[seed // (107 * IN_A_FORM) % len(possible)] if possible else ""
         asked = msgspec.structs.replace(asked, form=form)
-    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, origin, evaluated, saved, view)
+    beside = _beside(asked, further) if kind == "between" else None
+    how = origin, evaluated, saved, view, beside, place
+    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, *how)
+
+
+def _is_like(spec: TensorSpec, result: torch.Tensor) -> bool:
+    return (spec.shape, dtypes.to_torch(spec.dtype)) == (tuple(result.shape), result.dtype)
+
+
+def _beside(case: Case, number: int) -> Case | None:
+    """Return the call with another dim, word or number, or without one; None: there is none of the same operands."""
+    plain = msgspec.structs.replace(case, form="")
+    start = number % len(_OPTIONS)
+    for change in (*_OPTIONS[start:], *_OPTIONS[:start]):
+        varied = sequence_variations.vary(change, plain, number)
+        same = cases.operands(varied) == cases.operands(plain)
+        if same and varied != plain and not registry()[case.op].writes(varied):
+            return varied
+    return None
+
+
+_OPTIONS = (
+    *(sequence_variations.dim, sequence_variations.word, sequence_variations.from_end),
+    *(sequence_variations.without, sequence_variations.causal, sequence_variations.close),
+)
 
 
 def _of_one_tensor(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
@@ -295,50 +331,6 @@ def ordinary(case: Case, dtype: str | None = None) -> Case:
 _KEPT = ("normal", "positive", "unit", "uniform")
 
 
-def _dout(kind: str, shape: tuple[int, ...], dtype: str, seed: int) -> TensorSpec:
-    """Return the gradient of a result; sums of numbers of one sign show how they are accumulated."""
-    values, layout = ("normal", "positive", "normal", "integers")[seed // 11 % 4], CONTIGUOUS
-    rank = len(shape)
-    # What is asked for twice, or after a change, is laid out in any way, too.
-    match LAYOUTS[seed // 29 % len(LAYOUTS)] if kind in OTHERS else kind:
-        case "transposed" if rank > 1:
-            orders = _orders(rank)
-            layout = Layout(order=orders[seed // 41 % len(orders)])
-        case "expanded" if rank:
-            layout = Layout(expanded=(seed // 13 % rank,))
-        case "one for all":
-            layout = Layout(expanded=tuple(range(rank)))
-            values = (values, ONES)[seed // 47 % 2]
-        case "sliced" if rank:
-            # Every second element, or rows that are parts of wider ones.
-            wider = Layout(padding=(*(0 for _ in shape[1:]), 3), offset=1)
-            layout = (Layout(steps=(*(1 for _ in shape[1:]), 2), offset=1), wider)[seed // 43 % 2]
-        case "cut" if rank:
-            # A part of a larger tensor, as a concatenation of tokens or channels hands it back: rows are dense.
-            longer = 1 + seed // 43 % (rank - 2) if rank > 2 else rank - 1
-            layout = Layout(padding=tuple(5 if dim == longer else 0 for dim in range(rank)))
-        case "zeros":
-            values = "zeros"
-    if not rank and kind != "zeros" and seed // 47 % 3:
-        # Of a loss, as loss.backward() begins.
-        values = ONES
-    specials: tuple[Special, ...] = ()
-    if rank and kind not in _WITHOUT_SPECIALS and seed // 53 % 4 == 0:
-        # One element of another size, as an overflow of a scaled loss leaves it: nothing else may become like it.
-        specials = (Special(seed // 59 % max(math.prod(shape), 1), _SPECIALS[seed // 61 % len(_SPECIALS)]),)
-    return TensorSpec(shape, dtype, values, seed // 17 % 256, layout, specials)
-
-
-def _orders(rank: int) -> list[tuple[int, ...]]:
-    """Return orders of dims in memory: the reverse one; heads between tokens and their elements, as a model joins them
-    again; channels last."""
-    dims = tuple(range(rank))
-    found = [dims[::-1]]
-    if rank > 2:
-        found += [(*dims[:-3], dims[-2], dims[-3], dims[-1]), (dims[0], *dims[2:], dims[1])]
-    return found
-
-
 def _overwritten(case: Case) -> list[int | None]:
     """Return what can be changed in place: operands that have no two elements at one address, indices and masks among
     them, twice, since most backward passes are of these, and -1 for the result."""
@@ -360,6 +352,8 @@ def told(way: Wish) -> str:
         "accumulated": ", added up in .grad",
         "second order": ", each times 1 plus the result, and theirs",
         "in place": f", of the call in place{', of a view' * way.view}",
+        "both": ", of two results of the same operands at once",
+        "chained": ", and of a call of the result",
         "shared": ", of a result to which another tensor is added",
         "negated": ", lazily negated",
     }

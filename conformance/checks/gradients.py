@@ -179,9 +179,10 @@ def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -
     if not words:
         return ""
     copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
-    kind = "contiguous" if way.kind == "in place" else way.kind
+    # A change may be noticed, which is no gradient.
+    kind = "contiguous" if way.kind in ("in place", "overwritten") else way.kind
     plain = msgspec.structs.replace(way.case, form="")
-    found = trial.attempt(inputs=copies, case=plain, gradients=way.asked() | {"kind": kind})
+    found = trial.attempt(inputs=copies, case=plain, gradients=way.asked() | {"kind": kind, "overwritten": None})
     return ", ".join(words) if found.error is None and found.reached == "backward" else ""
 
 
@@ -224,6 +225,8 @@ def _wrong(
                 worst = comparison
             if message:
                 return f"{'the second time, ' if turn else ''}that of operand {number} is wrong: {message}", worst
+    if way.kind == "chained" and (message := _broken(way, found[count:])):
+        return f"of a call of the result, to which another tensor is added, {message}", worst
     if way.kind == "shared" and (where := _changed(found[count], inputs[-1])):
         return f"the result's gradient, which is that of another tensor, too, was changed{where}", worst
     for number, gradient in zip(way.wanted, found, strict=False):
@@ -293,17 +296,40 @@ def _has_overlap(tensor: torch.Tensor) -> bool:
     )
 
 
+def _broken(way: Wish, found: list[Any]) -> str:
+    """Say that the gradients of a call of the result are not those of two passes, or that the second call changed the
+    result; empty: they are, but for roundings and what overflows or vanishes.
+
+    :param found: What ``gradient_calls`` returns after the gradients of the first call.
+    """
+    if not found:
+        return ""
+    *found, before, after = found
+    if where := different(before, after):
+        return f"the result was changed by the second call {where}"
+    half = len(found) // 2
+    names = [*(f"that of operand {number} of the first one" for number in way.wanted), "that of this tensor"]
+    for name, once, steps in zip(names, found[:half], found[half:], strict=True):
+        if isinstance(once, torch.Tensor) and isinstance(steps, torch.Tensor) and _is_other(once, steps):
+            return f"{name} is another one than in two passes"
+    return ""
+
+
+def _is_other(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Tell whether elements that are finite differ by more than roundings, measured by the largest."""
+    one, other = one.double(), other.double()
+    sure = one.isfinite() & other.isfinite()
+    largest = float(torch.where(sure, one.abs(), 0.0).amax()) if one.numel() else 0.0
+    return largest > VANISHING and bool((torch.where(sure, (other - one).abs(), 0.0) > _LOOSE * largest).any())
+
+
 def _unscaled(way: Wish, first: list[Any], steeper: list[Any]) -> str:
     """Say that the gradients for ``STEEPER`` times the result's gradient are not so many times as large; empty: they
     are, but for what overflows or vanishes."""
     for number, one, other in zip(way.wanted, first, steeper, strict=False):
         if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
             continue
-        before, after = one.double() * gradient_calls.STEEPER, other.double()
-        sure = before.isfinite() & after.isfinite()
-        largest = torch.where(sure, before.abs(), 0.0).amax() if before.numel() else before.sum()
-        off = torch.where(sure, (after - before).abs(), 0.0)
-        if bool((off > _LOOSE * largest).any()) and float(largest) > VANISHING:
+        if _is_other(one.double() * gradient_calls.STEEPER, other):
             return (
                 f"from one graph, that of operand {number} for {gradient_calls.STEEPER:g} times the result's gradient "
                 "is not so many times as large"

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from conformance import cases, context_calls, forms, mode_calls
+from conformance import cases, context_calls, forms, gradient_calls, mode_calls
 from conformance import spec as specs
 from conformance.checks.bare import changed
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
@@ -29,7 +29,8 @@ _LOWER = ("bfloat16", "float16")
 
 def modes(trial: Trial) -> Finding:
     """Check that a call is right, and leaves all flags as they are, where torch's flags allow less precision (TF32,
-    sums of half types) and where they forbid it. TF32 is allowed to those products that torch makes with it."""
+    sums of half types), where they forbid it, and inside a backward pass. TF32 is allowed to those products that torch
+    makes with it."""
     turn = cases.seed(trial.case) >> 8 & 1
     for reduced in (False, True) if trial.thorough else (bool(turn),):
         outcome = trial.bare(context={"kind": mode_calls.FLAGS, "reduced": reduced})
@@ -44,6 +45,9 @@ def modes(trial: Trial) -> Finding:
             return trial.excused(Finding("modes", FAILED, message, index=found.index), trial.case, found.check)
         if names := changed(trial, outcome.state):
             return Finding("modes", FAILED, f"{words}, the call changed {names}")
+    if found := failing(trial, trial.bare(context={"kind": gradient_calls.INSIDE})):
+        message = f"inside a backward pass: {found.check}: {found.message}"
+        return trial.excused(Finding("modes", FAILED, message, index=found.index), trial.case, found.check)
     return Finding("modes", PASSED)
 
 
