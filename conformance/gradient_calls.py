@@ -106,13 +106,24 @@ def part_of(base):
 
 
 def twice(value, wanted, dout, _=None):
-    """Return the gradients; the same again, from the same graph; those for ``STEEPER`` times ``dout``, which are asked
-    for in between; and whether autograd refuses to give them once more, since the graph is freed."""
-    first = plain(value, wanted, dout, retain_graph=True)
+    """Return the gradients; the same again, from the same graph, after the first ones were changed in place, as by who
+    clips them; those for ``STEEPER`` times ``dout``, which are asked for in between; and whether autograd refuses to
+    give them once more, since the graph is freed."""
+    first = _changed(plain(value, wanted, dout, retain_graph=True), [*wanted, dout])
     steeper = plain(value, wanted, dout * STEEPER, retain_graph=True)
     again = plain(value, wanted, dout)
     # A pass that fails leaves what it had still to do, and with it tensors, in a queue of its thread.
     return *first, *again, *steeper, torch.tensor(_in_a_thread(lambda: _is_freed(value, wanted, dout)))
+
+
+def _changed(found, others):
+    """Return copies of gradients, which are changed where they are dense and no memory of ``others``."""
+    known = {one.untyped_storage()._cdata for one in others}
+    copies = [None if one is None else one.clone() for one in found]
+    for one in found:
+        if one is not None and one.untyped_storage()._cdata not in known and not torch._debug_has_internal_overlap(one):
+            one.mul_(-0.5)
+    return copies
 
 
 def _is_freed(value, wanted, dout):

@@ -1,5 +1,6 @@
-"""Make a call with tensors of another kind: complex, sparse, unsigned, of a subclass, on the meta device, or an
-operand's memory as another dtype, or one row of it; into an ``out`` that is negated lazily; or with such numbers.
+"""Make a call with tensors of another kind: complex, sparse, unsigned, quantized, in oneDNN's layout, of a subclass, on
+the meta device, or an operand's memory as another dtype, or one row of it; into an ``out`` that is negated lazily; or
+with such numbers.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
@@ -11,6 +12,7 @@ import torch
 KIND = "another kind of tensors"
 COMPLEX, CONJUGATED, UNSIGNED, META = "complex", "complex, conjugated lazily", "unsigned", "meta"
 SPARSE, SPARSE_SECOND = "sparse", "the second operand sparse"
+QUANTIZED, MKLDNN = "quantized", "in oneDNN's layout"
 COMPLEX_NUMBER, BEYOND = "with a complex number", "with a whole number beyond 64 bits"
 MIXED, SPECIAL = "one operand complex", "complex, with NaN and infinities as imaginary parts"
 INTO_COMPLEX, INTO_REAL, IN_PLACE = "into a complex out=", "complex, into a real out=", "complex, in place"
@@ -22,6 +24,7 @@ COMPLEX_OPERANDS = (COMPLEX, CONJUGATED, MIXED, SPECIAL, INTO_REAL, IN_PLACE)
 OF_COMPLEX = (*COMPLEX_OPERANDS, COMPLEX_NUMBER, INTO_COMPLEX)
 """The kinds of which complex tensors or numbers are part."""
 ALL = (*OF_COMPLEX, BEYOND, SPARSE, SPARSE_SECOND, UNSIGNED, VIEWED, INTO_VIEW, SUBCLASS, INTO_NEGATED, META, REAL, ROW)
+ALL += (QUANTIZED, MKLDNN)
 REFUSED = (*OF_COMPLEX, BEYOND)
 """The kinds of which nobody takes what torch refuses: of complex ones a real result has lost something."""
 _NUMBERS = {
@@ -60,6 +63,8 @@ def applies(which, tensors, numbers):
         return any(type(one) is float for one in numbers)
     if which == UNSIGNED:
         return any(one.dtype in _UNSIGNED for one in tensors)
+    if which in (QUANTIZED, MKLDNN):
+        return all(one.dtype == torch.float32 and one.numel() for one in tensors)
     if which == REAL:
         return any(one.dtype in _WITH_COMPLEX for one in tensors)
     if which in (VIEWED, ROW) and (len(tensors) < 2 or tensors[0].shape != tensors[1].shape):
@@ -159,6 +164,11 @@ def _changed(which, tensor, place):
         return tensor.to(_UNSIGNED[tensor.dtype])
     if which == REAL and tensor.dtype in _WITH_COMPLEX:
         return torch.complex(tensor, tensor * 0.5 + 0.25).real
+    if which == QUANTIZED:
+        # The whole numbers that are stored are others than the elements.
+        return torch.quantize_per_tensor(tensor.detach(), 0.125, 100, torch.quint8)
+    if which == MKLDNN:
+        return tensor.detach().to_mkldnn()
     if which == SUBCLASS:
         return tensor.as_subclass(Subclass)
     return tensor.to("meta") if which == META else tensor
@@ -182,7 +192,8 @@ def _as_plain_tensors(result, by_class):
     said = torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8)
     if result.device.type == "meta":
         return said, said
-    plain = result.detach().to_dense() if result.layout is not torch.strided else result.detach().resolve_neg()
+    plain = result.detach().dequantize() if result.is_quantized else result.detach()
+    plain = plain.to_dense() if plain.layout is not torch.strided else plain.resolve_neg()
     plain = torch.view_as_real(plain.resolve_conj()) if plain.is_complex() else plain
     signed = {unsigned: one for one, unsigned in _UNSIGNED.items()}
     # Other parts of the harness know signed integers alone; the bits are the same.

@@ -1,11 +1,14 @@
-"""Make a call of a random operator again: from the state of torch's generator that the first one had, or many times.
+"""Make a call of a random operator again: from the state of torch's generator that the first one had, many times, in
+another thread, or for each part of a batch of ``torch.func.vmap``.
 
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
+import threading
+
 import torch
 
-REPLAYED, MANY = "replayed", "many"
+REPLAYED, MANY, THREAD, BATCHED = "replayed", "many", "in a thread", "batched"
 
 
 def _replayed(function, tools):
@@ -40,5 +43,51 @@ def _many(function, tools, times):
     return call
 
 
-KINDS = {REPLAYED: _replayed, MANY: _many}
+def _in_thread(function, tools, seed):
+    """Let one other thread make the call twice, each time after ``torch.manual_seed(seed)``. Return both results."""
+
+    def call(*args, **kwargs):
+        found, raised = [], []
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+        def work():
+            try:
+                if device is not None:
+                    torch.cuda.set_device(device)
+                with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+                    for _ in range(2):
+                        torch.manual_seed(seed)
+                        found.append(function(*args, **kwargs))
+            # Raised again below.
+            except BaseException as error:  # noqa: BLE001
+                raised.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
+        return tuple(found)
+
+    return call
+
+
+def _batched(function, tools):
+    """Let the call be made for each of two equal parts of a batch, which draw each for itself. Return both results."""
+
+    def call(*args, **kwargs):
+        given = tools.operands(args, kwargs)
+
+        def part(*tensors):
+            args_of_part, kwargs_of_part = tools.replaced(args, kwargs, given, tensors)
+            return function(*args_of_part, **kwargs_of_part)
+
+        batches = [torch.stack([one, one]) for one in given]
+        return tuple(one.clone() for one in torch.func.vmap(part, randomness="different")(*batches).unbind())
+
+    return call
+
+
+KINDS = {REPLAYED: _replayed, MANY: _many, THREAD: _in_thread, BATCHED: _batched}
 """As ``dispatcher_calls.KINDS``."""

@@ -496,7 +496,7 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                     if wish is not None:
                         # A checkpointed call is made once more with them.
                         if wish["saved"] != "checkpoint":
-                            _clear_lists(args, kwargs)
+                            _spend(args, kwargs, given)
                         again = functools.partial(_called, function, call)
                         made.value = _differentiated(made, given, wish, again, before, device)
                 finally:
@@ -570,11 +570,15 @@ def _arguments(call, operands):
     return args, {name: decode(value, operands) for name, value in call["kwargs"].items()}
 
 
-def _clear_lists(args, kwargs):
-    """Empty the lists that a caller has passed: they are its own again."""
+def _spend(args, kwargs, given):
+    """Empty the lists, and change the 0-d tensors that are no operands but numbers, that a caller has passed: they are
+    its own again."""
+    memory = {one.untyped_storage()._cdata for one in given}
     for value in (*args, *kwargs.values()):
         if type(value) is list:
             value.clear()
+        elif isinstance(value, torch.Tensor) and not value.ndim and value.untyped_storage()._cdata not in memory:
+            value.copy_(~value if value.dtype == torch.bool else value * 3 + 7)
 
 
 def _called(function, call, operands, options=None):

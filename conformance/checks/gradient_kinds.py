@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from conformance import call_contexts, calls, case_files, cases, forms, gradient_calls, sequence_variations
-from conformance.case_changes import is_tied, of_one_tensor, with_operand
+from conformance.case_changes import is_tied, of_one_tensor, with_operand, with_size
 from conformance.cases import Case, DType, Same
 from conformance.checks.result_gradients import PLAIN, result_gradient
 from conformance.spec import Call, registry
@@ -46,6 +46,8 @@ SAVED = ("", "", "", "elsewhere", "checkpoint")
 plain kinds of gradients."""
 TIED = 5
 """Of so many small calls one has two operands that are one tensor, or two views of it."""
+EMPTY = 12
+"""Of so many small calls one has a size of 0 in the place of one of its sizes: an expert that gets no tokens."""
 FORMS = (
     *(forms.BY_POSITION, forms.BY_NAME, forms.DEFAULTS, forms.NUMPY, forms.TENSORS, forms.SIZES, forms.ENUMS),
     *(forms.AXES, forms.DIM_ENUMS, forms.DIM_TENSORS, forms.FLAGS, call_contexts.NEGATED),
@@ -128,6 +130,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     seed = cases.seed(case)
     if seed // 103 % TIED == 0 and (tied := _of_one_tensor(case, seed // (103 * TIED))) is not None:
         case, result = tied
+    elif seed // 109 % EMPTY == 0 and (emptied := _emptied(case, seed // (109 * EMPTY))) is not None:
+        case, result = emptied
     floating = floating_operands(case)
     one = (floating[seed % len(floating)],)
     # Of several operands each is often the only one: a bias alone, beside any options.
@@ -217,6 +221,27 @@ def _of_one_tensor(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
             continue
         if cases.elements(made) + call.result.numel() <= MOST and _is_taken(made):
             return made, call.result
+    return None
+
+
+def _emptied(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
+    """Return a call with 0 in the place of one of the sizes, where operands have elements that are wanted all the same,
+    and its result on the meta device; None where torch takes no such call."""
+    specs = cases.operands(case)
+    sizes = sorted({size for spec in specs for size in spec.shape if size > 1})
+    start = turn % max(len(sizes), 1)
+    for size in (*sizes[start:], *sizes[:start]):
+        try:
+            made = with_size(case, size, 0)
+        # An impossible recipe.
+        except ValueError:
+            continue
+        left = [cases.operands(made)[n].shape for n in floating_operands(made)]
+        if made == case or all(0 in shape for shape in left):
+            continue
+        call = case_files.on_meta(made)
+        if call is not None and isinstance(call.result, torch.Tensor) and call.result.is_floating_point():
+            return (made, call.result) if _is_taken(made) else None
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,7 @@ from conformance.checks.result import Part, failing, worst
 from conformance.compare import compare, kept
 from conformance.implementations import FIXED
 from conformance.mask_statistics import enough, entropy, faults, favoured
-from conformance.random_calls import MANY, REPLAYED
+from conformance.random_calls import BATCHED, MANY, REPLAYED, THREAD
 from conformance.spec import parameters
 from strategies.specs import TensorSpec
 
@@ -119,6 +120,7 @@ def distribution(trial: Trial) -> Finding:
         first, again = (kept(one.value, expected)[0] for one in outcomes)
         if other := int((first != again)[seen].sum()):
             found.insert(0, f"after torch.set_rng_state {other} of {own.numel()} elements are dropped otherwise")
+        found += _elsewhere(trial, own, seen)
         times = TIMES_OF_KERNELS if trial.implementation.kernels else TIMES
         few = own.numel() <= SMALL and int(seen.sum()) * entropy(expected.chance) >= BITS
         if few and (trial.thorough or not cases.seed(trial.case) // 13 % REPEATED):
@@ -134,6 +136,30 @@ def distribution(trial: Trial) -> Finding:
             return finding
         found = list(favoured([kept(outcome.value, expected)[0] for outcome in outcomes], seen, expected.chance))
     return Finding("distribution", FAILED if found else PASSED, "\n  ".join(found[:5]))
+
+
+def _elsewhere(trial: Trial, own: torch.Tensor, seen: torch.Tensor) -> list[str]:
+    """Say how masks of another thread, or of two parts of a batch, are not as they should be: those of one seed are the
+    same in each thread, and those of two parts are not. Who takes no batches raises.
+
+    :param own: The mask of the call itself.
+    :param seen: Where masks can be told.
+    """
+    expected, found = trial.expected[0], []
+
+    def masks(outcome: Outcome) -> list[torch.Tensor]:
+        return [kept(value, expected)[0] for value in outcome.value]
+
+    outcome = trial.bare(context={"kind": THREAD, "seed": cases.seed(trial.case)}, state=False)
+    if outcome.error is not None:
+        return [f"in another thread it raised {describe(outcome.error)}"]
+    if other := max(int((one != own)[seen].sum()) for one in masks(outcome)):
+        found.append(f"after the same torch.manual_seed in another thread {other} elements are dropped otherwise")
+    batched = trial.bare(context={"kind": BATCHED}, state=False)
+    alike = batched.error is None and all(one.shape == own.shape for one in batched.value)
+    if alike and int(seen.sum()) * entropy(expected.chance) >= BITS and not (operator.ne(*masks(batched)))[seen].any():
+        found.append('under torch.func.vmap(randomness="different") two parts of a batch have one mask')
+    return found
 
 
 def _unscaled(trial: Trial, outcome: Outcome) -> Finding | None:

@@ -71,7 +71,8 @@ def _scaled(left: Running, right: Running, scale: float) -> Running:
 def _shared(found: Running, shape: tuple[int, ...]) -> Running:
     """The sum over the heads of queries that share a head of keys."""
     group = found.shape[-3] // max(shape[-3], 1)
-    if group <= 1:
+    # Of no heads of queries the sum is 0.
+    if group == 1 or not shape[-3]:
         return found
     return found.stored().laid(lambda array: array.reshape(*shape[:-2], group, *shape[-2:])).sum(-3)
 

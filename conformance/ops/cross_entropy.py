@@ -87,8 +87,8 @@ def _ruled_out(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
 
 @st.composite
 def _segmented(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
-    """The pixels of images, or the words of a conversation, each of a class."""
-    pairs = draw(st.sampled_from((_images.labelled, _labels.prompted)))
+    """The pixels of images, the words of a conversation, or rows of labels of 8 bits, each of a class."""
+    pairs = draw(st.sampled_from((_images.labelled, _labels.prompted, _labels.of_bytes)))
     pair = draw(pairs(draw(dtype_names.dtypes([one for one in dtypes if one in dtype_names.FLOATING]))))
     return elementwise.case("cross_entropy", pair, reduction=draw(st.sampled_from((None, *REDUCTIONS))))
 

@@ -21,6 +21,7 @@ from conformance.spec import OUTS, Call, Expected, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import scalars, tensors
 from strategies.specs import Special, TensorSpec
+from strategies.values import LISTED
 
 EXPONENTS = (2, 3, 0.5, -0.5, -1, -2.0, 0, 1.0, 2.75, math.inf, -1.5, math.inf, -math.inf, math.nan)
 """Of floats; libraries have shortcuts for most of them."""
@@ -111,6 +112,29 @@ def _high_powers(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     base = draw(tensors.tensors(elementwise.shapes_of_results(), dtype, values=("uniform", "unit")))
     exponent = draw(st.sampled_from(HIGH))
     return Case(op="pow", args=(base, draw(st.sampled_from((exponent, float(exponent))))))
+
+
+BASES = (2, 2.0, 0.5, 10, 10.0, -2.0, 4)
+"""Numbers of which kernels take powers by another way than that of any."""
+
+
+@st.composite
+def _powers_at_the_ends(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
+    """Powers of a number, or of a tensor of it, that are subnormal, the least or largest numbers, or just beyond."""
+    dtype, base = draw(dtype_names.dtypes(dtypes)), draw(st.sampled_from(BASES))
+    info = torch.finfo(dtype_names.to_torch(dtype))
+    least, most = (math.log2(one) for one in (info.smallest_normal, info.max))
+    last = least + math.log2(info.eps)
+    wanted = (least, least - 1, least - 4, (least + last) / 2, last + 1, last, last - 2, most - 1, most, most + 1)
+    exponents = [math.trunc(one / math.log2(abs(base))) for one in wanted]
+    exponent = TensorSpec((len(exponents),), dtype, LISTED + ",".join(map(str, exponents)))
+    first = TensorSpec((1,), dtype, f"{LISTED}{int(base)}") if type(base) is int and draw(st.booleans()) else base
+    return Case(op="pow", args=(first, exponent))
+
+
+def _ends(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    chosen = [name for name in dtypes if name in dtype_names.FLOATING]
+    return _powers_at_the_ends(chosen) if chosen else st.nothing()
 
 
 HIGH = (64, 65, 100, 127, 128, 130, -64, -65, 200)
@@ -221,6 +245,7 @@ SPEC = OpSpec(
     scenes=_scenes.beside(
         _scenes.of_elements(cases),
         _high,
+        _ends,
         _scenes.special_pairs("pow", dtype_names.FLOATING),
         _scenes.with_numbers("pow", dtype_names.FLOATING, SHORTCUTS),
         _scenes.with_numbers("pow", ("float32", "float64"), FRACTIONS),
