@@ -195,20 +195,14 @@ def _accumulated(value, wanted, dout, _):
 
 
 def _both(value, wanted, dout, calls):
-    """Return the gradients of two results of the same operands, asked for in one pass, as of a weight that two layers
-    share. That of the second result is ``STEEPER`` times that of the first, so that the sums are those of the first
-    with the other sign, which is turned; where they overflow, the gradients of the first alone."""
+    """Return the gradients, and after them ``1 + STEEPER`` times as large ones: of two results of the same operands,
+    asked for in one pass, as of a weight that two layers share, that of the second result being ``STEEPER`` times that
+    of the first. The gradients alone where the second call has none."""
     second = calls.again(calls.given)
     alone = plain(value, wanted, dout, retain_graph=True)
     if not second.requires_grad:
         return alone
-    sums = torch.autograd.grad([value, second], wanted, [dout, dout * STEEPER], allow_unused=True)
-    pairs = zip(alone, sums, strict=True)
-    return [total if one is None or total is None else _turned(total, one) for one, total in pairs]
-
-
-def _turned(total, one):
-    return torch.where(total.isfinite(), total / (1 + STEEPER), one)
+    return *alone, *torch.autograd.grad([value, second], wanted, [dout, dout * STEEPER], allow_unused=True)
 
 
 def _chained(value, wanted, dout, calls):

@@ -573,7 +573,9 @@ def _arguments(call, operands):
 def _spend(args, kwargs, given):
     """Empty the lists, and change the 0-d tensors that are no operands but numbers, that a caller has passed: they are
     its own again."""
-    memory = {one.untyped_storage()._cdata for one in given}
+    # Of a call in place the first argument is a copy.
+    operands = [one for one in (*given, *args[:1]) if isinstance(one, torch.Tensor)]
+    memory = {one.untyped_storage()._cdata for one in operands}
     for value in (*args, *kwargs.values()):
         if type(value) is list:
             value.clear()

@@ -141,7 +141,7 @@ _APPLY = {
 }
 """Functions that tell whether one of these applies to a trial."""
 
-SELDOM = {"keywords": 16, "bare": 4, "call_forms": 4, "layouts": 3, "plain_operands": 2, "gradients": 2, **RARE}
+SELDOM = {"keywords": 16, "bare": 3, "call_forms": 4, "layouts": 3, "plain_operands": 2, "gradients": 2, **RARE}
 """One drawn case in so many makes these beside the others: ``keywords`` is about an op more than about a case."""
 
 DERIVED = (*SAMPLED, "call_forms", "layouts", "plain_operands")

@@ -225,6 +225,8 @@ def _wrong(
                 worst = comparison
             if message:
                 return f"{'the second time, ' if turn else ''}that of operand {number} is wrong: {message}", worst
+    if way.kind == "both" and (message := _unscaled(way, found[:count], found[count:], 1 + gradient_calls.STEEPER)):
+        return f"{message}: two results share it", worst
     if way.kind == "chained" and (message := _broken(way, found[count:])):
         return f"of a call of the result, to which another tensor is added, {message}", worst
     if way.kind == "shared" and (where := _changed(found[count], inputs[-1])):
@@ -323,15 +325,15 @@ def _is_other(one: torch.Tensor, other: torch.Tensor) -> bool:
     return largest > VANISHING and bool((torch.where(sure, (other - one).abs(), 0.0) > _LOOSE * largest).any())
 
 
-def _unscaled(way: Wish, first: list[Any], steeper: list[Any]) -> str:
-    """Say that the gradients for ``STEEPER`` times the result's gradient are not so many times as large; empty: they
+def _unscaled(way: Wish, first: list[Any], steeper: list[Any], factor: float = gradient_calls.STEEPER) -> str:
+    """Say that the gradients for ``factor`` times the result's gradient are not so many times as large; empty: they
     are, but for what overflows or vanishes."""
     for number, one, other in zip(way.wanted, first, steeper, strict=False):
         if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
             continue
-        if _is_other(one.double() * gradient_calls.STEEPER, other):
+        if _is_other(one.double() * factor, other):
             return (
-                f"from one graph, that of operand {number} for {gradient_calls.STEEPER:g} times the result's gradient "
+                f"from one graph, that of operand {number} for {factor:g} times the result's gradient "
                 "is not so many times as large"
             )
     return ""

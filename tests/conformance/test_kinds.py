@@ -94,12 +94,14 @@ def test_each_kind_is_made_as_it_is_called():
     assert any(one.is_conj() for one in seen)
     # torch has no exp of sparse tensors, so that it is not asked.
     assert {one.layout for one in seen} == {torch.strided}
+    assert not any(one.is_quantized for one in seen)
     assert any(one.is_meta for one in seen)
-    seen.clear()
     # A kernel that is launched on a tensor without memory ends the process.
-    judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp), {}))
-    assert seen
-    assert not any(one.is_meta for one in seen)
+    for kernels in ("", "interpreted"):
+        seen.clear()
+        judged("kinds", CASES["exp"], Implementation("own", SimpleNamespace(exp=exp), {}, kernels=kernels))
+        assert seen
+        assert any(one.is_meta for one in seen) == (not kernels)
 
 
 def test_who_is_at_home_in_torch_keeps_a_subclass():
