@@ -216,15 +216,16 @@ def _chained(value, wanted, dout, calls):
         given = enumerate(calls.given)
         return calls.again([operand if number == calls.place else one.detach() for number, one in given])
 
-    # Of any x, x - 0 is x.
-    beside = torch.full_like(value, -0.0).requires_grad_()
-    last = following(value + beside)
+    middle = before.clone().requires_grad_()
+    last = following(middle)
     if not last.requires_grad:
         return first
-    at_once = torch.autograd.grad(last, [*wanted, beside], dout, retain_graph=True, allow_unused=True)
-    middle = before.clone().requires_grad_()
-    (step,) = plain(following(middle), [middle], dout)
-    steps = [None for _ in wanted] if step is None else plain(value, wanted, step.clone())
+    (step,) = plain(last, [middle], dout)
+    steps = [None for _ in wanted] if step is None else plain(value, wanted, step.clone(), retain_graph=True)
+    # Of any x, x - 0 is x. The last pass frees both graphs.
+    beside = torch.full_like(value, -0.0).requires_grad_()
+    last = following(value + beside)
+    at_once = torch.autograd.grad(last, [*wanted, beside], dout, allow_unused=True)
     return *first, *at_once, *steps, step, before, value.detach()
 
 

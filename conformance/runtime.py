@@ -70,6 +70,8 @@ _KNOWN = -1
 """This size says that the other end holds the blob already."""
 _MILLISECONDS = 1000
 """The most for which a thread of autograd may hold an operand after the backward pass."""
+_CYCLES = 2
+"""The most calls in a chain, each of which may be held by a cycle of its own."""
 _PARTS = 64
 """The most buffers that are sent at once: fewer than any system's limit."""
 
@@ -550,8 +552,9 @@ def _kept(made, storages, given, holders, differentiated):
         return [number for number in found if storages[number]._cdata not in shown]
 
     if more():
-        # What lies in a cycle is freed some time.
-        gc.collect()
+        # What lies in a cycle is freed some time; of a chain of calls, what the last one holds comes first.
+        for _ in range(_CYCLES):
+            gc.collect()
         # Autograd's thread for a GPU lets go of what it worked on some time after the backward pass has returned.
         for _ in range(_MILLISECONDS if differentiated and any(one.is_cuda for one in given) else 0):
             if not more():

@@ -23,12 +23,12 @@ overflow in some orders of computing."""
 
 
 def kinds(trial: Trial) -> Finding:
-    """Check that the call with complex or sparse tensors, real parts of complex ones, unsigned integers, quantized
-    tensors or oneDNN's (on the CPU), the memory of an operand as another dtype (for the second operand or ``out=``),
-    one row of the first operand for the second, an ``out`` that is negated lazily, a complex number, a whole number
-    beyond 64 bits, tensors of the meta device (where there are kernels, if ``fake`` is claimed), or of a subclass (if
-    it is claimed) raises, or gives what torch's function gives. What torch refuses of complex ones
-    and of such numbers, the others refuse too; of other kinds it is not judged."""
+    """Check that the call with complex or sparse tensors, real parts of complex ones, unsigned integers, the memory of
+    an operand as another dtype (for the second operand or ``out=``), one row of the first operand for the second, an
+    ``out`` that is negated lazily, a complex number, a whole number beyond 64 bits, tensors of a subclass (if ``fake``
+    is claimed), of the meta device (if it is, or there are no kernels), quantized, or in oneDNN's layout (if there are
+    no kernels) raises, or gives what torch's function gives. What torch refuses of complex ones and of such numbers,
+    the others refuse too; of other kinds it is not judged."""
     for which in possible(trial):
         context = _context(trial, which)
         theirs = trial.theirs(context=context)
@@ -89,12 +89,12 @@ def possible(trial: Trial) -> list[str]:
         left.add(kind_calls.INTO_NEGATED)
     if not trial.spec.inplace or "inplace" in kwargs:
         left.add(kind_calls.IN_PLACE)
-    # Only who is as much at home in torch owes a subclass its class. A kernel that is launched on a tensor without
-    # memory ends the process: where there are kernels, who takes such tensors says so.
-    on_gpu = any(one.is_cuda for one in results)
-    left |= {kind_calls.QUANTIZED, kind_calls.MKLDNN} if on_gpu else set()
-    if "fake" not in trial.implementation.claims(trial.case.op):
-        left |= {kind_calls.SUBCLASS} | ({kind_calls.META} if on_gpu or trial.implementation.kernels else set())
+    claims_fake = "fake" in trial.implementation.claims(trial.case.op)
+    # Only who is as much at home in torch owes a subclass its class.
+    left |= set() if claims_fake else {kind_calls.SUBCLASS}
+    if trial.implementation.kernels or any(one.is_cuda for one in results):
+        # A kernel that is launched on memory that is not there, or is another, ends the process.
+        left |= {kind_calls.QUANTIZED, kind_calls.MKLDNN} | (set() if claims_fake else {kind_calls.META})
     ordinary = exact or is_ordinary(trial)
     wide = (kind_calls.UNSIGNED, kind_calls.META)
     return [which for which in found if which not in left and (ordinary or which in wide)]

@@ -158,7 +158,7 @@ def threads_have_generators_of_one_seed(
         torch.default_generator.set_state(state)
 
 
-@defect("relu neg abs", KIND, "kinds")
+@defect("relu", KIND, "kinds")
 def quantized_as_whole_numbers(right: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Of a quantized tensor the whole numbers that are stored are taken for its elements."""
     if not isinstance(input, torch.Tensor) or not input.is_quantized:

@@ -6,6 +6,7 @@ They share no formula with the oracle of ``gradients``, and are what its defects
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -196,8 +197,11 @@ def differentiable(
     right = attention.right() if op == attention.OP else correct.right(op)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Where autograd's formulas take a number alone.
-        kwargs = {name: one.item() if is_number(name, one) else one for name, one in kwargs.items()}
+        if specs.registry()[op].gradients is not None:
+            # Where autograd's formulas take a number alone.
+            kwargs = {name: _as_number(name, one) for name, one in kwargs.items()}
+            names = itertools.chain(specs.parameters(op), itertools.repeat(""))
+            args = tuple(_as_number(name, one) for name, one in zip(names, args, strict=False))
         if not keeps_lists:
             args = tuple(map(_own, args))
             kwargs = {name: _own(one) for name, one in kwargs.items()}
@@ -226,8 +230,12 @@ def differentiable(
 
 
 def is_number(name: str, argument: Any) -> bool:
-    """Tell whether a keyword argument is a 0-d tensor in the place of a number."""
-    return name in FACTORS and isinstance(argument, torch.Tensor) and not argument.ndim
+    """Tell whether an argument of a name is a 0-d tensor in the place of a number or a dim."""
+    return name in (*FACTORS, "dim") and isinstance(argument, torch.Tensor) and not argument.ndim
+
+
+def _as_number(name: str, argument: Any) -> Any:
+    return argument.item() if is_number(name, argument) else argument
 
 
 def _own(argument: Any) -> Any:

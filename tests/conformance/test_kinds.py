@@ -37,6 +37,8 @@ CASES = {
             "isinf",
             "relu",
             "silu",
+            "gelu",
+            "sigmoid",
         )
     },
     **{op: Case(op=op, args=(spec(5, 33), 1.5)) for op in ("mul", "add", "sub", "div", "eq", "ne", "pow")},
