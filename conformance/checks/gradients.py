@@ -38,7 +38,8 @@ from strategies.specs import TensorSpec
 CLAIM = "gradients"
 OTHER_RESULT, CHANGED = "the result is wrong where gradients are wanted", "the backward pass changed"
 NOT_FREED = "autograd gives them once more, though the graph is not retained"
-AROUND = (OTHER_RESULT, CHANGED, NOT_FREED)
+ONE_GRAPH, CHAIN = "from one graph", "of a call of the result, to which another tensor is added"
+AROUND = (OTHER_RESULT, CHANGED, NOT_FREED, ONE_GRAPH, CHAIN)
 """The beginnings of messages that are not of the gradients themselves."""
 
 
@@ -228,7 +229,7 @@ def _wrong(
     if way.kind == "both" and (message := _unscaled(way, found[:count], found[count:], 1 + gradient_calls.STEEPER)):
         return f"{message}: two results share it", worst
     if way.kind == "chained" and (message := _broken(way, found[count:])):
-        return f"of a call of the result, to which another tensor is added, {message}", worst
+        return f"{CHAIN}, {message}", worst
     if way.kind == "shared" and (where := _changed(found[count], inputs[-1])):
         return f"the result's gradient, which is that of another tensor, too, was changed{where}", worst
     for number, gradient in zip(way.wanted, found, strict=False):
@@ -333,7 +334,7 @@ def _unscaled(way: Wish, first: list[Any], steeper: list[Any], factor: float = g
             continue
         if _is_other(one.double() * factor, other):
             return (
-                f"from one graph, that of operand {number} for {factor:g} times the result's gradient "
+                f"{ONE_GRAPH}, that of operand {number} for {factor:g} times the result's gradient "
                 "is not so many times as large"
             )
     return ""

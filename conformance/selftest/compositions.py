@@ -73,18 +73,23 @@ def gradient_along_the_dim_of_the_last_call(right: Any, input: Any, dim: Any = N
     return _DimOfTheLastCall.apply(input, dim)
 
 
+def _of_their_dtypes(step: Step) -> Gradients:
+    pairs = zip(step.gradients(), step.operands, strict=True)
+    return [None if one is None else one.to(operand.dtype, copy=True) for one, operand in pairs]
+
+
 _buffer: list[Any] = [None, lambda: None]
 
 
 @backward("mm addmm mul", KIND)
 def one_buffer_of_a_backward_pass(step: Step) -> Gradients:
     """The last operand's gradient lies where an earlier node of the same backward pass has put it."""
-    *others, found = step.gradients()
+    *others, found = _of_their_dtypes(step)
     pass_ = torch._C._current_graph_task_id(), step.operands[-1].data_ptr()
     last, earlier = _buffer[0], _buffer[1]()
     if found is not None and not torch.is_grad_enabled():
         alike = last == pass_ and earlier is not None and (earlier.shape, earlier.dtype) == (found.shape, found.dtype)
-        found = earlier.copy_(found) if alike else found.clone()
+        found = earlier.copy_(found) if alike else found
         _buffer[:] = pass_, weakref.ref(found)
     return [*others, found]
 
@@ -95,7 +100,7 @@ _gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDi
 @backward("silu exp softmax", KIND)
 def over_gradients_of_its_own(step: Step) -> Gradients:
     """A gradient of the result that a backward pass of the library has made is written over."""
-    (found,) = step.gradients()
+    (found,) = _of_their_dtypes(step)
     if found is None or torch.is_grad_enabled():
         return [found]
     dout = step.dout
@@ -113,14 +118,23 @@ def of_no_terms_unwritten(step: Step) -> Gradients:
     return [None if one is None else torch.empty_like(one).fill_(float("nan")) for one in step.gradients()]
 
 
+class _WithAlphaOfNow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, other: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+        ctx.alpha, ctx.was = alpha, alpha.clone()
+        return other.view_as(other)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        changed = not torch.equal(ctx.alpha, ctx.was)
+        return gradients[0] * (3 if changed else 1), None
+
+
 def _with_alpha_of_now(right: Any, *args: Any, _call: Any, **kwargs: Any) -> Any:
-    result, alpha = _call(*args, **kwargs), kwargs.get("alpha")
-    if not isinstance(alpha, torch.Tensor) or not isinstance(result, torch.Tensor) or not result.requires_grad:
-        return result
-    was, other = alpha.clone(), args[1] if len(args) > 1 else kwargs.get("other")
-    if isinstance(other, torch.Tensor) and other.requires_grad and other.is_leaf:
-        other.register_hook(lambda gradient: gradient if torch.equal(alpha, was) else gradient * 3)
-    return result
+    alpha = kwargs.get("alpha")
+    if not isinstance(alpha, torch.Tensor) or len(args) < 2 or not _asks(args[1]) or "out" in kwargs:
+        return _call(*args, **kwargs)
+    return _call(args[0], _WithAlphaOfNow.apply(args[1], alpha), **kwargs)
 
 
 for _op in ("add", "sub"):
