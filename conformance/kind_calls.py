@@ -8,6 +8,7 @@ Loaded by its path into the judged process, so it needs torch and nothing else.
 import contextlib
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 KIND = "another kind of tensors"
 COMPLEX, CONJUGATED, UNSIGNED, META = "complex", "complex, conjugated lazily", "unsigned", "meta"
@@ -82,13 +83,24 @@ def applies(which, tensors, numbers):
     return tensors[place].ndim > 0 and tensors[place].dtype != torch.bool
 
 
-def _of_kind(function, tools, which, turn=0, out=None):
+class _WithoutAddresses(TorchFunctionMode):
+    """Refuses to tell where tensors lie: a kernel that is launched on memory that is not there, or is of another dtype,
+    ends the process."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.data_ptr, torch.Tensor.untyped_storage):
+            raise NotImplementedError("memory of such a tensor has no address")
+        return func(*args, **(kwargs or {}))
+
+
+def _of_kind(function, tools, which, turn=0, out=None, hidden=False):
     """Make the call with tensors of the kind ``which``. Return two tensors for each result: its kind as the bytes of a
     text, and its elements: complex ones as pairs of real numbers, those of a sparse tensor as dense; of a meta tensor
     the text again.
 
     :param turn: The operand that alone is complex, counted round and round among those that can be.
     :param out: The shape and the dtype of an ``out``, if one is given.
+    :param hidden: Whether nobody tells where tensors lie.
     """
 
     def call(*args, **kwargs):
@@ -119,7 +131,8 @@ def _of_kind(function, tools, which, turn=0, out=None):
             filling = complex(7, 7) if dtype.is_complex else 7
             full = torch.full(shape, filling, dtype=dtype, device=given[0].device)
             kwargs = {**kwargs, "out": torch._neg_view(full) if which == INTO_NEGATED else full}
-        value = function(*args, **kwargs)
+        with _WithoutAddresses() if hidden else contextlib.nullcontext():
+            value = function(*args, **kwargs)
         results = value if isinstance(value, tuple | list) else (value,)
         return tuple(part for one in results for part in _as_plain_tensors(one, which == SUBCLASS))
 

@@ -78,12 +78,7 @@ def controls(op: str) -> tuple[Implementation, ...]:
     _CONTROLS.setdefault("Triton kernels", RIGHT)
     _CONTROLS.setdefault("kernels of study notes", four_kernels.RIGHT)
     found = [
-        Implementation(
-            name,
-            _provider(op, correct.with_names(op, functions[op])),
-            {op: ("deterministic",)},
-            kernels="interpreted" if functions in (RIGHT, four_kernels.RIGHT) else "",
-        )
+        Implementation(name, _provider(op, correct.with_names(op, functions[op])), {op: ("deterministic",)})
         for name, functions in _CONTROLS.items()
         if op in functions
     ]
