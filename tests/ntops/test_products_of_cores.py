@@ -90,6 +90,7 @@ def test_parts_of_few_rows_need_not_be_alike():
 
 def test_parts_are_as_many_as_programs_need():
     assert form(1, 1152, 8608, torch.float32).splits == 3
+    assert form(1, 500, 5003, torch.float32).splits == 8, "few programs, whose tiles wait for memory"
     assert form(1, 32768, 4096, torch.float32).splits == 1, "enough programs"
     assert form(1, 64, 400, torch.float32).splits == 1, "too few terms"
     assert form(1, 64, 4096, torch.float32, batched=True).splits == 1
