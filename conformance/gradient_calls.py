@@ -117,13 +117,17 @@ def twice(value, wanted, dout, _=None):
 
 
 def _changed(found, others):
-    """Return copies of gradients, which are changed where they are dense and no memory of ``others``."""
+    """Change gradients in place that are dense and no memory of ``others``; return them all as they were."""
     known = {one.untyped_storage()._cdata for one in others}
-    copies = [None if one is None else one.clone() for one in found]
-    for one in found:
-        if one is not None and one.untyped_storage()._cdata not in known and not torch._debug_has_internal_overlap(one):
-            one.mul_(-0.5)
-    return copies
+
+    def own(one):
+        is_dense = one is not None and one.layout is torch.strided and not torch._debug_has_internal_overlap(one)
+        return is_dense and one.untyped_storage()._cdata not in known
+
+    kept = [one.clone() if own(one) else one for one in found]
+    for one in filter(own, found):
+        one.mul_(-0.5)
+    return kept
 
 
 def _is_freed(value, wanted, dout):

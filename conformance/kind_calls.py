@@ -88,7 +88,7 @@ class _WithoutAddresses(TorchFunctionMode):
     ends the process."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.Tensor.data_ptr, torch.Tensor.untyped_storage):
+        if func in (torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage):
             raise NotImplementedError("memory of such a tensor has no address")
         return func(*args, **(kwargs or {}))
 

@@ -158,6 +158,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         raise ReproError("since a script compares gradients alone")
     if way.kind == "shared":
         raise ReproError("since a script keeps the result, which is freed")
+    if way.beside is not None or message.removeprefix(told(way)).startswith(": the second time"):
+        raise ReproError("since a script makes no calls in between, and changes no gradients")
     if "distribution" in prepared.spec.checks:
         raise ReproError("of gradients that depend on what was drawn")
     inputs = way.inputs()
@@ -199,7 +201,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         *(_HOLDING if holds else ()),
         *_before(way, plain),
         *(line.format(call=plain) for line in _SAVED[way.saved]),
-        *(["    for x in held:", "        x.clear()"] * holds),
+        *(["    for x in held:", "        x.clear() if type(x) is list else x.copy_(x * 3 + 7)"] * holds),
         *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
         f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
         *(f"    {_SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
@@ -252,7 +254,7 @@ _SAVED = {
     ),
 }
 _HOLDING = (
-    "    # The caller's lists are its own again before the backward pass.",
+    "    # The caller's lists and numbers are its own again before the backward pass.",
     "    held = []",
     "    def hold(x):",
     "        held.append(x)",
@@ -303,7 +305,7 @@ def _call(case: Case) -> str:
 
 
 def _expression(case: Case, holds: bool = False) -> str:
-    """Return the call in its form, of ``operands``. ``holds``: whether lists go through a function ``hold``."""
+    """Return the call in its form, of ``operands``. ``holds``: whether lists and 0-d tensors go through ``hold``."""
     count = 0
 
     # Operands are numbered in the order of the plain form.
@@ -352,7 +354,8 @@ def _expression(case: Case, holds: bool = False) -> str:
     if case.form == forms.TENSORS:
         for name, value in case.kwargs.items():
             if isinstance(value, int | float) and forms.is_factor(name, value):
-                texts[name] = f"torch.tensor({value!r}, dtype={forms.of_torch(value).dtype})"
+                made = f"torch.tensor({value!r}, dtype={forms.of_torch(value).dtype})"
+                texts[name] = f"hold({made})" if holds else made
     if case.form in (forms.DIM_ENUMS, forms.DIM_TENSORS):
         places, names = forms.dims(case)
         args = [_dim(case.form, case.args[n]) if n in places else one for n, one in enumerate(args)]

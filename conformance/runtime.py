@@ -498,7 +498,7 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                     if wish is not None:
                         # A checkpointed call is made once more with them.
                         if wish["saved"] != "checkpoint":
-                            _spend(args, kwargs, given)
+                            _reuse(args, kwargs, given, wish["reused"])
                         again = functools.partial(_called, function, call)
                         made.value = _differentiated(made, given, wish, again, before, device)
                 finally:
@@ -573,16 +573,21 @@ def _arguments(call, operands):
     return args, {name: decode(value, operands) for name, value in call["kwargs"].items()}
 
 
-def _spend(args, kwargs, given):
-    """Empty the lists, and change the 0-d tensors that are no operands but numbers, that a caller has passed: they are
-    its own again."""
+def _reuse(args, kwargs, given, numbers):
+    """Empty the lists that a caller has passed, and change the 0-d tensors that are no operands but numbers, if
+    ``numbers`` is true: they are its own again."""
     # Of a call in place the first argument is a copy.
     operands = [one for one in (*given, *args[:1]) if isinstance(one, torch.Tensor)]
     memory = {one.untyped_storage()._cdata for one in operands}
     for value in (*args, *kwargs.values()):
         if type(value) is list:
             value.clear()
-        elif isinstance(value, torch.Tensor) and not value.ndim and value.untyped_storage()._cdata not in memory:
+        elif (
+            numbers
+            and isinstance(value, torch.Tensor)
+            and not value.ndim
+            and value.untyped_storage()._cdata not in memory
+        ):
             value.copy_(~value if value.dtype == torch.bool else value * 3 + 7)
 
 
@@ -599,10 +604,9 @@ def _differentiated(made, given, wish, again, before, device):
 
     ``wish["overwritten"]``: the number of an operand, or -1 for the result, that is changed in place in between.
     ``wish["settings"]``: what the user has set by then, as ``sequence_staging.applied`` takes it.
-    ``made.state`` has what the backward pass changes of its surroundings.
-
     ``wish["beside"]``: None, or the ``args`` and ``kwargs`` of a call with other options that is made in between.
     ``wish["place"]``: the operand that is like the result, or None.
+    ``made.state`` has what the backward pass changes of its surroundings.
 
     :param again: Makes the call with other operands, and other options.
     :param before: The node of the operand of a call in place, its version, both before that, and the tensor of which it

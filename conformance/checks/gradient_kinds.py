@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import call_contexts, calls, case_files, cases, forms, gradient_calls, sequence_variations
+from conformance import call_contexts, calls, case_files, cases, forms, gradient_calls
 from conformance.case_changes import is_tied, of_one_tensor, with_operand, with_size
 from conformance.cases import Case, DType, Same
+from conformance.checks.other_options import other_options
 from conformance.checks.result_gradients import PLAIN, result_gradient
 from conformance.spec import Call, registry
 from strategies import dtypes, layouts
@@ -28,7 +29,7 @@ that of another tensor, too, while the result is freed, or is negated when it is
 are differentiated at once, or a call of the result, to which another tensor is added."""
 KINDS = (*PLAIN, *OTHERS)
 PLAIN_SHARE = 4
-"""The weight of all plain kinds together; each of the others has 1."""
+"""The weight of all plain kinds together; each of the others has 1, "in place" 2."""
 TELLING = ("contiguous", "transposed", "sliced", "cut", "twice", "between")
 """Those in which each element of the result has a gradient of its own."""
 KINDS_OF_STEP = (*TELLING, "overwritten")
@@ -108,7 +109,11 @@ class Wish:
         dout = len(cases.operands(self.case))
         asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
         made = {"settings": self.settings, "origin": self.origin, "evaluated": self.evaluated}
-        return asked | made | {"saved": self.saved, "view": self.view, "place": self.place, "beside": self._options()}
+        return (
+            asked
+            | made
+            | {"saved": self.saved, "view": self.view, "place": self.place, "beside": self._options(), "reused": True}
+        )
 
     def _options(self) -> dict[str, Any] | None:
         if self.beside is None:
@@ -128,9 +133,10 @@ def floating_operands(case: Case) -> list[int]:
 def wish(case: Case, result: torch.Tensor) -> Wish:
     """Choose by its seed how a case is differentiated. ``result``: torch's, whose shape and dtype count."""
     seed = cases.seed(case)
+    is_small = cases.elements(case) + result.numel() <= MOST
     if seed // 103 % TIED == 0 and (tied := _of_one_tensor(case, seed // (103 * TIED))) is not None:
         case, result = tied
-    elif seed // 109 % EMPTY == 0 and (emptied := _emptied(case, seed // (109 * EMPTY))) is not None:
+    elif is_small and seed // 109 % EMPTY == 0 and (emptied := _emptied(case, seed // (109 * EMPTY))) is not None:
         case, result = emptied
     floating = floating_operands(case)
     one = (floating[seed % len(floating)],)
@@ -158,6 +164,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     if kind == "second order":
         asked, dtype = _ordinary(tamed(case), dtype, widened=bool(seed // 67 % 3))
     dout = result_gradient(kind, tuple(result.shape), dtype, seed)
+    # torch itself multiplies infinities by zeros that stand for no terms.
+    dout = msgspec.structs.replace(dout, specials=()) if _is_empty(asked) else dout
     # The gradient of one operand may be of the others alone, and that of a change has to show.
     training = cases.elements(case) + result.numel() > MOST_OF_ROWS
     wanted = tuple(floating)
@@ -179,31 +187,13 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         possible = [form for form in forms.possible(asked) if form in FORMS]
         form = possible[seed // (107 * IN_A_FORM) % len(possible)] if possible else ""
         asked = msgspec.structs.replace(asked, form=form)
-    beside = _beside(asked, further) if kind == "between" else None
+    beside = other_options(asked, further) if kind == "between" else None
     how = origin, evaluated, saved, view, beside, place
     return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, *how)
 
 
 def _is_like(spec: TensorSpec, result: torch.Tensor) -> bool:
     return (spec.shape, dtypes.to_torch(spec.dtype)) == (tuple(result.shape), result.dtype)
-
-
-def _beside(case: Case, number: int) -> Case | None:
-    """Return the call with another dim, word or number, or without one; None: there is none of the same operands."""
-    plain = msgspec.structs.replace(case, form="")
-    start = number % len(_OPTIONS)
-    for change in (*_OPTIONS[start:], *_OPTIONS[:start]):
-        varied = sequence_variations.vary(change, plain, number)
-        same = cases.operands(varied) == cases.operands(plain)
-        if same and varied != plain and not registry()[case.op].writes(varied):
-            return varied
-    return None
-
-
-_OPTIONS = (
-    *(sequence_variations.dim, sequence_variations.word, sequence_variations.from_end),
-    *(sequence_variations.without, sequence_variations.causal, sequence_variations.close),
-)
 
 
 def _of_one_tensor(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
@@ -243,6 +233,10 @@ def _emptied(case: Case, turn: int) -> tuple[Case, torch.Tensor] | None:
         if call is not None and isinstance(call.result, torch.Tensor) and call.result.is_floating_point():
             return (made, call.result) if _is_taken(made) else None
     return None
+
+
+def _is_empty(case: Case) -> bool:
+    return any(0 in spec.shape for spec in cases.operands(case))
 
 
 def _is_taken(case: Case) -> bool:

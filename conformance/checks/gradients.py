@@ -39,7 +39,8 @@ CLAIM = "gradients"
 OTHER_RESULT, CHANGED = "the result is wrong where gradients are wanted", "the backward pass changed"
 NOT_FREED = "autograd gives them once more, though the graph is not retained"
 ONE_GRAPH, CHAIN = "from one graph", "of a call of the result, to which another tensor is added"
-AROUND = (OTHER_RESULT, CHANGED, NOT_FREED, ONE_GRAPH, CHAIN)
+TOGETHER = "of two results at once, the second for another gradient"
+AROUND = (OTHER_RESULT, CHANGED, NOT_FREED, ONE_GRAPH, CHAIN, TOGETHER)
 """The beginnings of messages that are not of the gradients themselves."""
 
 
@@ -131,6 +132,9 @@ def _judged(trial: Trial, way: Wish) -> Finding:
     # Guards keep what they guard, so that nothing else comes to lie where it lay.
     make = trial.bare if way.kind == "shared" else trial.attempt
     outcome = make(inputs=inputs, case=way.case, gradients=way.asked())
+    if way.case.form == forms.TENSORS and outcome.reached == "backward" and isinstance(outcome.error, RuntimeError):
+        # Autograd has saved a tensor that stands for a number, and noticed that it was changed.
+        outcome = make(inputs=inputs, case=way.case, gradients=way.asked() | {"reused": False})
     if (missing := _missing(outcome)) is not None:
         if way.case.form and _is_form_refused(trial, way, inputs):
             return Finding("gradients", PASSED)
@@ -180,7 +184,7 @@ def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -
     if not words:
         return ""
     copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
-    # A change may be noticed, which is no gradient.
+    # An operand that is overwritten may be noticed, by an exception.
     kind = "contiguous" if way.kind in ("in place", "overwritten") else way.kind
     plain = msgspec.structs.replace(way.case, form="")
     found = trial.attempt(inputs=copies, case=plain, gradients=way.asked() | {"kind": kind, "overwritten": None})
@@ -226,8 +230,10 @@ def _wrong(
                 worst = comparison
             if message:
                 return f"{'the second time, ' if turn else ''}that of operand {number} is wrong: {message}", worst
-    if way.kind == "both" and (message := _unscaled(way, found[:count], found[count:], 1 + gradient_calls.STEEPER)):
-        return f"{message}: two results share it", worst
+    if way.kind == "both":
+        off = _unscaled(way, found[:count], found[count:], 1 + gradient_calls.STEEPER)
+        if off is not None:
+            return f"{TOGETHER}, that of operand {off} is not the sum of both", worst
     if way.kind == "chained" and (message := _broken(way, found[count:])):
         return f"{CHAIN}, {message}", worst
     if way.kind == "shared" and (where := _changed(found[count], inputs[-1])):
@@ -235,8 +241,11 @@ def _wrong(
     for number, gradient in zip(way.wanted, found, strict=False):
         if message := _overlapping(trial, way, inputs, number, gradient):
             return f"that of operand {number} {message}", worst
-    if way.twice and (message := _unscaled(way, found[:count], found[2 * count : 3 * count])):
-        return message, worst
+    if way.twice:
+        off = _unscaled(way, found[:count], found[2 * count : 3 * count], gradient_calls.STEEPER)
+        if off is not None:
+            times = f"{gradient_calls.STEEPER:g} times the result's gradient is not so many times as large"
+            return f"{ONE_GRAPH}, that of operand {off} for {times}", worst
     if (
         way.twice
         and not bool(found[-1])
@@ -326,18 +335,17 @@ def _is_other(one: torch.Tensor, other: torch.Tensor) -> bool:
     return largest > VANISHING and bool((torch.where(sure, (other - one).abs(), 0.0) > _LOOSE * largest).any())
 
 
-def _unscaled(way: Wish, first: list[Any], steeper: list[Any], factor: float = gradient_calls.STEEPER) -> str:
-    """Say that the gradients for ``factor`` times the result's gradient are not so many times as large; empty: they
-    are, but for what overflows or vanishes."""
-    for number, one, other in zip(way.wanted, first, steeper, strict=False):
-        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-            continue
-        if _is_other(one.double() * factor, other):
-            return (
-                f"{ONE_GRAPH}, that of operand {number} for {factor:g} times the result's gradient "
-                "is not so many times as large"
-            )
-    return ""
+def _unscaled(way: Wish, first: list[Any], others: list[Any], factor: float) -> int | None:
+    """Return an operand of which the gradient in ``others`` is not ``factor`` times the first one; None: all are, but
+    for what overflows or vanishes."""
+    for number, one, other in zip(way.wanted, first, others, strict=False):
+        if (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and _is_other(one.double() * factor, other)
+        ):
+            return number
+    return None
 
 
 _LOOSE = 2.0**-5

@@ -53,8 +53,9 @@ def kinds(trial: Trial) -> Finding:
 def _context(trial: Trial, which: str) -> dict[str, Any]:
     """Return how the call is made with tensors of a kind, as of ``context_calls.within``."""
     context = {"kind": kind_calls.KIND, "which": which, "turn": cases.seed(trial.case) // 23}
-    # Kernels may run here, too.
-    context["hidden"] = which in _WITHOUT_MEMORY and "fake" not in trial.implementation.claims(trial.case.op)
+    # What the call itself imports may run kernels.
+    claims_fake = "fake" in trial.implementation.claims(trial.case.op)
+    context["hidden"] = which in _WITHOUT_MEMORY and not (which == kind_calls.META and claims_fake)
     if which in _INTO:
         (result,) = trial.reference.tensors()
         shape, dtype = _shown(result)
@@ -99,6 +100,9 @@ def possible(trial: Trial) -> list[str]:
     if trial.implementation.kernels or any(one.is_cuda for one in results):
         # A kernel that is launched on memory that is not there, or is another, ends the process.
         left |= {kind_calls.QUANTIZED, kind_calls.MKLDNN} | (set() if claims_fake else {kind_calls.META})
+    if not claims_fake and (exact or not all(one.numel() for one in (*trial.inputs, *results))):
+        # Of nothing, results need no operand.
+        left.add(kind_calls.META)
     ordinary = exact or is_ordinary(trial)
     wide = (kind_calls.UNSIGNED, kind_calls.META)
     return [which for which in found if which not in left and (ordinary or which in wide)]

@@ -153,10 +153,13 @@ def _elsewhere(trial: Trial, own: torch.Tensor, seen: torch.Tensor) -> list[str]
     outcome = trial.bare(context={"kind": THREAD, "seed": cases.seed(trial.case)}, state=False)
     if outcome.error is not None:
         return [f"in another thread it raised {describe(outcome.error)}"]
+    for value in outcome.value:
+        if finding := _unscaled(trial, dataclasses.replace(outcome, value=value)):
+            return [f"in another thread: {finding.message}"]
     if other := max(int((one != own)[seen].sum()) for one in masks(outcome)):
         found.append(f"after the same torch.manual_seed in another thread {other} elements are dropped otherwise")
     batched = trial.bare(context={"kind": BATCHED}, state=False)
-    alike = batched.error is None and all(one.shape == own.shape for one in batched.value)
+    alike = batched.error is None and not any(malformed(one, trial.reference.value) for one in batched.value)
     if alike and int(seen.sum()) * entropy(expected.chance) >= BITS and not (operator.ne(*masks(batched)))[seen].any():
         found.append('under torch.func.vmap(randomness="different") two parts of a batch have one mask')
     return found

@@ -57,6 +57,9 @@ class Step:
         with torch.enable_grad():
             result = _reference(self.op, self.result)(*args, **{name: self._number(x) for name, x in named.items()})
             wanted = [one for one in leaves if one.requires_grad]
+            if not result.requires_grad:
+                # Of nothing there is no graph.
+                return [torch.zeros_like(one) if one.requires_grad else None for one in leaves]
             found = torch.autograd.grad(result, wanted, dout.double(), allow_unused=True, create_graph=graph)
         # Those of a sum are the very dout, which may have a graph while those of others have none.
         each = iter(found if graph else [one if one is None else one.detach() for one in found])

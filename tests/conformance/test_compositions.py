@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -70,8 +71,8 @@ def judged(case: Case, implementation: Implementation, check: str = "gradients")
     ("name", "kind", "message"),
     [
         ("softmax_gradient_along_the_dim_of_the_last_call", "between", "that of operand 0 is wrong"),
-        ("mm_gradient_one_buffer_of_a_backward_pass", "both", "two results share it"),
-        ("mul_gradient_one_buffer_of_a_backward_pass", "both", "two results share it"),
+        ("mm_gradient_one_buffer_of_a_backward_pass", "both", "is not the sum of both"),
+        ("mul_gradient_one_buffer_of_a_backward_pass", "both", "is not the sum of both"),
         ("silu_gradient_over_gradients_of_its_own", "chained", "is another one than in two passes"),
         ("softmax_gradient_over_gradients_of_its_own", "chained", "is another one than in two passes"),
     ],
@@ -138,6 +139,56 @@ def test_gradients_and_numbers_are_the_callers_own() -> None:
     )
     assert judged(case, BANK["add_gradient_alpha_read_again"].implementation).status == FAILED
     assert judged(case, load("torch")).status == PASSED
+
+
+def test_who_saves_a_number_as_a_tensor_may_notice_its_change() -> None:
+    def add(input, other, *, alpha=1):
+        return input + alpha * other
+
+    case = in_way(
+        CASES["add"],
+        lambda way: (way.case.form, way.kind, way.saved) == ("0-d tensors", "contiguous", "") and whole(way),
+    )
+    assert judged(case, Implementation("own", SimpleNamespace(add=add), {})).status == PASSED
+
+    def wrong(input, other, *, alpha=1):
+        return input + alpha * (other + 0 * other.detach() + (other - other.detach()))
+
+    assert judged(case, Implementation("own", SimpleNamespace(add=wrong), {})).status == FAILED
+
+
+def test_what_has_no_elements_needs_no_meta_tensor() -> None:
+    def silu(input, inplace=False):
+        if not input.numel():
+            return torch.empty(input.shape, dtype=input.dtype)
+        return torch.nn.functional.silu(input, inplace)
+
+    implementation = Implementation("own", SimpleNamespace(silu=silu), {})
+    assert judged(Case(op="silu", args=(spec(0, 7),)), implementation, "kinds").status == PASSED
+
+
+def test_gradients_of_empty_attention_are_right() -> None:
+    call = Case(op="scaled_dot_product_attention", args=(spec(2, 3, 5, 8), spec(2, 3, 6, 8), spec(2, 3, 6, 8)))
+    right = Implementation("right", SimpleNamespace(**{call.op: differentiable(call.op)}), {})
+    seen = 0
+    for seed in range(400):
+        case = replace(call, args=(replace(call.args[0], seed=seed), *call.args[1:]))
+        way = asked(case)
+        if any(0 in one.shape for one in operands(way.case)):
+            seen += 1
+            assert not way.dout.specials
+            finding = judged(case, right)
+            assert finding.status == PASSED, finding
+    assert seen
+
+
+def test_a_thread_that_returns_nothing_is_found() -> None:
+    def dropout(input, p=0.5, training=True, inplace=False):
+        main = threading.current_thread() is threading.main_thread()
+        return torch.nn.functional.dropout(input, p, training, inplace) if main else None
+
+    finding = judged(CASES["dropout"], Implementation("own", SimpleNamespace(dropout=dropout), {}), "distribution")
+    assert (finding.status, "in another thread" in finding.message) == (FAILED, True), finding
 
 
 @pytest.mark.parametrize(
