@@ -158,8 +158,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         raise ReproError("since a script compares gradients alone")
     if way.kind == "shared":
         raise ReproError("since a script keeps the result, which is freed")
-    if way.beside is not None or message.removeprefix(told(way)).startswith(": the second time"):
-        raise ReproError("since a script makes no calls in between, and changes no gradients")
+    if way.beside is not None:
+        raise ReproError("since a script makes no calls in between")
     if "distribution" in prepared.spec.checks:
         raise ReproError("of gradients that depend on what was drawn")
     inputs = way.inputs()
@@ -188,7 +188,6 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     }
     plain = _expression(way.case, holds=way.saved != "checkpoint")
     holds = "hold(" in plain
-    again = " + torch.autograd.grad(value, wanted, dout, allow_unused=True)" if way.twice else ""
     form = way.case.form
     is_dressed = call_contexts.is_dressed(form)
     lines = (
@@ -203,7 +202,8 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         *(line.format(call=plain) for line in _SAVED[way.saved]),
         *(["    for x in held:", "        x.clear() if type(x) is list else x.copy_(x * 3 + 7)"] * holds),
         *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
-        f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True){again}",
+        f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True)",
+        *(_AGAIN if way.twice else ()),
         *(f"    {_SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
         "    # None stands for zeros.",
         f"    zeros = [torch.zeros_like(one) for one in wanted]{' * 2' if way.twice else ''}",
@@ -253,6 +253,17 @@ _SAVED = {
         "    value = checkpoint(lambda: {call}, use_reentrant=False)",
     ),
 }
+_AGAIN = (
+    "    # The first ones are changed in place, as by who clips them.",
+    "    known = {x.untyped_storage().data_ptr() for x in [*wanted, dout]}",
+    "    own = [x is not None and x.untyped_storage().data_ptr() not in known for x in found]",
+    "    own = [it and not torch._debug_has_internal_overlap(x) for x, it in zip(found, own, strict=True)]",
+    "    kept = tuple(x.clone() if it else x for x, it in zip(found, own, strict=True))",
+    "    for x, it in zip(found, own, strict=True):",
+    "        if it:",
+    "            x.mul_(-0.5)",
+    "    found = kept + torch.autograd.grad(value, wanted, dout, allow_unused=True)",
+)
 _HOLDING = (
     "    # The caller's lists and numbers are its own again before the backward pass.",
     "    held = []",
