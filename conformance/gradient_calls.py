@@ -109,14 +109,14 @@ def twice(value, wanted, dout, _=None):
     """Return the gradients; the same again, from the same graph, after the first ones were changed in place, as by who
     clips them; those for ``STEEPER`` times ``dout``, which are asked for in between; and whether autograd refuses to
     give them once more, since the graph is freed."""
-    first = _changed(plain(value, wanted, dout, retain_graph=True), [*wanted, dout])
+    first = _clipped(plain(value, wanted, dout, retain_graph=True), [*wanted, dout])
     steeper = plain(value, wanted, dout * STEEPER, retain_graph=True)
     again = plain(value, wanted, dout)
     # A pass that fails leaves what it had still to do, and with it tensors, in a queue of its thread.
     return *first, *again, *steeper, torch.tensor(_in_a_thread(lambda: _is_freed(value, wanted, dout)))
 
 
-def _changed(found, others):
+def _clipped(found, others):
     """Change gradients in place that are dense and no memory of ``others``; return them all as they were."""
     known = {one.untyped_storage()._cdata for one in others}
 
@@ -198,7 +198,7 @@ def _accumulated(value, wanted, dout, _):
     return [torch.where(one.grad.isnan(), own, one.grad) for one, own in zip(wanted, first, strict=True)]
 
 
-def _both(value, wanted, dout, calls):
+def _of_two_results(value, wanted, dout, calls):
     """Return the gradients, and after them ``1 + STEEPER`` times as large ones: of two results of the same operands,
     asked for in one pass, as of a weight that two layers share, that of the second result being ``STEEPER`` times that
     of the first. The gradients alone where the second call has none."""
@@ -374,7 +374,7 @@ KINDS = {
     "twice": twice,
     "between": _between,
     "accumulated": _accumulated,
-    "both": _both,
+    "both": _of_two_results,
     "chained": _chained,
     "shared": _shared,
     "negated": _negated,

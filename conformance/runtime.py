@@ -649,7 +649,8 @@ def _differentiated(made, given, wish, again, before, device):
         return again(own), [own[n] for n in wish["wanted"]]
 
     def beside():
-        """Make the call with such copies and other options, if there are any; return its result, None if it raises."""
+        """Make the call with such copies and other options, or its own where there are no others; return its result,
+        None if it raises."""
         with contextlib.suppress(Exception):
             return again(copies(), wish["beside"])
 

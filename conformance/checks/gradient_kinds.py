@@ -287,7 +287,7 @@ def _is_in_place(case: Case, result: torch.Tensor) -> bool:
     if not registry()[case.op].inplace or "inplace" in case.kwargs or not isinstance(first, TensorSpec):
         return False
     apart = not (layouts.overlaps(first.layout) or first.layout.expanded or is_tied(case))
-    return apart and (first.shape, dtypes.to_torch(first.dtype)) == (tuple(result.shape), result.dtype)
+    return apart and _is_like(first, result)
 
 
 def tamed(case: Case) -> Case:

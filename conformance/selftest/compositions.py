@@ -15,7 +15,7 @@ from conformance.selftest.differentiable import Gradients, Step, backward, diffe
 
 KIND = "compositions"
 _results: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-"""What the functions below have returned, by its identity."""
+"""Maps the identity of each result of the functions below to it, while it lives."""
 
 
 def _noted(result: Any) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from gradient_ways import with_way
 from msgspec.structs import replace
 
 from conformance import calls, drawing, profiles, repro, runner, sequence_variations
@@ -46,15 +46,6 @@ def asked(case: Case) -> Wish:
     return wish(case, runner.prepare(case, CPU).reference.value)
 
 
-def in_way(case: Case, is_it: Callable[[Wish], bool]) -> Case:
-    """The case with other elements, of which gradients are asked for in such a way."""
-    for seed in range(9000):
-        found = replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:]))
-        if is_it(asked(found)):
-            return found
-    raise AssertionError("no such way")
-
-
 def whole(way: Wish) -> bool:
     apart = not any(isinstance(one, Same) for one in way.case.args)
     return (
@@ -79,7 +70,7 @@ def judged(case: Case, implementation: Implementation, check: str = "gradients")
 )
 def test_gradients_of_several_calls(name: str, kind: str, message: str) -> None:
     defect = BANK[name]
-    case = in_way(CASES[defect.op], lambda way: way.kind == kind and whole(way) and not way.case.form)
+    case = with_way(CASES[defect.op], lambda way: way.kind == kind and whole(way) and not way.case.form)
     finding = judged(case, defect.implementation)
     assert (finding.status, message in finding.message) == (FAILED, True), finding
     for right in (
@@ -91,7 +82,7 @@ def test_gradients_of_several_calls(name: str, kind: str, message: str) -> None:
 
 def test_a_script_is_no_proof_of_several_calls() -> None:
     """It compares the gradients of one."""
-    case = in_way(CASES["mm"], lambda way: way.kind == "both" and whole(way) and not way.case.form)
+    case = with_way(CASES["mm"], lambda way: way.kind == "both" and whole(way) and not way.case.form)
     verdict = runner.judge(case, BANK["mm_gradient_one_buffer_of_a_backward_pass"].implementation, CPU, ["gradients"])
     with pytest.raises(repro.ReproError, match="compares gradients alone"):
         repro.script(case, verdict, load("torch"), CPU)
@@ -99,7 +90,7 @@ def test_a_script_is_no_proof_of_several_calls() -> None:
 
 @pytest.mark.parametrize("op", ["mm", "addmm", "mul", "rms_norm"])
 def test_calls_without_rows_have_gradients(op: str) -> None:
-    case = in_way(CASES[op], lambda way: not whole(way) and any(0 in one.shape for one in operands(way.case)))
+    case = with_way(CASES[op], lambda way: not whole(way) and any(0 in one.shape for one in operands(way.case)))
     left = [one.shape for one in operands(asked(case).case)]
     assert any(0 not in shape for shape in left)
     for name in ("torch", "ntops.torch"):
@@ -111,7 +102,7 @@ def test_what_nobody_wrote_is_found() -> None:
         first, *others = operands(way.case)
         return 0 in first.shape and 1 in way.wanted and all(0 not in one.shape for one in others)
 
-    case = in_way(Case(op="mm", args=(spec(5, 9), spec(9, 7))), emptied)
+    case = with_way(Case(op="mm", args=(spec(5, 9), spec(9, 7))), emptied)
     assert judged(case, BANK["mm_gradient_of_no_terms_unwritten"].implementation).status == FAILED
 
 
@@ -129,11 +120,11 @@ def test_gradients_and_numbers_are_the_callers_own() -> None:
             return own if bool((douts[0] == 1).all()) else douts[0] * result
 
     # As loss.backward() begins.
-    case = in_way(Case(op="exp", args=(spec(),)), lambda way: way.kind == "twice" and way.dout.values == "listed:1")
+    case = with_way(Case(op="exp", args=(spec(),)), lambda way: way.kind == "twice" and way.dout.values == "listed:1")
     handed_out = Implementation("own", SimpleNamespace(exp=HandsOut.apply), {})
     assert judged(case, handed_out).status == FAILED
     assert judged(case, load("torch")).status == PASSED
-    case = in_way(
+    case = with_way(
         CASES["add"],
         lambda way: (way.case.form, way.kind, way.saved) == ("0-d tensors", "contiguous", "") and whole(way),
     )
@@ -145,7 +136,7 @@ def test_who_saves_a_number_as_a_tensor_may_notice_its_change() -> None:
     def add(input, other, *, alpha=1):
         return input + alpha * other
 
-    case = in_way(
+    case = with_way(
         CASES["add"],
         lambda way: (way.case.form, way.kind, way.saved) == ("0-d tensors", "contiguous", "") and whole(way),
     )
@@ -228,7 +219,7 @@ def test_calls_in_between_have_other_options() -> None:
         return tuple(one for one in case.args if not isinstance(one, TensorSpec)), case.kwargs
 
     for op in ("softmax", "addmm", "add"):
-        case = in_way(CASES[op], lambda way: way.kind == "between" and way.beside is not None)
+        case = with_way(CASES[op], lambda way: way.kind == "between" and way.beside is not None)
         way = asked(case)
         assert way.beside is not None
         assert operands(way.beside) == operands(way.case)
