@@ -117,7 +117,7 @@ def _legal(spec: OpSpec, dtypes: Sequence[str]) -> SearchStrategy[Case]:
     most = st.tuples(*(legal,) * OF).map(lambda found: max(found, key=_changeable))
     if spec.scenes is None:
         return most
-    found = (most, most, most, spec.scenes(dtypes))
+    found = (most, most, most, spec.all_scenes()(dtypes))
     return st.integers(0, 3).flatmap(found.__getitem__)
 
 

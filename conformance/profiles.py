@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import hypothesis
@@ -85,41 +85,51 @@ def rounds(
     others, calls of up to so many elements. ``numbers``: those of the implementation's code.
 
     After these come calls in which sizes are equal, and calls of few optional arguments; where the op has scenes, they
-    follow; and last, calls at ``numbers``.
+    follow, those that are ``apart`` as many as all others; and last, calls at ``numbers``.
     """
     spec, all_examples = specs.registry()[op], settings.max_examples
+    # Calls that torch refuses may mix what legal ones do not.
+    others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []
+
+    def of(kind: str, calls: specs.Cases, examples: int) -> Iterator[Round]:
+        return _in_rounds(kind, _of_dtype(calls, dtype, others), examples, f"{seed}/{op}/{dtype}/{kind}")
+
     if refused:
-        kinds = [("refused", spec.refused, -(-all_examples // REFUSED_SHARE))]
-    else:
-        kinds = [("legal", spec.cases, all_examples)]
-        quick = all_examples < PROFILES["ci"].max_examples
-        share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
-        if quick:
-            share = LARGE_SHARE_OF_QUICK
-        if large and spec.large is not None:
-            kinds.append(("large", spec.large(large), all_examples // share))
-        kinds.append(("equal", _of_equal_sizes(spec), -(-all_examples // EQUAL_SHARE)))
-        if (plain := all_examples // PLAIN_SHARE) and len(_optional(op)) >= SEVERAL:
-            kinds.append(("plain", _of_plain_calls(spec), plain))
-        # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
-        if spec.scenes is not None:
-            kinds.append(("scenes", spec.scenes, -(-all_examples // SCENES_SHARE)))
-        if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
-            kinds.append(("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE)))
-    for kind, cases_of, examples in kinds:
-        # Calls that torch refuses may mix what legal ones do not.
-        others = [d for d in dtypes if d in spec.dtypes] if spec.mixes or refused else []
-        draws = _of_dtype(cases_of, dtype, others)
-        if kind not in ("legal", "refused") and draws.is_empty:
-            # Of float64 there may be no large calls. An operator without legal ones is an error.
-            continue
-        for start in range(0, examples, ROUND):
-            name = f"{seed}/{op}/{dtype}/{kind}/{start}"
-            # The first case of each round is the simplest there is, and the same in all rounds.
-            yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, name)
+        yield from of("refused", spec.refused, -(-all_examples // REFUSED_SHARE))
+        return
+    yield from of("legal", spec.cases, all_examples)
+    quick = all_examples < PROFILES["ci"].max_examples
+    share = LARGE_SHARE_OF_DEAR if large < LARGE[""] else LARGE_SHARE
+    if quick:
+        share = LARGE_SHARE_OF_QUICK
+    if large and spec.large is not None:
+        yield from of("large", spec.large(large), all_examples // share)
+    yield from of("equal", _of_equal_sizes(spec), -(-all_examples // EQUAL_SHARE))
+    if (plain := all_examples // PLAIN_SHARE) and len(_optional(op)) >= SEVERAL:
+        yield from of("plain", _of_plain_calls(spec), plain)
+    # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
+    if spec.scenes is not None:
+        scenes = -(-all_examples // SCENES_SHARE)
+        apart = [calls for calls in (one((dtype,)) for one in spec.apart) if not calls.is_empty]
+        yield from of("scenes", spec.all_scenes(dtype), scenes - scenes // 2 if apart else scenes)
+        for place, calls in enumerate(apart):
+            # One more: the first is the simplest there is.
+            examples = 1 + round(scenes / (2 * len(apart)))
+            yield from _in_rounds("scenes", calls, examples, f"{seed}/{op}/{dtype}/scenes {place}")
+    if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
+        yield from of("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE))
 
 
-def _of_equal_sizes(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrategy[Case]]:
+def _in_rounds(kind: str, draws: SearchStrategy[Case], examples: int, name: str) -> Iterator[Round]:
+    if kind not in ("legal", "refused") and draws.is_empty:
+        # Of float64 there may be no large calls. An operator without legal ones is an error.
+        return
+    for start in range(0, examples, ROUND):
+        # The first case of each round is the simplest there is, and the same in all rounds.
+        yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, f"{name}/{start}")
+
+
+def _of_equal_sizes(spec: specs.OpSpec) -> specs.Cases:
     """Return the op's calls with two sizes made equal; of three drawn ones the first of which that can be said. Where a
     size follows from others, as a table's does, torch takes none that is changed alone."""
 
@@ -136,7 +146,7 @@ def _optional(op: str) -> list[str]:
     return [name for name, one in signature if one.default is not one.empty and name not in ("out", "inplace")]
 
 
-def _of_plain_calls(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrategy[Case]]:
+def _of_plain_calls(spec: specs.OpSpec) -> specs.Cases:
     """Return the op's calls without the optional arguments that are given by name, or with one of them; of three drawn
     ones the first of which that can be said."""
     optional = {*_optional(spec.name)}
@@ -154,9 +164,7 @@ def _of_plain_calls(spec: specs.OpSpec) -> Callable[[Sequence[str]], SearchStrat
     return lambda dtypes: strategies.tuples(*[spec.cases(dtypes)] * 3).map(plain)
 
 
-def _of_dtype(
-    cases_of: Callable[[Sequence[str]], SearchStrategy[Case]], dtype: str, dtypes: Sequence[str]
-) -> SearchStrategy[Case]:
+def _of_dtype(cases_of: specs.Cases, dtype: str, dtypes: Sequence[str]) -> SearchStrategy[Case]:
     """Return a strategy of cases of ``dtype`` alone, and as many in which it may meet another one; the former are
     simpler."""
     alone, others = cases_of((dtype,)), [other for other in dtypes if other != dtype]

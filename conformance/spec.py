@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from hypothesis import strategies
 from hypothesis.strategies import SearchStrategy
 from torch.overrides import get_testing_overrides
 
@@ -24,6 +25,9 @@ from conformance.features import Features, of_arguments
 
 if TYPE_CHECKING:
     from conformance.running import Running
+
+Cases = Callable[[Sequence[str]], SearchStrategy[Case]]
+"""Calls of an op whose tensor dtypes come from those named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,18 +138,21 @@ class OpSpec:
     name: str
     reference: Callable[..., Any]
     """torch's function, which defines the right shape, dtype, strides and exceptions."""
-    cases: Callable[[Sequence[str]], SearchStrategy[Case]]
+    cases: Cases
     """Legal calls, whose tensor dtypes come from those named."""
-    refused: Callable[[Sequence[str]], SearchStrategy[Case]]
+    refused: Cases
     """Calls that torch refuses (on CUDA; with the CPU's ``semantics`` it takes some of them)."""
     dtypes: tuple[str, ...]
     expected: Callable[[Call], Expected | tuple[Expected, ...]]
     """The oracle and its bound, for each result where there are several."""
-    large: Callable[[int], Callable[[Sequence[str]], SearchStrategy[Case]]] | None = None
+    large: Callable[[int], Cases] | None = None
     """``cases`` of up to so many elements; None: there are none of their own."""
-    scenes: Callable[[Sequence[str]], SearchStrategy[Case]] | None = None
+    scenes: Cases | None = None
     """Calls that models make all the time, and ``cases`` hardly ever draws, since many things come together in them:
     they are drawn beside those, and take no share of theirs; None: there are none."""
+    apart: tuple[Cases, ...] = ()
+    """Further scenes, each of which is drawn for itself, so that every run has some: of one that is drawn among many,
+    a run may have none. Where a dtype alone has none of them, they are drawn among ``scenes``."""
     defined: Callable[[Case], Case] = lambda case: case
     """Returns a case that was derived from a legal one; or one like it, where torch does not define the result of that
     one, or an implementation need not take it."""
@@ -201,6 +208,19 @@ class OpSpec:
     features: Callable[[Case], Features] = of_arguments
     """Returns the features of a case that coverage counts; another function adds to those of the arguments, or replaces
     them."""
+
+    def all_scenes(self, but: str = "") -> Cases:
+        """Return ``scenes``, half of the calls, beside those ``apart``; ``but``: without those that this dtype has
+        alone."""
+
+        def draws(dtypes: Sequence[str]) -> SearchStrategy[Case]:
+            assert self.scenes is not None
+            apart = [one(dtypes) for one in self.apart if not but or one((but,)).is_empty]
+            others = [calls for calls in apart if not calls.is_empty]
+            # Each an object of its own: one_of drops what it has already.
+            return strategies.one_of(*(self.scenes(dtypes) for _ in range(max(len(others), 1))), *others)
+
+        return draws
 
 
 API = 1

@@ -182,8 +182,8 @@ def spec(name: str) -> OpSpec:
         reference=function,
         cases=cases(name),
         large=_large.grown(cases(name)),
-        scenes=_scenes.beside(
-            _scenes.of_elements(cases(name)),
+        scenes=_scenes.of_elements(cases(name)),
+        apart=(
             thresholds(name),
             beside_halves(name),
             _scenes.with_numbers(name, _scenes.ROUNDING),

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from conformance import cases
 from conformance.cases import Argument, Case, DType, Ints
 from conformance.ops import _sizes
-from conformance.spec import parameters, registry
+from conformance.spec import Cases, parameters, registry
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 from strategies.values import LISTED
 
-Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 WIDE = 4
 """Bytes of an element; of wider ones a call has fewer."""
 

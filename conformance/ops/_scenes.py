@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from conformance import cases, meta_calls
 from conformance.cases import Argument, Case, DType, Same
 from conformance.ops import _images, _sizes
-from conformance.spec import parameters, registry
+from conformance.spec import Cases, parameters, registry
 from strategies import layouts, models, tensors
 from strategies.dtypes import is_floating, to_torch
 from strategies.shapes import Shape
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
-
-Cases = Callable[[Sequence[str]], st.SearchStrategy[Case]]
 
 _BATCH, _SEVERAL, _SHORT_ROWS = st.integers(1, 3), st.integers(2, 4), st.integers(513, 700)
 _FLAG, _SELDOM = st.booleans(), st.sampled_from((False, False, False, True))
@@ -38,18 +36,6 @@ STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (
 def of_elements(cases_of: Cases) -> Cases:
     """Calls of an elementwise op with activations, and beside them what models have there."""
     return lambda dtypes: _of_elements(cases_of(tuple(dtypes)))
-
-
-def beside(scenes: Cases, *others: Cases) -> Cases:
-    """Half of the calls are those of ``scenes``, and half calls of each of ``others``, in which operands meet that
-    random ones hardly ever are; those that are not of these dtypes are left out."""
-
-    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-        own = [one for one in (other(dtypes) for other in others) if not one.is_empty]
-        # Each an object of its own: one_of drops what it has already.
-        return st.one_of(*(scenes(dtypes) for _ in range(max(len(own), 1))), *own)
-
-    return draws
 
 
 def broadcast(op: str, dtypes: Sequence[str], shapes_of_both: st.SearchStrategy[tuple[Shape, ...]]) -> Cases:
@@ -289,7 +275,7 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
 
 def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:
     """Calls of an op over a dim, or, if it takes ``several``, over dims: of activations, of many short rows, of
-    statistics, of hidden states."""
+    statistics."""
     return lambda dtypes: _of_rows(cases_of(tuple(dtypes)), several)
 
 
@@ -303,7 +289,7 @@ def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> 
     kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
     input = case.args[0]
     assert isinstance(input, TensorSpec)
-    kind = draw(st.sampled_from(("activations", "short", *("statistics", "hidden") * 2, *(("windows",) * several))))
+    kind = draw(st.sampled_from(("activations", "short", "statistics", "statistics", *(("windows",) * several))))
     if kind == "windows":
         shape = draw(_MANY_DIMS)
         dim = tuple(sorted(draw(st.sets(st.integers(0, 5), min_size=1, max_size=4))))
@@ -315,20 +301,37 @@ def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> 
         ((shape, layout),) = draw(models.activations(budget))
     elif kind == "short":
         shape = draw(_short())
-    elif kind == "hidden":
-        # The plainest of calls: of numbers that all count, in the dtype that they have.
-        columns = draw(models.widths(models.HIDDEN, budget // 4))
-        shape = (draw(st.integers(1, max(budget // columns, 1))), columns)
-        input = msgspec.structs.replace(input, specials=())
-        if is_floating(input.dtype):
-            kwargs.pop("dtype", None)
-            input = msgspec.structs.replace(input, values=draw(st.sampled_from((input.values, "normal"))))
     else:
         rank, dim = draw(st.sampled_from(STATISTICS if several else ((3, 1), (4, 1))))
         few = [draw(_SEVERAL) for _ in range(rank - 2)]
         most = math.isqrt(budget // math.prod(few))
         shape = (*few, *(draw(st.integers(max(most // 2, 1), most)) for _ in range(2)))
     args = (_resized(draw, input, shape, layout), dim, *case.args[2:])
+    return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
+
+
+def plain_rows(cases_of: Cases) -> Cases:
+    """Calls of an op over the last dim of hidden states, the plainest there are: of numbers that all count, in the
+    dtype that they have."""
+    return lambda dtypes: _plain_rows(cases_of(tuple(dtypes)))
+
+
+@st.composite
+def _plain_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
+    case = draw(calls)
+    # A result of another shape has another ``out``.
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    input = case.args[0]
+    assert isinstance(input, TensorSpec)
+    values = input.values
+    if is_floating(input.dtype):
+        kwargs.pop("dtype", None)
+        values = draw(st.sampled_from(("normal", "normal", values)))
+    budget = _sizes.FLOAT64_ELEMENTS if _is_float64(case) else _sizes.ELEMENTS
+    columns = draw(models.widths(models.HIDDEN, budget // 4))
+    shape = draw(st.integers(1, max(budget // columns, 1))), columns
+    input = msgspec.structs.replace(input, specials=(), values=values)
+    args = (_resized(draw, input, shape, None), -1, *case.args[2:])
     return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
 
 

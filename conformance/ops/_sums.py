@@ -167,8 +167,8 @@ def spec(name: str, function: Callable[..., torch.Tensor], sign: int, dtypes: tu
         reference=function,
         cases=cases(name, dtypes),
         large=_large.grown(cases(name, dtypes)),
-        scenes=_scenes.beside(
-            _scenes.of_elements(cases(name, dtypes)),
+        scenes=_scenes.of_elements(cases(name, dtypes)),
+        apart=(
             negative_alphas(name),
             _scenes.special_pairs(name, dtype_names.FLOATING, alpha=(0.0, -0.0, 0, 1, -1.0, 2, 0.1)),
             _scenes.with_numbers(name, _scenes.ROUNDING),

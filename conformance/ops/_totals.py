@@ -156,7 +156,11 @@ def total_spec(name: str, function: reductions.Function, *, mean: bool = False) 
         reference=function,
         cases=legal,
         large=_large.reduced(legal),
-        scenes=_scenes.beside(_scenes.of_rows(legal, several=True), whole_means if mean else cast_totals(name)),
+        scenes=_scenes.of_rows(legal, several=True),
+        apart=(
+            _scenes.plain_rows(legal),
+            whole_means if mean else cast_totals(name),
+        ),
         refused=reductions.refused(
             name, dtype_of, dtype=True, empty=True, beside_dim=("keepdim",) if mean else ("keepdim", "out")
         ),

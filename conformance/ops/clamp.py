@@ -214,8 +214,8 @@ SPEC = OpSpec(
     reference=torch.clamp,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(
-        _scenes.of_elements(cases),
+    scenes=_scenes.of_elements(cases),
+    apart=(
         _integers_beside_0d,
         at_bounds,
         _scenes.with_numbers("clamp", ("float32", "float64"), _BOUNDS, ("min", "max")),

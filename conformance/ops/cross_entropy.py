@@ -376,13 +376,13 @@ def _benchmark(rows: int, classes: int) -> Benchmark:
     return Benchmark(case, bytes=2 * rows * classes + 8 * rows, flops=4 * rows * classes)
 
 
-_SCENES = _no_weights, _first_words_banned, _wide_probabilities, _ruled_out, _segmented
 SPEC = OpSpec(
     name="cross_entropy",
     reference=torch.nn.functional.cross_entropy,
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
-    scenes=lambda dtypes: st.one_of(*(one(dtypes) for one in _SCENES)),
+    scenes=_first_words_banned,
+    apart=(_no_weights, _wide_probabilities, _ruled_out, _segmented),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     defined=defined,

@@ -163,7 +163,11 @@ SPEC = OpSpec(
     reference=torch.cumsum,
     cases=cases,
     large=_large.reduced(cases),
-    scenes=_scenes.beside(_scenes.of_rows(cases), totals.cast_totals("cumsum")),
+    scenes=_scenes.of_rows(cases),
+    apart=(
+        _scenes.plain_rows(cases),
+        totals.cast_totals("cumsum"),
+    ),
     refused=refused,
     dtypes=dtype_names.ALL,
     outs=(*reductions.OUTS, "input"),

@@ -217,8 +217,8 @@ SPEC = OpSpec(
     cases=cases,
     large=_large.grown(cases),
     # Roundings and dtypes of integers leave few quotients that are differentiated.
-    scenes=_scenes.beside(
-        _scenes.of_elements(cases),
+    scenes=_scenes.of_elements(cases),
+    apart=(
         _scenes.broadcast("div", dtype_names.FLOATING, shapes.usual(budget=_sizes.ELEMENTS)),
         _scenes.special_pairs("div", dtype_names.FLOATING, rounding_mode=(None, "floor", "trunc")),
         _scenes.with_numbers("div", _scenes.ROUNDING, rounding_mode=("floor", None, "trunc", "floor")),

@@ -95,7 +95,11 @@ SPEC = OpSpec(
     reference=log_softmax,
     cases=_CASES,
     large=_large.normalized(_CASES, (*models.WIDTHS, *models.VOCABULARIES)),
-    scenes=_scenes.beside(_scenes.of_rows(_CASES), _scenes.masked_rows(_CASES)),
+    scenes=_scenes.of_rows(_CASES),
+    apart=(
+        _scenes.plain_rows(_CASES),
+        _scenes.masked_rows(_CASES),
+    ),
     refused=_renamed(softmax.refused),
     dtypes=(*softmax.DTYPES, *softmax.CAST),
     batch=softmax.batch,

@@ -92,7 +92,11 @@ SPEC = OpSpec(
     reference=logsumexp,
     cases=_CASES,
     large=_large.reduced(_CASES),
-    scenes=_scenes.beside(_scenes.of_rows(_CASES, several=True), _scenes.masked_rows(_CASES)),
+    scenes=_scenes.of_rows(_CASES, several=True),
+    apart=(
+        _scenes.plain_rows(_CASES),
+        _scenes.masked_rows(_CASES),
+    ),
     refused=reductions.refused("logsumexp", _result, dtype=False, empty=True, wrong_outs=dtype_names.INTEGRAL),
     dtypes=dtype_names.ALL,
     outs=reductions.OUTS,

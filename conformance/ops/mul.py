@@ -61,8 +61,8 @@ SPEC = OpSpec(
     reference=torch.mul,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(
-        _scenes.of_elements(cases),
+    scenes=_scenes.of_elements(cases),
+    apart=(
         _scenes.special_pairs("mul", dtype_names.FLOATING),
         _scenes.with_numbers("mul", _scenes.ROUNDING),
     ),

@@ -242,8 +242,8 @@ SPEC = OpSpec(
     reference=torch.pow,
     cases=cases,
     large=_large.grown(cases),
-    scenes=_scenes.beside(
-        _scenes.of_elements(cases),
+    scenes=_scenes.of_elements(cases),
+    apart=(
         _high,
         _ends,
         _scenes.special_pairs("pow", dtype_names.FLOATING),

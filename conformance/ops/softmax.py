@@ -186,7 +186,11 @@ SPEC = OpSpec(
     reference=softmax,
     cases=cases,
     large=_large.normalized(cases, models.VOCABULARIES),
-    scenes=_scenes.beside(_scenes.of_rows(cases), _scenes.masked_rows(cases)),
+    scenes=_scenes.of_rows(cases),
+    apart=(
+        _scenes.plain_rows(cases),
+        _scenes.masked_rows(cases),
+    ),
     refused=refused,
     dtypes=(*DTYPES, *CAST),
     batch=batch,

@@ -26,7 +26,7 @@ OPS = ("exp", "eq", "softmax", "layer_norm", "sum", "mm", "cross_entropy")
 def starts(op: str, dtype: str) -> list[Case]:
     spec = specs.registry()[op]
     legal = [case for start in range(10) for case in drawn(spec.cases((dtype,)), profiles.ROUND, start)]
-    return legal + (drawn(spec.scenes((dtype,)), profiles.ROUND) if spec.scenes else [])
+    return legal + (drawn(spec.all_scenes()((dtype,)), profiles.ROUND) if spec.scenes else [])
 
 
 @cache
