@@ -70,20 +70,20 @@ Kind = Callable[[Case, int, int], Iterator[Case]]
 def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: str) -> list[Case]:
     """Return calls made of those that passed, all of one of the op's dtypes: each gets some of the kinds, one that is
     alone all of them, and calls of a training step."""
-    starts = _starts(passed)
+    small = starts(passed)
     # What is called with nothing but its operands takes the fast path, if there is one.
-    plain = sorted((*map(bare, starts), *starts), key=_plainness)
+    plain = sorted((*map(bare, small), *small), key=_plainness)
     turn = sorted(dtypes).index(dtype)
     kinds = [ways for ways in KINDS if ways[0] is not _outer or _has_parts(spec)]
     own = kinds[turn % len(kinds) :: len(dtypes)]
     made = [_first(spec, ways, plain) for ways in own]
     if _ELEMENTS in own:
-        found = (_first(spec, [_both], form) for form in _forms(starts))
+        found = (_first(spec, [_both], form) for form in _forms(small))
         made += itertools.islice(filter(None, found), FORMS)
         made.append(_in_place(spec, _first(spec, _ELEMENTS[::-1], plain)))
     if kinds[0] in own:
         # Rows of another call as well: a plain one may not be of rows at all.
-        made.append(_first(spec, kinds[0], starts))
+        made.append(_first(spec, kinds[0], small))
     if _has_parts(spec):
         made.append(_first(spec, [_many_dims], sorted(plain, key=_most_operands)))
     # Of float64 the oracle takes too long.
@@ -92,7 +92,7 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
         steps = [
             _first(spec, [_many_rows], plain),
             _first(spec, [_wide_rows], plain),
-            _first(spec, [_many_rows], starts),
+            _first(spec, [_many_rows], small),
         ]
         found = [step for step in steps if step is not None]
         wanted = KINDS_OF_STEP[training.index(dtype) :: len(training)] if found else ()
@@ -134,7 +134,7 @@ def _is_quick(spec: OpSpec, case: Case) -> bool:
     return max(whole, default=1) <= MOST_TERMS
 
 
-def _starts(passed: Sequence[Case]) -> list[Case]:
+def starts(passed: Sequence[Case]) -> list[Case]:
     """Return some of the calls that can be changed, none with the shapes of another; without ``out``, which would be as
     large again."""
     found: dict[tuple[tuple[int, ...], ...], Case] = {}

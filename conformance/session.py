@@ -23,6 +23,7 @@ from conformance import (
     drawing,
     failure_causes,
     huge_calls,
+    long_calls,
     repro,
     runner,
     sequences,
@@ -211,17 +212,19 @@ class Run:
         return [self.save(*pair) for pair in smallest.values()]
 
     def _huge(self, search: Search, op: str, dtype: str) -> None:
-        """Judge a few calls past all sizes that are drawn, where calls are quick."""
+        """Judge a few calls without a short dim, and some past all sizes that are drawn, where calls are quick."""
         quick = self.settings.max_examples < PROFILES["ci"].max_examples
         checks = [check for check in OF_HUGE if self.checks is None or check in self.checks]
         if quick or self.large < LARGE[""] or not checks:
             return
         spec = specs.registry()[op]
         dtypes = [one for one in spec.dtypes if one in self.dtypes]
-        found = huge_calls.calls(spec, search.passed, dtypes, dtype)
-        name = f"{self.seed}/{op}/{dtype}/huge/0"
-        if found:
-            draws = strategies.sampled_from(found)
+        kinds = {"long": long_calls.calls, "huge": huge_calls.calls}
+        made = {kind: calls(spec, search.passed, dtypes, dtype) for kind, calls in kinds.items()}
+        for kind, found in made.items():
+            if not found or search.failing:
+                continue
+            draws, name = strategies.sampled_from(found), f"{self.seed}/{op}/{dtype}/{kind}/0"
             while self._round(draws, name, drawing.settings(len(found)), search, checks=checks):
                 pass
 

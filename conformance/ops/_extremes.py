@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Case
 from conformance.ops import _expectations as expectations
-from conformance.ops import _large, _scenes
+from conformance.ops import _large, _scenes, _special_rows
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
@@ -33,6 +33,7 @@ def spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         scenes=_scenes.of_rows(legal, several=True),
         apart=(
             _scenes.plain_rows(legal),
+            _special_rows.marked_rows(legal, several=True),
             lambda dtypes: _tied(name, tuple(dtypes)),
         ),
         refused=reductions.refused(name, str, dtype=False, empty=False),
@@ -73,7 +74,7 @@ def place_spec(name: str, function: Callable[..., torch.Tensor]) -> OpSpec:
         cases=legal,
         large=_large.reduced(legal),
         scenes=_scenes.of_rows(legal),
-        apart=(_scenes.plain_rows(legal),),
+        apart=(_scenes.plain_rows(legal), _special_rows.marked_rows(legal)),
         refused=reductions.refused(name, result, dtype=False, empty=False, several=False),
         dtypes=tuple(dtype for dtype in dtype_names.ALL if dtype != "bool"),
         outs=reductions.OUTS,

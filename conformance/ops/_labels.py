@@ -29,3 +29,12 @@ def of_bytes(draw: st.DrawFn, dtype: str) -> tuple[TensorSpec, TensorSpec]:
     rows = draw(st.integers(1, 7))
     input = draw(tensors.tensors((rows, classes), dtype, specials=()))
     return input, TensorSpec((rows,), "uint8", LISTED + ",".join(map(str, labels)))
+
+
+@st.composite
+def of_many_words(draw: st.DrawFn, dtype: str) -> tuple[TensorSpec, TensorSpec]:
+    """Logits of a few tokens, whose classes come first, and labels of which some have more than 16 bits."""
+    classes, tokens = (1 << 16) + draw(st.integers(40, 9000)), draw(st.integers(1, 3))
+    labels = [draw(st.integers(1 << 16, classes - 1)), *draw(st.lists(st.integers(0, classes - 1), max_size=3))]
+    target = TensorSpec((1, tokens), "int64", LISTED + ",".join(map(str, labels)))
+    return TensorSpec((1, classes, tokens), dtype, "normal", draw(tensors.SEEDS)), target

@@ -24,9 +24,6 @@ _MANY_DIMS = st.tuples(*(st.integers(1, 4) for _ in range(6)))
 """As many dims as kernels take strides, or more."""
 _SPREAD = (0, 1, 3, 4, 6, 7)
 """The places of these among eight."""
-MASKED = 256, 1024, 8192
-"""Elements at the start of a row that a mask leaves out: all of a kernel's first tile, or of several."""
-_TILES = 2, 5, 24, 24, 31
 OUTER = (64, 128), (1025, 1500)
 """Rows and columns of a column beside a row: more results than 16 bits count, of more columns than a block has."""
 STATISTICS = (*((4, (0, 2, 3)),) * 3, (3, (0, 2)), (4, (-2, -1)), (4, (2, 3)), (3, 1), (3, (0, 1)))
@@ -143,7 +140,7 @@ def _of_elements(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     given, out = _given(case), case.kwargs.get("out")
     if not given:
         return case
-    float64 = _is_float64(case)
+    float64 = is_float64(case)
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
     writable = isinstance(out, Same) or case.kwargs.get("inplace") is True
     staged = draw(models.activations(budget, len(given), writable=writable))
@@ -230,49 +227,6 @@ def _is_taken(case: Case, first: TensorSpec) -> bool:
     return is_alike and bool(registry()[case.op].outs)
 
 
-_SHORT_MASK = 1024
-"""Of several rows no more elements are masked: each row is costly."""
-
-
-def masked_rows(cases_of: Cases) -> Cases:
-    """Calls of an op over the last dim, of rows whose first elements are all -inf, or those behind the first ones that
-    a window never drops, or of rows of many tiles that rise or fall all the way, or of which one element is sure."""
-
-    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-        floats = [name for name in dtypes if is_floating(name)]
-        return _masked(cases_of(tuple(floats))) if floats else st.nothing()
-
-    return draws
-
-
-@st.composite
-def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
-    case = draw(calls.filter(lambda one: isinstance(one.args[0], TensorSpec)))
-    input = case.args[0]
-    assert isinstance(input, TensorSpec)
-    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
-    if not _is_float64(case) and draw(st.booleans()):
-        shape = draw(_BATCH), draw(st.sampled_from(_TILES)) * 1024 + draw(st.integers(0, 300))
-        values = ("steep", "sure")[input.seed % 2]
-        args = (TensorSpec(shape, input.dtype, values, input.seed), -1, *case.args[2:])
-        return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
-    left_out = draw(st.sampled_from(MASKED))
-    rows = draw(_BATCH) if left_out <= _SHORT_MASK else 1
-    columns = left_out + draw(st.integers(1, 300))
-    if _is_float64(case):
-        rows, columns = 1, MASKED[0] + draw(st.integers(1, 100))
-        left_out = MASKED[0]
-    which = draw(st.integers(0, rows - 1))
-    # By the seed, so that other draws stay what they are.
-    sinks = (0, 0, 4, 600)[input.seed % 4] if not _is_float64(case) else 0
-    columns += sinks
-    mask = Special(which * columns + sinks, "-inf", left_out)
-    values = input.values if input.values in ("normal", "uniform", "positive") else "normal"
-    spec = TensorSpec((rows, columns), input.dtype, values, input.seed, CONTIGUOUS, (mask,))
-    args = (spec, -1, *case.args[2:])
-    return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
-
-
 def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:
     """Calls of an op over a dim, or, if it takes ``several``, over dims: of activations, of many short rows, of
     statistics."""
@@ -283,7 +237,7 @@ def of_rows(cases_of: Cases, *, several: bool = False) -> Cases:
 def _of_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case], several: bool) -> Case:
     case = draw(calls)
     layout, dim = None, -1
-    float64 = _is_float64(case)
+    float64 = is_float64(case)
     budget = _sizes.FLOAT64_ELEMENTS if float64 else _sizes.ELEMENTS
     # A result of another shape has another ``out``.
     kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
@@ -327,7 +281,7 @@ def _plain_rows(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     if is_floating(input.dtype):
         kwargs.pop("dtype", None)
         values = draw(st.sampled_from(("normal", "normal", values)))
-    budget = _sizes.FLOAT64_ELEMENTS if _is_float64(case) else _sizes.ELEMENTS
+    budget = _sizes.FLOAT64_ELEMENTS if is_float64(case) else _sizes.ELEMENTS
     columns = draw(models.widths(models.HIDDEN, budget // 4))
     shape = draw(st.integers(1, max(budget // columns, 1))), columns
     input = msgspec.structs.replace(input, specials=(), values=values)
@@ -344,7 +298,7 @@ def of_norms(cases_of: Cases) -> Cases:
 def _of_norms(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     case = draw(calls)
     layout, dims = None, 1
-    float64 = _is_float64(case)
+    float64 = is_float64(case)
     kind = draw(st.sampled_from(("activations", "short", "whole", "windows")))
     if kind == "windows":
         shape = draw(_MANY_DIMS)
@@ -376,7 +330,7 @@ def _short(draw: st.DrawFn) -> Shape:
     return (rows, columns) if not batch else (batch, rows // batch, columns)
 
 
-def _is_float64(case: Case) -> bool:
+def is_float64(case: Case) -> bool:
     """Tell whether the oracle evaluates the call in extended precision."""
     dtypes = [spec.dtype for spec in cases.operands(case)]
     dtypes += [one.name for one in case.kwargs.values() if isinstance(one, DType)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conformance import float_formats, oracle, product_bounds, semantics
 from conformance.cases import Case, DType
 from conformance.ops import _expectations as expectations
-from conformance.ops import _large, _scenes
+from conformance.ops import _large, _scenes, _special_rows
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
@@ -159,6 +159,7 @@ def total_spec(name: str, function: reductions.Function, *, mean: bool = False) 
         scenes=_scenes.of_rows(legal, several=True),
         apart=(
             _scenes.plain_rows(legal),
+            _special_rows.marked_rows(legal, several=True),
             whole_means if mean else cast_totals(name),
         ),
         refused=reductions.refused(

@@ -17,7 +17,7 @@ from conformance.ops import _cross_entropy as oracle
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _images, _labels, _sizes, _words
 from conformance.ops import _norms as norms
-from conformance.ops._scenes import MASKED
+from conformance.ops._special_rows import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import layouts, models, shapes, tensors
@@ -91,6 +91,14 @@ def _segmented(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     pairs = draw(st.sampled_from((_images.labelled, _labels.prompted, _labels.of_bytes)))
     pair = draw(pairs(draw(dtype_names.dtypes([one for one in dtypes if one in dtype_names.FLOATING]))))
     return elementwise.case("cross_entropy", pair, reduction=draw(st.sampled_from((None, *REDUCTIONS))))
+
+
+def _of_many_words(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+    # The oracle of float64 takes long.
+    found = [one for one in dtypes if one in dtype_names.FLOATING and one != "float64"]
+    pairs = st.sampled_from(found).flatmap(_labels.of_many_words) if found else st.nothing()
+    reductions = st.sampled_from((None, *REDUCTIONS))
+    return st.builds(lambda pair, how: elementwise.case("cross_entropy", pair, reduction=how), pairs, reductions)
 
 
 @st.composite
@@ -382,7 +390,7 @@ SPEC = OpSpec(
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
     scenes=_first_words_banned,
-    apart=(_no_weights, _wide_probabilities, _ruled_out, _segmented),
+    apart=(_no_weights, _wide_probabilities, _ruled_out, _segmented, _of_many_words),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     defined=defined,

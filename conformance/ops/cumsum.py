@@ -14,7 +14,7 @@ from conformance import float_formats, oracle, product_bounds
 from conformance.cases import Case, DType, Same, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
-from conformance.ops import _large, _models, _scenes, _sizes
+from conformance.ops import _large, _models, _scenes, _sizes, _special_rows
 from conformance.ops import _reductions as reductions
 from conformance.ops import _totals as totals
 from conformance.running import Running, exact
@@ -166,6 +166,7 @@ SPEC = OpSpec(
     scenes=_scenes.of_rows(cases),
     apart=(
         _scenes.plain_rows(cases),
+        _special_rows.marked_rows(cases),
         totals.cast_totals("cumsum"),
     ),
     refused=refused,

@@ -18,7 +18,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.ops import _linear_cross_entropy as oracle
 from conformance.ops import _products as products
 from conformance.ops import _sizes, _words, cross_entropy
-from conformance.ops._scenes import MASKED
+from conformance.ops._special_rows import MASKED
 from conformance.spec import Batch, Benchmark, OpSpec
 from strategies import dtypes as dtype_names
 from strategies import models, shapes, tensors

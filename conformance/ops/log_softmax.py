@@ -12,7 +12,7 @@ import torch
 
 from conformance import bounds, oracle
 from conformance.ops import _expectations as expectations
-from conformance.ops import _large, _scenes, _sizes, softmax
+from conformance.ops import _large, _scenes, _sizes, _special_rows, softmax
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
 from strategies import models
@@ -98,7 +98,8 @@ SPEC = OpSpec(
     scenes=_scenes.of_rows(_CASES),
     apart=(
         _scenes.plain_rows(_CASES),
-        _scenes.masked_rows(_CASES),
+        _special_rows.masked_rows(_CASES),
+        _special_rows.marked_rows(_CASES),
     ),
     refused=_renamed(softmax.refused),
     dtypes=(*softmax.DTYPES, *softmax.CAST),

@@ -10,7 +10,7 @@ import torch
 
 from conformance import bounds, oracle
 from conformance.ops import _expectations as expectations
-from conformance.ops import _large, _scenes
+from conformance.ops import _large, _scenes, _special_rows
 from conformance.ops import _reductions as reductions
 from conformance.running import Running, exact
 from conformance.spec import Call, Expected, OpSpec
@@ -95,7 +95,8 @@ SPEC = OpSpec(
     scenes=_scenes.of_rows(_CASES, several=True),
     apart=(
         _scenes.plain_rows(_CASES),
-        _scenes.masked_rows(_CASES),
+        _special_rows.masked_rows(_CASES),
+        _special_rows.marked_rows(_CASES, several=True),
     ),
     refused=reductions.refused("logsumexp", _result, dtype=False, empty=True, wrong_outs=dtype_names.INTEGRAL),
     dtypes=dtype_names.ALL,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from conformance import bounds, cuda_refusals, features, oracle
+from conformance import bounds, cuda_refusals, features, float_formats, oracle
 from conformance.cases import Argument, Case, Same
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
@@ -118,6 +118,10 @@ BASES = (2, 2.0, 0.5, 10, 10.0, -2.0, 4)
 """Numbers of which kernels take powers by another way than that of any."""
 
 
+EXPONENTS = (-3, -1, -2, 3, -3.0, 2, -5, -2.0, 5, -4)
+"""Whole exponents, for which kernels multiply, and divide once."""
+
+
 @st.composite
 def _powers_at_the_ends(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     """Powers of a number, or of a tensor of it, that are subnormal, the least or largest numbers, or just beyond."""
@@ -126,6 +130,12 @@ def _powers_at_the_ends(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     least, most = (math.log2(one) for one in (info.smallest_normal, info.max))
     last = least + math.log2(info.eps)
     wanted = (least, least - 1, least - 4, (least + last) / 2, last + 1, last, last - 2, most - 1, most, most + 1)
+    if draw(st.booleans()):
+        # The other way round: numbers of which a power is there.
+        exponent = draw(st.sampled_from(EXPONENTS))
+        bases = (sign * 2.0 ** min(max(one / exponent, last), most) for one in wanted for sign in (1, -1))
+        specials = tuple(Special(place, repr(one)) for place, one in enumerate(bases))
+        return Case(op="pow", args=(TensorSpec((len(specials),), dtype, specials=specials), exponent))
     exponents = [math.trunc(one / math.log2(abs(base))) for one in wanted]
     exponent = TensorSpec((len(exponents),), dtype, LISTED + ",".join(map(str, exponents)))
     first = TensorSpec((1,), dtype, f"{LISTED}{int(base)}") if type(base) is int and draw(st.booleans()) else base
@@ -213,6 +223,12 @@ def expected(call: Call) -> Expected:
     if not isinstance(exponent, torch.Tensor) and abs(exponent) == 0.5:
         # torch then takes square roots, for which -inf and -0 are other points than for powers: both are right.
         judged &= ~((x == -np.inf) | ((x == 0) & np.signbit(x)))
+    if not isinstance(exponent, torch.Tensor) and exponent == -2:
+        # torch divides by the square: where that leaves the normal numbers, so do bits, or all, of the quotient.
+        info = torch.finfo(float_formats.compute_dtype(dtype))
+        with np.errstate(all="ignore"):
+            square = x * x
+        judged &= (x == 0) | ~np.isfinite(x) | ((square >= info.smallest_normal) & (square <= info.max))
     return expectations.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
 
 

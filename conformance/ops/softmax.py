@@ -15,7 +15,7 @@ from conformance.cases import Case, DType, seed
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_rows as gradients
-from conformance.ops import _large, _models, _scenes, _sizes
+from conformance.ops import _large, _models, _scenes, _sizes, _special_rows
 from conformance.ops import _norms as norms
 from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
@@ -189,7 +189,8 @@ SPEC = OpSpec(
     scenes=_scenes.of_rows(cases),
     apart=(
         _scenes.plain_rows(cases),
-        _scenes.masked_rows(cases),
+        _special_rows.masked_rows(cases),
+        _special_rows.marked_rows(cases),
     ),
     refused=refused,
     dtypes=(*DTYPES, *CAST),

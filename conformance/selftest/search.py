@@ -16,7 +16,7 @@ import hypothesis
 import msgspec
 import torch
 
-from conformance import cases, code_search, drawing, huge_calls, profiles, runner
+from conformance import cases, code_search, drawing, huge_calls, long_calls, profiles, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks import (
@@ -107,9 +107,11 @@ def code_cases(op: str, settings: hypothesis.settings, seed: int, implementation
 
 
 def huge_cases(op: str, settings: hypothesis.settings, seed: int) -> Iterator[Case]:
-    """The cases that the suite judges of an op, of all its dtypes, past all sizes that are drawn."""
+    """The cases that the suite judges of an op, of all its dtypes, without a short dim and past all sizes that are
+    drawn."""
     spec = specs.registry()[op]
     for dtype, found in _legal_cases(op, settings.max_examples, seed).items():
+        yield from long_calls.calls(spec, found, spec.dtypes, dtype)
         yield from huge_calls.calls(spec, found, spec.dtypes, dtype)
 
 

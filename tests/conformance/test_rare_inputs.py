@@ -92,6 +92,10 @@ SCENES = (
     "bmm_heads_past_128",
     "rotary_position_embedding_positions_past_1024",
     "scaled_dot_product_attention_mask_of_sequences",
+    *(f"{op}_special_numbers_between_tiles" for op in ("amax", "argmax", "sum", "cumsum", "logsumexp", "softmax")),
+    "logsumexp_one_dim_after_the_other",
+    "pow_reciprocals_of_positive_powers",
+    "cross_entropy_labels_of_16_bits_behind_the_classes",
 )
 
 
