@@ -83,7 +83,7 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     if not found:
         return []
     made = (_made(spec, found, broadcast, number) for number in range(turn, turn + count * len(others), len(others)))
-    planned = itertools.islice(_planned(spec, found, broadcast), turn, None, len(others))
+    planned = itertools.islice(_planned(spec, found), turn, None, len(others))
     return list({cases.case_id(case): case for case in (*made, *planned) if case is not None}.values())
 
 
@@ -107,7 +107,7 @@ def _varied(spec: OpSpec, found: Sequence[Case]) -> list[Case]:
     return [case for pair in zip(itertools.cycle(rich), each, strict=False) for case in pair]
 
 
-def _planned(spec: OpSpec, found: Sequence[Case], broadcast: Collection[Dim]) -> Iterator[Case]:
+def _planned(spec: OpSpec, found: Sequence[Case]) -> Iterator[Case]:
     """Yield calls of the shapes of ``PLANNED``: over each of the dims of that one or several may be named; or of two
     operands one along any dims of the other, or each along one."""
     for shape in PLANNED:
@@ -119,7 +119,7 @@ def _planned(spec: OpSpec, found: Sequence[Case], broadcast: Collection[Dim]) ->
             if max(ranks) == rank:
                 made.setdefault(kind, _spread(each_filled(case, _contiguous), shape))
         for kind, case in made.items():
-            calls = _over(case, rank) if kind[0] in (int, tuple) else _beside(case, rank, broadcast)
+            calls = _over(case, rank) if kind[0] in (int, tuple) else _beside(case, rank)
             yield from (one for one in calls if is_allowed(spec, one, PLANNED_ELEMENTS) and _is_quick(one))
     yield from (one for one in _products(found) if is_allowed(spec, one, PLANNED_ELEMENTS))
 
@@ -153,16 +153,13 @@ def _over(case: Case, rank: int) -> Iterator[Case]:
         yield from (with_argument(case, "dim", dims) for dims in itertools.combinations(range(rank), count))
 
 
-def _beside(case: Case, rank: int, broadcast: Collection[Dim]) -> Iterator[Case]:
-    """Yield the call as it is; and with the second operand, if it has all dims, along any of the first's, without those
-    in front or not; or each along one."""
+def _beside(case: Case, rank: int) -> Iterator[Case]:
+    """Yield the call as it is; and, of two operands that are alike, with the second along any dims of the first,
+    without those in front or not; or each along one. Torch may refuse it."""
     yield case
-    specs = cases.operands(case)
-    if len({spec.shape for spec in specs}) > 1 or len(specs) < 2:
+    specs, dims = cases.operands(case), range(-rank, 0)
+    if len(specs) != 2 or specs[0].shape != specs[1].shape:
         return
-    # Whether two operands are broadcast along any dim torch can tell.
-    known = sorted({dim for _, at, dim in broadcast if at == 1})
-    dims = range(-rank, 0) if len(specs) == 2 else known
     for subset in itertools.chain.from_iterable(itertools.combinations(dims, count) for count in range(1, rank)):
         for shorter in (False, True) if -rank in subset else (False,):
             one = with_operand(case, 1, lambda spec, how=(subset, shorter): _of_ones(spec, *how))

@@ -110,8 +110,8 @@ def product(
 def total(value: np.ndarray, magnitude: np.ndarray, terms: int, dtype: torch.dtype) -> np.ndarray:
     """Bound a sum of ``terms`` terms: ``magnitude`` is sum |terms|. A sum does not underflow."""
     unit = FORMATS[compute_dtype(dtype)].unit
-    pairwise = math.log2(max(terms, 1)) * magnitude + PRODUCT_DRIFT * terms * np.abs(value)
-    return unit * np.maximum(pairwise, min(max(terms - 1, 0), SUM_WALK * math.sqrt(terms)) * np.abs(value))
+    pairwise = unit * math.log2(max(terms, 1)) * magnitude + unit * PRODUCT_DRIFT * terms * np.abs(value)
+    return np.maximum(pairwise, unit * min(max(terms - 1, 0), SUM_WALK * math.sqrt(terms)) * np.abs(value))
 
 
 # Cumulative sums: 2 u sqrt(k) sum|terms| + (k / 4) u max|sums|, k the additions before an element. The first is for

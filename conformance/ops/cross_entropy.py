@@ -93,14 +93,6 @@ def _segmented(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     return elementwise.case("cross_entropy", pair, reduction=draw(st.sampled_from((None, *REDUCTIONS))))
 
 
-def _of_many_words(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-    # The oracle of float64 takes long.
-    found = [one for one in dtypes if one in dtype_names.FLOATING and one != "float64"]
-    pairs = st.sampled_from(found).flatmap(_labels.of_many_words) if found else st.nothing()
-    reductions = st.sampled_from((None, *REDUCTIONS))
-    return st.builds(lambda pair, how: elementwise.case("cross_entropy", pair, reduction=how), pairs, reductions)
-
-
 @st.composite
 def _first_words_banned(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     """Rows of a vocabulary of which the first words, a tile of them or several, may not be said."""
@@ -390,7 +382,7 @@ SPEC = OpSpec(
     cases=cases,
     large=lambda elements: lambda dtypes: cases(dtypes, elements),
     scenes=_first_words_banned,
-    apart=(_no_weights, _wide_probabilities, _ruled_out, _segmented, _of_many_words),
+    apart=(_no_weights, _wide_probabilities, _ruled_out, _segmented, _labels.many_words),
     refused=refused,
     dtypes=dtype_names.FLOATING,
     defined=defined,

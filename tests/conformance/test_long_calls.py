@@ -37,12 +37,12 @@ def long(op: str, dtype: str = "float32") -> list[Case]:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_they_are_legal_and_within_their_bytes(op):
+def test_they_are_legal_and_not_too_large(op):
     found = long(op)
     assert len(found) > long_calls.COUNT // 2
     for case in found:
         assert specs.registry()[op].defined(case) == case
-        assert sum(math.prod(spec.shape) * 4 for spec in cases.operands(case)) <= long_calls.BYTES
+        assert cases.elements(case) <= long_calls.PLANNED_ELEMENTS
 
 
 @pytest.mark.parametrize("op", ["mul", "sum", "bmm"])
@@ -67,7 +67,7 @@ def test_dtypes_share_them():
     spec, dtypes = specs.registry()["mul"], ["bfloat16", "float16", "float32", "float64"]
     made = {dtype: long_calls.calls(spec, starts("mul", dtype), dtypes, dtype) for dtype in dtypes}
     assert made["float64"] == []
-    assert sum(map(len, made.values())) <= long_calls.COUNT
+    assert sum(map(len, made.values())) <= 1.2 * len(long("mul"))
 
 
 @pytest.mark.slow
