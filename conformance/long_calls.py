@@ -116,8 +116,10 @@ def _planned(spec: OpSpec, found: Sequence[Case]) -> Iterator[Case]:
         for case in found:
             named, ranks = named_arguments(case), [len(one.shape) for one in cases.operands(case)]
             kind = type(named.get("dim")), len(_sizes(named.get("normalized_shape"))), tuple(ranks)
-            if max(ranks) == rank:
-                made.setdefault(kind, _spread(each_filled(case, _contiguous), shape))
+            if max(ranks) == rank and kind not in made:
+                tensors = {name: value for name, value in case.kwargs.items() if isinstance(value, TensorSpec)}
+                plain = msgspec.structs.replace(case, kwargs=tensors)
+                made[kind] = _spread(each_filled(plain, _contiguous), shape)
         for kind, case in made.items():
             calls = _over(case, rank) if kind[0] in (int, tuple) else _beside(case, rank)
             yield from (one for one in calls if is_allowed(spec, one, PLANNED_ELEMENTS) and _is_quick(one))

@@ -77,8 +77,9 @@ def test_caught_by_that_check_alone(name, tmp_path, monkeypatch, capsys):
     path, script = (Path("found") / f"{s}{found[planted.check].id}{e}" for s, e in (("", ".json"), ("repro_", ".py")))
     assert command_line.main(["reproduce", str(path), "--implementation", implementation, "--device", "cpu"]) == 1
     said = capsys.readouterr().out
-    # A call by keywords whose result lies in the memory of the first one's fails, too, and is made before.
-    shown = {planted.check, "memory"} | ({"keywords"} if planted.check == "aliasing" else set())
+    # A call by keywords, or a bare one, whose result lies in the memory of the first one's fails, too, and is made
+    # before.
+    shown = {planted.check, "memory"} | ({"keywords", "bare"} if planted.check == "aliasing" else set())
     assert any(f"{check} failed" in said for check in shown)
     if not script.exists():
         assert planted.check in repro.ACROSS_CALLS
