@@ -115,7 +115,7 @@ def _legal(spec: OpSpec, dtypes: Sequence[str]) -> SearchStrategy[Case]:
     legal = spec.cases(dtypes)
     # Of a few the one that has most sizes to change.
     most = st.tuples(*(legal,) * OF).map(lambda found: max(found, key=_changeable))
-    if spec.scenes is None:
+    if spec.scenes is None and not spec.apart:
         return most
     found = (most, most, most, spec.all_scenes()(dtypes))
     return st.integers(0, 3).flatmap(found.__getitem__)

@@ -1,4 +1,4 @@
-"""Make calls without a short dim. Kernels number rows, tokens, heads, planes and parts in 8, 15 or 16 bits, or forget
+"""Make calls of several long dims. Kernels number rows, tokens, heads, planes and parts in 8, 15 or 16 bits, or forget
 what is behind the first tile: where both are needed for a mistake to show, one dim, or two together, have to be past
 that number while the others are past a tile. Most drawn calls have one long dim beside short ones.
 
@@ -14,9 +14,10 @@ from random import Random
 from typing import Any
 
 import msgspec
-from torch.utils.flop_counter import FlopCounterMode
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance import case_files, cases
+from conformance import case_files, cases, meta_calls
 from conformance.case_changes import (
     changed,
     each_filled,
@@ -27,32 +28,30 @@ from conformance.case_changes import (
     with_operand,
     with_sizes,
 )
-from conformance.cases import Argument, Case
+from conformance.cases import Argument, Case, Ints
 from conformance.code_draws import is_allowed, resized
 from conformance.huge_calls import starts
 from conformance.spec import OpSpec
-from strategies.dtypes import format_of
+from strategies.dtypes import format_of, is_floating
 from strategies.specs import CONTIGUOUS, TensorSpec
 
 Dim = tuple[tuple[str, ...], int, int]
 """The names that a call gives, the number of one of its operands, and a dim of that, counted from the last."""
 
-COUNT = 48
-"""The calls of an op, shared out among its dtypes."""
-LEAST = 8
-"""Those of a dtype, at least."""
+COUNT, LEAST = 48, 8
+"""The calls of an op, beside those that are planned, which its dtypes share; and those of a dtype at least."""
 BYTES = 1 << 24
 """The most bytes of all operands of such a call together."""
-PLANNED = (259, 257, 258), (17, 1031, 65), (9, 5, 265, 261), (265, 261, 9, 5)
+PLANNED = (259, 257, 258), (17, 1031, 65), (263, 9, 261), (9, 5, 265, 261), (265, 261, 9, 5)
 """Shapes of which each call that broadcasts or names dims has one: any two dims of the first together are past 16 bits,
 and the first or the last two of those of four; a dim of the second is past blocks of 1,024."""
 BATCHES, MATRICES = ((265,), (17, 19), (3, 17, 19)), (133, 9, 17)
 """Of products the batches of which each call of as many dims has one, past 8 bits, of matrices (M, K, N) of several
 tiles."""
-PLANNED_ELEMENTS = 1 << 26
-"""The most elements of all operands of those."""
-FLOPS = 1 << 28
-"""The most operations of its products. An oracle may make each of them several times, and one by one."""
+PLANNED_ELEMENTS, OF_ONE = 1 << 26, 1 << 23
+"""The most elements of all operands of those; and where there is one alone, whose oracle may take long for each."""
+MULTIPLICATIONS = 1 << 27
+"""The most of products of matrices. An oracle may make each of them several times, and one by one."""
 SIZES = (
     (65_609, 17, 9, 5, 3),
     (265, 261, 17, 9, 5),
@@ -66,7 +65,8 @@ SIZES = (
 are; batches past 8 bits of several tiles each; all dims past a vector of 8, 16 or 32."""
 ALIKE = 3
 """The most calls that are changed of those that are alike."""
-_UNLIKE = (7, 11, 13, 5, 3)
+_PRODUCTS = torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm
+_UNLIKE, _DIMS = (7, 11, 13, 5, 3), ("dim", "normalized_shape")
 CAPS = (0, 9, 5, 3)
 """What the sizes behind the largest two come to at most, the first that fits; 0: what they are."""
 
@@ -82,8 +82,14 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     turn, count = others.index(dtype), max(COUNT // len(others), LEAST)
     if not found:
         return []
-    made = (_made(spec, found, broadcast, number) for number in range(turn, turn + count * len(others), len(others)))
-    planned = itertools.islice(_planned(spec, found), turn, None, len(others))
+    # The sizes in turn for each dtype, and other orders of them for another one.
+    made = (_made(spec, found, broadcast, turn + number, f"{dtype}/{number}") for number in range(count))
+    sharing = [one for one in others if is_floating(one)] or others
+    planned = (
+        itertools.islice(_planned(spec, found, broadcast), sharing.index(dtype), None, len(sharing))
+        if dtype in sharing
+        else ()
+    )
     return list({cases.case_id(case): case for case in (*made, *planned) if case is not None}.values())
 
 
@@ -107,28 +113,46 @@ def _varied(spec: OpSpec, found: Sequence[Case]) -> list[Case]:
     return [case for pair in zip(itertools.cycle(rich), each, strict=False) for case in pair]
 
 
-def _planned(spec: OpSpec, found: Sequence[Case]) -> Iterator[Case]:
+def _planned(spec: OpSpec, found: Sequence[Case], broadcast: Collection[Dim]) -> Iterator[Case]:
     """Yield calls of the shapes of ``PLANNED``: over each of the dims of that one or several may be named; or of two
-    operands one along any dims of the other, or each along one."""
+    operands one along any dims of the other, or each along one. Where no call that passed is like that, it need not be
+    taken, and is left out."""
+    is_any_dim = any(dim % rank < rank - 1 for case in found for rank, dim in _named(case))
+    second = {dim for _, at, dim in broadcast if at == 1}
     for shape in PLANNED:
         rank = len(shape)
         made: dict[Any, Case] = {}
         for case in found:
             named, ranks = named_arguments(case), [len(one.shape) for one in cases.operands(case)]
-            kind = type(named.get("dim")), len(_sizes(named.get("normalized_shape"))), tuple(ranks)
+            dims = "several" if isinstance(named.get("dim"), tuple | Ints) else type(named.get("dim")).__name__
+            kind = dims, len(_sizes(named.get("normalized_shape"))), tuple(ranks)
             if max(ranks) == rank and kind not in made:
-                tensors = {name: value for name, value in case.kwargs.items() if isinstance(value, TensorSpec)}
-                plain = msgspec.structs.replace(case, kwargs=tensors)
-                made[kind] = _spread(each_filled(plain, _contiguous), shape)
+                kept = {name: one for name, one in case.kwargs.items() if isinstance(one, TensorSpec) or name in _DIMS}
+                ways = (msgspec.structs.replace(case, kwargs=kwargs) for kwargs in (kept, case.kwargs))
+                laid = [_spread(each_filled(one, _contiguous), shape) for one in ways]
+                made[kind] = next((one for one in laid if meta_calls.result(one) is not None), laid[0])
         for kind, case in made.items():
-            calls = _over(case, rank) if kind[0] in (int, tuple) else _beside(case, rank)
-            yield from (one for one in calls if is_allowed(spec, one, PLANNED_ELEMENTS) and _is_quick(one))
-    yield from (one for one in _products(found) if is_allowed(spec, one, PLANNED_ELEMENTS))
+            calls = [case]
+            if kind[0] in ("several", "int") and is_any_dim:
+                calls = _over(case, rank)
+            elif second and kind[-1] == (rank, rank):
+                calls = _beside(case)
+            most = PLANNED_ELEMENTS if len(kind[-1]) > 1 else OF_ONE
+            yield from (one for one in calls if is_allowed(spec, one, most) and _is_quick(one))
+    yield from (one for one in _products(found, second) if is_allowed(spec, one, PLANNED_ELEMENTS))
 
 
-def _products(found: Sequence[Case]) -> Iterator[Case]:
-    """Yield calls that may be products of matrices, with all of a batch, and with the second factor along one of its
-    dims."""
+def _named(case: Case) -> list[tuple[int, int]]:
+    """Return the dims that a call names, each beside the rank of its first operand."""
+    dim = named_arguments(case).get("dim")
+    rank = len(cases.operands(case)[0].shape)
+    dims = dim.items if isinstance(dim, Ints) else dim if isinstance(dim, tuple) else (dim,)
+    return [(rank, one) for one in dims if type(one) is int and rank]
+
+
+def _products(found: Sequence[Case], second: Collection[int]) -> Iterator[Case]:
+    """Yield calls that may be products of matrices, with all of a batch, and with the second factor along one dim of
+    that, where this is known."""
     m, k, n = MATRICES
     for batch in BATCHES:
         rank = len(batch) + 2
@@ -139,7 +163,8 @@ def _products(found: Sequence[Case]) -> Iterator[Case]:
                 shape = *batch, *matrix
                 laid = with_operand(laid, at, lambda spec, shape=shape: msgspec.structs.replace(spec, shape=shape))
             yield laid
-            yield from (with_operand(laid, 1, lambda spec, dim=dim: _of_ones(spec, [dim])) for dim in range(-rank, -2))
+            dims = range(-rank, -2) if any(dim < -2 for dim in second) else ()
+            yield from (with_operand(laid, 1, lambda spec, dim=dim: _of_ones(spec, [dim])) for dim in dims)
 
 
 def _sizes(value: Argument) -> tuple[Any, ...]:
@@ -155,15 +180,16 @@ def _over(case: Case, rank: int) -> Iterator[Case]:
         yield from (with_argument(case, "dim", dims) for dims in itertools.combinations(range(rank), count))
 
 
-def _beside(case: Case, rank: int) -> Iterator[Case]:
-    """Yield the call as it is; and, of two operands that are alike, with the second along any dims of the first,
-    without those in front or not; or each along one. Torch may refuse it."""
+def _beside(case: Case) -> Iterator[Case]:
+    """Yield the call as it is; and, if its two operands are alike, with the second along any dims of the first, without
+    those in front or not; or each along one. Torch may refuse it."""
     yield case
-    specs, dims = cases.operands(case), range(-rank, 0)
-    if len(specs) != 2 or specs[0].shape != specs[1].shape:
+    first, second = cases.operands(case)
+    dims = range(-len(first.shape), 0)
+    if first.shape != second.shape:
         return
-    for subset in itertools.chain.from_iterable(itertools.combinations(dims, count) for count in range(1, rank)):
-        for shorter in (False, True) if -rank in subset else (False,):
+    for subset in itertools.chain.from_iterable(itertools.combinations(dims, count) for count in range(1, len(dims))):
+        for shorter in (False, True) if dims[0] in subset else (False,):
             one = with_operand(case, 1, lambda spec, how=(subset, shorter): _of_ones(spec, *how))
             yield one
             for dim in dims if len(subset) == 1 and not shorter else ():
@@ -197,9 +223,9 @@ def _count(case: Case) -> int:
     return len({size for spec in cases.operands(case) for size in spec.shape if size > 1})
 
 
-def _made(spec: OpSpec, found: Sequence[Case], broadcast: Collection[Dim], number: int) -> Case | None:
+def _made(spec: OpSpec, found: Sequence[Case], broadcast: Collection[Dim], number: int, seed: str) -> Case | None:
     """Return the call of this number, of the first of those found that can be made so long."""
-    random = Random(number)
+    random = Random(seed)
     sizes, narrow, dense, plain = SIZES[number % len(SIZES)], random.random(), random.random(), random.random()
     for place in range(number, number + len(found)):
         start = found[place % len(found)]
@@ -225,10 +251,20 @@ def _long(case: Case, sizes: Sequence[int], random: Random) -> Iterator[Case]:
 
 
 def _with(case: Case, wanted: dict[int, int]) -> Case:
-    if any(map(is_listed, cases.operands(case))):
-        # Among their numbers are indices.
-        return reduce(lambda found, pair: resized(found, *pair), wanted.items(), case)
-    return with_sizes(case, wanted)
+    # Numbers that are listed may be indices, which become smaller with any size.
+    lowered = reduce(
+        lambda found, pair: resized(found, *pair), (one for one in wanted.items() if one[1] < one[0]), case
+    )
+    values = [spec.values for spec in cases.operands(lowered)]
+    found = with_sizes(case, wanted)
+    for number, spec in enumerate(cases.operands(found)):
+        if is_listed(spec):
+            found = _listing(found, number, values[number])
+    return found
+
+
+def _listing(case: Case, number: int, values: str) -> Case:
+    return with_operand(case, number, lambda spec: msgspec.structs.replace(spec, values=values))
 
 
 def _narrowed(case: Case, random: Random, broadcast: Collection[Dim]) -> Case:
@@ -274,9 +310,23 @@ def _of_ones(spec: TensorSpec, dims: Collection[int], shorter: bool = False) -> 
 
 
 def _is_quick(case: Case) -> bool:
-    with FlopCounterMode(display=False) as counter:
+    with _Multiplications() as made:
         case_files.on_meta(case)
-    return counter.get_total_flops() <= FLOPS
+    return made.count <= MULTIPLICATIONS
+
+
+class _Multiplications(TorchDispatchMode):
+    """Counts those of products of matrices. torch's FlopCounterMode imports Triton, and the process that imports it
+    decides whether kernels are interpreted."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _PRODUCTS:
+            *_, factor = (one for one in args if isinstance(one, torch.Tensor))
+            self.count += result.numel() * factor.shape[-2]
+        return result
 
 
 def _contiguous(spec: TensorSpec) -> TensorSpec:

@@ -24,9 +24,9 @@ EQUAL_SQUARES = 1.01
 # A sum without products: u log2(K) sum|terms| + (K / 8) u |r|. The first bounds pairwise summation (N. J. Higham, The
 # accuracy of floating point summation, SIAM J. Sci. Comput. 14, 1993); terms of one sign drift, as those of products
 # do. Torch's float32 on the CPU uses of it and half an ulp 0.56 for K = 3, 0.44 for 16, 0.11 for 257, 0.015 for 4096.
-# One term after the other: 0.70, or 1.9 if all are equal. At least (4 / sqrt(3)) u sqrt(K) |r|, or (K - 1) u |r|: four
-# standard deviations of K roundings of a sum that one term is nearly all of. Torch adds up the columns of a transposed
-# matrix so, and needed 1.05 times the rest for one of 582 sums of 8 terms.
+# One term after the other: 0.70, or 1.9 if all are equal. At least the lesser of (4 / sqrt(3)) u sqrt(K) |r| and
+# (K - 1) u |r|: four standard deviations of K roundings of a sum that one term is nearly all of, for K up to 250. Torch
+# adds up the columns of a transposed matrix so, and needed 1.05 times the rest for one of 582 sums of 8 terms.
 SUM_WALK = 4 / math.sqrt(3)
 # TF32 keeps 11 bits of each operand: 2^-10 |r| + 2^-9 sqrt(sum terms^2), or what these operands lose if the other bits
 # are cut off, as Hopper's tensor cores do: where terms are alike, none of that averages. Torch: 1.3 x 2^-10 R.

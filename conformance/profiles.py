@@ -67,6 +67,8 @@ class Round:
     examples: int
     draws: SearchStrategy[Case]
     seed: str
+    sort: str = ""
+    """Which scenes, of those that are drawn apart."""
 
 
 def rounds(
@@ -108,25 +110,25 @@ def rounds(
     if (plain := all_examples // PLAIN_SHARE) and len(_optional(op)) >= SEVERAL:
         yield from of("plain", _of_plain_calls(spec), plain)
     # The last, in rounds of their own: what else is drawn and tried stays as it is without them.
-    if spec.scenes is not None:
+    if spec.scenes is not None or spec.apart:
         scenes = -(-all_examples // SCENES_SHARE)
         apart = [calls for calls in (one((dtype,)) for one in spec.apart) if not calls.is_empty]
         yield from of("scenes", spec.all_scenes(dtype), scenes - scenes // 2 if apart else scenes)
         for place, calls in enumerate(apart):
             # One more: the first is the simplest there is.
-            examples = 1 + round(scenes / (2 * len(apart)))
-            yield from _in_rounds("scenes", calls, examples, f"{seed}/{op}/{dtype}/scenes {place}")
+            examples = 1 + max(round(scenes / (2 * len(apart))), 1)
+            yield from _in_rounds("scenes", calls, examples, f"{seed}/{op}/{dtype}/scenes {place}", str(place))
     if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
         yield from of("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE))
 
 
-def _in_rounds(kind: str, draws: SearchStrategy[Case], examples: int, name: str) -> Iterator[Round]:
+def _in_rounds(kind: str, draws: SearchStrategy[Case], examples: int, name: str, sort: str = "") -> Iterator[Round]:
     if kind not in ("legal", "refused") and draws.is_empty:
         # Of float64 there may be no large calls. An operator without legal ones is an error.
         return
     for start in range(0, examples, ROUND):
         # The first case of each round is the simplest there is, and the same in all rounds.
-        yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, f"{name}/{start}")
+        yield Round(kind, start, min(ROUND, examples - start) + (start > 0), draws, f"{name}/{start}", sort)
 
 
 def _of_equal_sizes(spec: specs.OpSpec) -> specs.Cases:

@@ -169,7 +169,7 @@ class Run:
             for part in rounds(op, dtype, refused, self.dtypes, self.settings, self.seed, self.large, numbers):
                 settings = drawing.settings(part.examples)
                 if self.database is not None:
-                    known = database.Search(self.database, f"{op}/{dtype}/{part.kind}")
+                    known = database.Search(self.database, f"{op}/{dtype}/{part.kind}{part.sort}")
                     phases = (*(() if part.start else (Phase.reuse,)), *settings.phases)
                     settings = hypothesis.settings(settings, database=known, phases=phases)
                 # A crash or a hang ends a round: it is drawn once more, this time past them, all else as before.
@@ -178,7 +178,7 @@ class Run:
                 if search.given_up():
                     break
             if search.legal and not search.failing:
-                self._huge(search, op, dtype)
+                self._beyond(search, op, dtype)
             if search.legal and not search.failing:
                 self._explore(search, op, dtype)
                 report.tally.coverage.searched(op, dtype)
@@ -211,7 +211,7 @@ class Run:
             smallest.setdefault((case.op, cases.dtype_of(case)), (case, verdict))
         return [self.save(*pair) for pair in smallest.values()]
 
-    def _huge(self, search: Search, op: str, dtype: str) -> None:
+    def _beyond(self, search: Search, op: str, dtype: str) -> None:
         """Judge a few calls without a short dim, and some past all sizes that are drawn, where calls are quick."""
         quick = self.settings.max_examples < PROFILES["ci"].max_examples
         checks = [check for check in OF_HUGE if self.checks is None or check in self.checks]
@@ -220,9 +220,8 @@ class Run:
         spec = specs.registry()[op]
         dtypes = [one for one in spec.dtypes if one in self.dtypes]
         kinds = {"long": long_calls.calls, "huge": huge_calls.calls}
-        made = {kind: calls(spec, search.passed, dtypes, dtype) for kind, calls in kinds.items()}
-        for kind, found in made.items():
-            if not found or search.failing:
+        for kind, calls in kinds.items():
+            if search.failing or not (found := calls(spec, search.passed, dtypes, dtype)):
                 continue
             draws, name = strategies.sampled_from(found), f"{self.seed}/{op}/{dtype}/{kind}/0"
             while self._round(draws, name, drawing.settings(len(found)), search, checks=checks):

@@ -151,8 +151,9 @@ class OpSpec:
     """Calls that models make all the time, and ``cases`` hardly ever draws, since many things come together in them:
     they are drawn beside those, and take no share of theirs; None: there are none."""
     apart: tuple[Cases, ...] = ()
-    """Further scenes, each of which is drawn for itself, so that every run has some: of one that is drawn among many,
-    a run may have none. Where a dtype alone has none of them, they are drawn among ``scenes``."""
+    """Further scenes, with or without ``scenes``, each of which is drawn for itself, so that every run has some: of one
+    that is drawn among many, a run may have none. Where a dtype alone has none of them, they are drawn among
+    ``scenes``."""
     defined: Callable[[Case], Case] = lambda case: case
     """Returns a case that was derived from a legal one; or one like it, where torch does not define the result of that
     one, or an implementation need not take it."""
@@ -209,16 +210,16 @@ class OpSpec:
     """Returns the features of a case that coverage counts; another function adds to those of the arguments, or replaces
     them."""
 
-    def all_scenes(self, but: str = "") -> Cases:
-        """Return ``scenes``, half of the calls, beside those ``apart``; ``but``: without those that this dtype has
-        alone."""
+    def all_scenes(self, without: str = "") -> Cases:
+        """Return all scenes: half of the calls are of ``scenes``. ``without``: a dtype; those ``apart`` that it has
+        alone are left out."""
 
         def draws(dtypes: Sequence[str]) -> SearchStrategy[Case]:
-            assert self.scenes is not None
-            apart = [one(dtypes) for one in self.apart if not but or one((but,)).is_empty]
-            others = [calls for calls in apart if not calls.is_empty]
+            chosen = [one(dtypes) for one in self.apart if not without or one((without,)).is_empty]
+            others = [calls for calls in chosen if not calls.is_empty]
             # Each an object of its own: one_of drops what it has already.
-            return strategies.one_of(*(self.scenes(dtypes) for _ in range(max(len(others), 1))), *others)
+            main = [self.scenes(dtypes) for _ in range(max(len(others), 1))] if self.scenes else []
+            return strategies.one_of(*main, *others)
 
         return draws
 

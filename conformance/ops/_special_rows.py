@@ -56,7 +56,7 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
         rows, columns = 1, MASKED[0] + draw(st.integers(1, 100))
         left_out = MASKED[0]
     which = draw(st.integers(0, rows - 1))
-    # By the seed, so that other draws stay what they are.
+    # A window never drops the first tokens.
     sinks = (0, 0, 4, 600)[input.seed % 4] if not is_float64(case) else 0
     columns += sinks
     mask = Special(which * columns + sinks, "-inf", left_out)

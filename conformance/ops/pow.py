@@ -118,7 +118,7 @@ BASES = (2, 2.0, 0.5, 10, 10.0, -2.0, 4)
 """Numbers of which kernels take powers by another way than that of any."""
 
 
-EXPONENTS = (-3, -1, -2, 3, -3.0, 2, -5, -2.0, 5, -4)
+WHOLE_EXPONENTS = (-3, -1, -2, 3, -3.0, 2, -5, -2.0, 5, -4)
 """Whole exponents, for which kernels multiply, and divide once."""
 
 
@@ -132,8 +132,9 @@ def _powers_at_the_ends(draw: st.DrawFn, dtypes: Sequence[str]) -> Case:
     wanted = (least, least - 1, least - 4, (least + last) / 2, last + 1, last, last - 2, most - 1, most, most + 1)
     if draw(st.booleans()):
         # The other way round: numbers of which a power is there.
-        exponent = draw(st.sampled_from(EXPONENTS))
-        bases = (sign * 2.0 ** min(max(one / exponent, last), most) for one in wanted for sign in (1, -1))
+        exponent = draw(st.sampled_from(WHOLE_EXPONENTS))
+        # The largest number is just below 2 to its logarithm, which is rounded.
+        bases = (sign * 2.0 ** min(max(one / exponent, last), most - 1) for one in wanted for sign in (1, -1))
         specials = tuple(Special(place, repr(one)) for place, one in enumerate(bases))
         return Case(op="pow", args=(TensorSpec((len(specials),), dtype, specials=specials), exponent))
     exponents = [math.trunc(one / math.log2(abs(base))) for one in wanted]

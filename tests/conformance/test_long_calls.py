@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
+import msgspec
 import pytest
 from test_huge_calls import starts
 
@@ -12,6 +13,7 @@ from conformance import cases, checks, long_calls, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.selftest import defect_registry, search
+from strategies.specs import TensorSpec
 
 BANK = defect_registry.bank()
 OPS = ("exp", "mul", "sum", "softmax", "layer_norm", "mm", "bmm", "scaled_dot_product_attention", "cross_entropy")
@@ -56,11 +58,8 @@ def test_most_have_several_long_dims(op):
 
 
 def test_one_operand_is_broadcast_along_some_dims_of_the_other():
-    pairs = [[spec.shape for spec in cases.operands(case)] for case in long("mul")]
-    singles = {
-        tuple(size == 1 for size in second) for first, second in filter(lambda one: len(one) == 2, pairs) if first
-    }
-    assert len(singles) > 5
+    shapes = [[spec.shape for spec in cases.operands(case)] for case in long("mul")]
+    assert len({tuple(size == 1 for size in pair[1]) for pair in shapes if len(pair) == 2}) > 5
 
 
 def test_dtypes_share_them():
@@ -68,6 +67,30 @@ def test_dtypes_share_them():
     made = {dtype: long_calls.calls(spec, starts("mul", dtype), dtypes, dtype) for dtype in dtypes}
     assert made["float64"] == []
     assert sum(map(len, made.values())) <= 1.2 * len(long("mul"))
+
+
+def test_each_of_several_dtypes_has_sizes_past_16_bits():
+    dtypes = [f"{form}" for form in specs.registry()["softmax"].dtypes]
+    found = long_calls.calls(specs.registry()["softmax"], starts("softmax", "float32"), dtypes, "float32")
+    largest = {max(size for spec in cases.operands(case) for size in spec.shape) for case in found}
+    assert largest >= {sizes[0] for sizes in long_calls.SIZES}
+
+
+def test_a_dim_may_be_named():
+    passed = [
+        msgspec.structs.replace(case, args=case.args[:1], kwargs={**case.kwargs, "dim": case.args[1]})
+        for case in starts("softmax", "float32")
+        if len(case.args) > 1
+    ]
+    found = long_calls.calls(specs.registry()["softmax"], passed, ["float32"], "float32")
+    planned = {case.kwargs["dim"] for case in found if cases.operands(case)[0].shape in long_calls.PLANNED}
+    assert planned == {0, 1, 2, 3}
+
+
+def test_sizes_of_listed_operands_do_not_run_into_each_other():
+    logits, target = TensorSpec((3, 5, 7), "float32"), TensorSpec((3, 7), "int64", "listed:4,0")
+    case = long_calls._with(Case(op="cross_entropy", args=(logits, target)), {3: 5, 5: 65609, 7: 17})
+    assert [spec.shape for spec in cases.operands(case)] == [(5, 65609, 17), (5, 17)]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from conformance import cases, drawing, profiles, runner
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.implementations import load
-from conformance.ops import _scenes
+from conformance.ops import _scenes, pow
 from conformance.selftest import search
 from strategies import layouts
 from strategies.specs import TensorSpec
@@ -41,18 +41,38 @@ def test_scenes_are_legal_and_what_is_right_passes(op):
             assert not verdict.refused, case
 
 
+@pytest.mark.parametrize("profile", ["smoke", "ci"])
 @pytest.mark.parametrize("op", [op for op in OPS if specs.registry()[op].apart])
-def test_a_run_has_scenes_of_each_sort_apart(op):
-    """Of a sort that is drawn among others a run may have none; of float32 and float16 each of them has its rounds."""
+def test_a_run_has_scenes_of_each_sort_apart(op, profile):
+    """Of a sort that is drawn among others a run may have none; of float32 and float16 each of them has its rounds, of
+    more than the simplest call."""
     spec = specs.registry()[op]
-    ci = hypothesis.settings(profiles.PROFILES["ci"])
+    ci = hypothesis.settings(profiles.PROFILES[profile])
     for dtype in [name for name in ("float32", "float16") if name in spec.dtypes]:
         found = [part for part in profiles.rounds(op, dtype, False, (dtype,), ci, 0) if part.kind == "scenes"]
-        own = [part for part in found if "/scenes " in part.seed]
-        assert len(own) == sum(not one((dtype,)).is_empty for one in spec.apart)
-        assert min((part.examples for part in own), default=3) >= 3
-        counts = [sum(part.examples for part in chosen) for chosen in (own, found)]
-        assert not own or abs(2 * counts[0] - counts[1]) <= len(own) + 1
+        own = [part for part in found if part.sort]
+        assert len({part.sort for part in own}) == sum(not one((dtype,)).is_empty for one in spec.apart)
+        assert min((part.examples for part in own), default=2) >= 2
+
+
+def test_an_op_may_have_scenes_apart_alone(monkeypatch):
+    spec = specs.registry()["mul"]
+    alone = spec.__class__(**{**vars(spec), "scenes": None})
+    monkeypatch.setitem(specs.registry(), "mul", alone)
+    found = profiles.rounds("mul", "float32", False, ("float32",), hypothesis.settings(profiles.PROFILES["ci"]), 0)
+    assert {part.sort for part in found if part.kind == "scenes"} == {"0", "1"}
+    assert len(drawn(alone.all_scenes()(("float32",)), profiles.ROUND, 0)) == profiles.ROUND
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_powers_at_the_ends_have_bases_that_the_dtype_holds(dtype):
+    """And exponents of all kinds are still drawn elsewhere."""
+    found = [case for start in range(20) for case in drawn(specs.registry()["pow"].all_scenes()((dtype,)), 10, start)]
+    assert any(case.args[1] in pow.WHOLE_EXPONENTS for case in found if isinstance(case.args[1], int | float))
+    numbers = {
+        case.args[1] for start in range(30) for case in drawn(pow.cases((dtype,)), 10, start) if len(case.args) > 1
+    }
+    assert {0.5, -0.5, 2.75} <= {number for number in numbers if isinstance(number, int | float)}
 
 
 def test_scenes_take_no_share_of_other_calls(monkeypatch):
@@ -71,7 +91,7 @@ def test_scenes_take_no_share_of_other_calls(monkeypatch):
     assert last == [("scenes", 3), ("scenes", 2), ("scenes", 2)]
     assert not any(part.kind == "scenes" for part in found[:-3])
     spec = specs.registry()["add"]
-    monkeypatch.setitem(specs.registry(), "add", spec.__class__(**{**vars(spec), "scenes": None}))
+    monkeypatch.setitem(specs.registry(), "add", spec.__class__(**{**vars(spec), "scenes": None, "apart": ()}))
     assert ids(parts()) == ids(found[:-3])
 
 
