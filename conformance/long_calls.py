@@ -68,7 +68,7 @@ ALIKE = 3
 _PRODUCTS = torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm
 _UNLIKE, _DIMS = (7, 11, 13, 5, 3), ("dim", "normalized_shape")
 CAPS = (0, 9, 5, 3)
-"""What the sizes behind the largest two come to at most, the first that fits; 0: what they are."""
+"""Limits of the sizes behind the largest two, of which the first that fits is taken; 0: none."""
 
 
 def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: str) -> list[Case]:

@@ -68,7 +68,7 @@ class Round:
     draws: SearchStrategy[Case]
     seed: str
     sort: str = ""
-    """Which scenes, of those that are drawn apart."""
+    """The number of the sort, for scenes that are drawn apart; else empty."""
 
 
 def rounds(

@@ -19,7 +19,7 @@ MASKED = 256, 1024, 8192
 """Elements at the start of a row that a mask leaves out: all of a kernel's first tile, or of several."""
 _TILES = 2, 5, 24, 24, 31
 ALONE = "nan", "inf", "-inf", "max", "min"
-"""What one element of a row is, or all of a row or a column of a matrix."""
+"""Values of one element of a row, or of all of a row or a column of a matrix."""
 _COLUMNS, _OF_FLOAT64, _SIZE = st.integers(4200, 9000), st.integers(100, 400), st.integers(3, 7)
 """Columns that are several tiles, and sizes of matrices."""
 _KEPT = st.integers(0, 2)

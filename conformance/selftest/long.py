@@ -154,7 +154,7 @@ plant("pow", "reciprocals_of_positive_powers", "values", "values", of.instead(_r
 
 @defect("cross_entropy", "values")
 def labels_of_16_bits_behind_the_classes(right: Right, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where tokens lie behind the classes, labels are packed in 16 bits."""
+    """Pack labels in 16 bits where tokens lie behind the classes."""
     if input.ndim == 3 and not target.is_floating_point():
         target = torch.where(target >= 0, target % (1 << 16), target)
     return right(input, target, *args, **kwargs)
