@@ -65,12 +65,11 @@ class Sample:
 
 
 def chosen(parts: Parts, call: Call, seed: int) -> Sample | None:
-    """Return the sample of a call's result that is judged; None: it is judged whole."""
+    """Return the sample of a call's result that is judged; None: it is judged whole, as a sum of all elements is."""
     shape, share = _shape(call), FLOAT64 if _has_float64(call) else 1
-    each = max(parts.terms, ELEMENT)
-    if math.prod(shape) * each <= WHOLE // share:
+    each, free = max(parts.terms, ELEMENT), _free(parts)
+    if not free or math.prod(shape) * each <= WHOLE // share:
         return None
-    free = _free(parts)
     kept = math.prod(size for dim, size in enumerate(shape) if dim not in free)
     counts = _counts({dim: shape[dim] for dim in free}, max(CHOSEN // share // (each * max(kept, 1)), 1))
     random = np.random.Generator(np.random.Philox(seed))
