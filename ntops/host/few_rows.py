@@ -2,6 +2,7 @@
 it. Figures are of M x N x K."""
 
 import itertools
+import math
 
 import torch
 
@@ -12,23 +13,30 @@ from ntops.launch.settings import get_default_num_stages, get_default_num_warps
 MOST = 16
 """The most rows. 16 x 4096 x 4096 in float32 takes 58 us on an H200 (cuBLAS 58), and 8 x 4096 x 14336 takes 69
 (159)."""
-_NARROW, _WIDE, _LONG = (16, 128, 4), (128, 32, 8), (32, 64, 4)
-"""Tiles of the other factor, and warps. Of many columns and up to 4 rows the second one is faster if columns are
-innermost: 3 x 49408 x 1280 takes 76 us on an H200 (285 with the first, cuBLAS 80). If K is, they take as long. If rows
-of many columns begin anywhere, the third is the fastest: 2 x 30522 x 768 in TF32 takes 42 us (79 with the second,
-cuBLAS 53), 2 x 51866 x 1280 with K innermost 78 us (87, cuBLAS 119)."""
-_MANY = 2**14
+_TILE, _WIDE, _WIDE_HALF = (16, 128, 4), (64, 32, 4), (32, 64, 4)
+"""Columns, terms and warps where K is innermost. In float32 and bfloat16 3 x 51866 x 384 takes 26 and 18 us on an H200
+in the wide ones, in the first one 32 and 26 (cuBLAS 41 and 22); 2 x 5003 x 256 takes 3.2 us in the second, and 4.0 and
+3.7 in the first (cuBLAS 3.4)."""
+_MANY, _FEW_TERMS = 2**14, 512
+"""The columns from which tiles of up to 4 rows are wide, and the most terms for which they are."""
 STAGES = 4
 """The number of tiles that shared memory holds, if that pays: 8 x 22016 x 4096 takes 114 us with K innermost, and more
-than 133 with one; but 450 us with columns innermost, and 224 with one. Elements that are copied one by one never pay:
-3 x 50257 x 768 takes 391 us, and 105 with one."""
+than 133 with one. Elements that are copied one by one never pay: 3 x 50257 x 768 takes 391 us, and 105 with one."""
+CLASSES, _LARGE = 8, 2**22
+"""The classes of terms that programs leave apart if columns are innermost: so many rows further, a row of any dtype
+begins as far behind a multiple of 16 bytes. To add them up pays from so many elements of the other factor for each part
+of K on: in float32 1 x 4096 x 4096 takes 20 us (34 without, cuBLAS 18), 8 x 5003 x 896 13.8 (15.4), and 4 x 3000 x 1001
+8.1 (6.7)."""
+_LONG = 8
+"""The tiles of a part for which reading rows in vectors pays, as the first tile is read in elements: of bfloat16 1 x
+500 x 5003 in parts of 5 tiles takes 5.8 us in elements, and 6.5 in vectors."""
 _TOGETHER = 8
 """The most rows whose sums the registers hold."""
-_SMALL = 8
-"""The most rows of half types whose K does not fit. 8 x 896 x 5003 takes 18 us (20 to 24 us with the factors copied for
-tensor cores), 16 x 4096 x 500 takes 15 us (11.4 to 15)."""
-_COPIED = 2**23
-"""From this many elements on, the other factor of half types is copied: 1 x 4096 x 5003 takes 43 us so, 75 us here."""
+_FEW, _SMALL, _COPIED = 4, 8, 2**23
+"""The most rows of half types where those of a factor do not begin at multiples of 16 bytes, and the most if it has
+fewer elements than ``_COPIED``. In bfloat16 4 x 5003 x 4096 takes 26 us with columns innermost and 19 with K (cuBLAS 66
+and 31). With the factors copied for tensor cores 1 x 4096 x 5003 takes 15 and 36 us, and here 16 and 21. 8 x 5003 x 896
+takes 12 us with either (cuBLAS 12), copied 28 and 5. Of 8 x 4096 x 14336 the sums take longer than the loads: 74 us."""
 _PROGRAMS = 2
 """The programs for each multiprocessor that keep enough loads in flight."""
 _LEAST, _PAYS = 4, 32
@@ -39,8 +47,8 @@ def takes(m, n, k, dtype, ieee):
     """Tell whether the kernel computes products of these sizes: those that tensor cores do not compute, or whose rows
     do not begin at multiples of 16 bytes.
 
-    Of half types, only small ones whose K does not fit, and single rows: 16 x 51866 x 1280 takes 338 us in this kernel,
-    75 us in cuBLAS, and 78 to 110 us in tiles of tensor cores.
+    Of half types, only small ones, and those of the fewest rows: 16 x 51866 x 1280 takes 75 us in cuBLAS, and 78 to 110
+    us in tiles of tensor cores.
     """
     few, many = min(m, n), max(m, n)
     unit = 16 // dtype.itemsize
@@ -48,73 +56,121 @@ def takes(m, n, k, dtype, ieee):
     if dtype is torch.float64 or (dtype is torch.float32 and ieee):
         return few <= MOST
 
+    if not (k % unit or n % unit):
+        return False
+
     if dtype.itemsize > 2:
-        return few <= MOST and (k % unit > 0 or n % unit > 0)
+        return few <= MOST
 
-    if k % unit:
-        return few <= _SMALL and many * k < _COPIED
-
-    return few == 1 and n % unit > 0
+    return few <= _FEW or (few <= _SMALL and many * k < _COPIED)
 
 
-def tile(m, n, dtype):
-    """Return how many rows, columns and terms a program computes at a time, and its warps."""
+def tile(m, n, k, dtype):
+    """Return how many rows, columns and terms a program computes at a time, and its warps, where K is innermost."""
     most = _TOGETHER if dtype.itemsize <= 4 else _TOGETHER // 2
     rows = min(max(1 << (min(m, n) - 1).bit_length(), 2), most)
 
-    many = max(m, n)
+    if rows <= 4 and max(m, n) >= _MANY:
+        return rows, *(_WIDE_HALF if dtype.itemsize == 2 else _WIDE)
 
-    if many < _MANY or rows > 4:
-        return rows, *_NARROW
-
-    return rows, *(_LONG if many * dtype.itemsize % 16 else _WIDE)
+    return rows, *(_WIDE if rows <= 4 and k <= _FEW_TERMS else _TILE)
 
 
-def splits(m, n, k, tile, multiprocessors):
+def _across(chosen, itemsize):
+    """Return the columns, warps and stages of a program that takes one of ``CLASSES`` classes of terms."""
+    if itemsize == 2:
+        # 4 x 4096 x 5003 takes 19.5 us, with four stages 20.1; 3 x 51866 x 384 25.6 us, in half as many columns 27.
+        return 128 if chosen.block_k == 128 else max(1024 // chosen.block_m, 128), 8, 1
+
+    # 1 x 4096 x 5003 in float32 takes 24.5 us, with one stage 29.
+    return max(4096 * CLASSES // (itemsize * chosen.block_k), 16), 4, STAGES
+
+
+def splits(m, n, k, dtype, tile, multiprocessors):
     """Return the number of parts of K: enough for programs on all multiprocessors, each of at least ``_LEAST`` tiles of
     terms; one below ``_PAYS`` tiles in all. Where programs are few, each tile takes a load's latency: 1 x 500 x 5003 of
-    bfloat16 takes 24 us on an H200 in two parts of 20 tiles (cuBLAS 10), 6 us of them to add up."""
+    bfloat16 takes 24 us on an H200 in two parts of 20 tiles (cuBLAS 10), 6 us of them to add up.
+
+    Of half types whose K does not fit there are twice as many: 1 x 4096 x 5003 takes 21 us in two parts, and 28 in one.
+    """
     rows, columns, terms, _ = tile
 
     if k < _PAYS * terms:
         return 1
 
     programs = -(-max(m, n) // columns) * -(-min(m, n) // rows)
-    return max(min(_PROGRAMS * multiprocessors // programs, k // (_LEAST * terms), 8), 1)
+    wanted = _PROGRAMS * (2 if dtype.itemsize == 2 and k % 8 else 1) * multiprocessors
+    return max(min(wanted // programs, k // (_LEAST * terms), 8), 1)
 
 
-def launch(chosen, output, input, mat2):
-    """Launch ``kernels.multiply`` for matrices or a batch of any dims; with splits, ``output`` is (splits, M, N)."""
-    if chosen.splits == 1 and output.ndim > 3:
+def classes(chosen, output, input, mat2):
+    """Return the classes of terms whose sums programs leave apart: ``CLASSES`` of a large product where the factor that
+    is read once has columns innermost, else one. They change no bit of a result."""
+    *_, factor = _turned(output, input, mat2)
+    is_large = factor.numel() >= _LARGE * chosen.splits
+
+    return CLASSES if output.ndim == 2 and factor.stride(-1) == 1 and is_large else 1
+
+
+def launch(chosen, output, input, mat2, apart=1):
+    """Launch ``kernels.multiply`` for matrices or a batch of any dims.
+
+    :param output: The result; with splits, or ``apart`` from 1, (splits * apart, M, N).
+    :param apart: The number that ``classes`` returns.
+    """
+    is_split = chosen.splits * apart > 1
+
+    if not is_split and output.ndim > 3:
         for place in itertools.product(*map(range, output.shape[:-3])):
             launch(chosen, output[place], input[place], mat2[place])
 
         return
 
-    if output.shape[-1] < output.shape[-2]:
-        output, input, mat2 = output.mT, mat2.mT, input.mT
-
+    output, input, mat2 = _turned(output, input, mat2)
     m, n, k = *output.shape[-2:], input.shape[-1]
-    batch = output.shape[0] if output.ndim == 3 else 1
+    programs = output.shape[0] // apart if output.ndim == 3 else 1
     strides = [(*(one.stride()[:-2] if one.ndim == 3 else (0,)), *one.stride()[-2:]) for one in (output, input, mat2)]
-    tiles_m = -(-m // chosen.block_m)
-    tiles = tiles_m * -(-n // chosen.block_n)
+    unit = 16 // mat2.element_size()
     steps = -(-k // chosen.block_k)
-    is_aligned = all(stride * mat2.element_size() % 16 == 0 for stride in mat2.stride() if stride != 1)
-    is_staged = is_aligned and (mat2.stride(-2) == 1 or chosen.block_n == _WIDE[0])
+    block_n, num_warps, stages, count = chosen.block_n, chosen.num_warps, 1, apart
+
+    if apart > 1:
+        block_n, num_warps, stages = _across(chosen, mat2.element_size())
+        # A row of a class begins up to so many elements behind where it is read from.
+        columns = n + (unit - 1 if mat2.stride(-2) % unit else 0)
+    else:
+        if mat2.stride(-2) == 1:
+            stages = chosen.num_stages
+            # Columns that begin at multiples of 16 bytes are of one class.
+            is_long = chosen.splits == 1 or steps >= _LONG * chosen.splits
+            count = unit // math.gcd(unit, mat2.stride(-1)) if is_long and n >= block_n * unit else 1
+
+        columns = -(-n // count)
+
+    tiles_m = -(-m // chosen.block_m)
+    tiles = tiles_m * -(-columns // block_n) * count
 
     recorder.launch(
         kernels.multiply,
-        (tiles * batch,),
-        {"num_warps": get_default_num_warps() or chosen.num_warps},
+        (tiles * programs,),
+        {"num_warps": get_default_num_warps() or num_warps},
         output,
         input,
         mat2,
         *(m, n, k),
         *(tiles, tiles_m),
-        -(-steps // chosen.splits) * chosen.block_k,
+        -(-steps // chosen.splits),
         *itertools.chain(*strides),
-        chosen.splits > 1,
-        *(chosen.block_m, chosen.block_n, chosen.block_k),
-        get_default_num_stages() or (chosen.num_stages if is_staged else 1),
+        is_split,
+        *(chosen.block_m, block_n, chosen.block_k),
+        *(count, apart > 1),
+        get_default_num_stages() or stages,
     )
+
+
+def _turned(output, input, mat2):
+    """Return the product, or its transpose, that has few rows."""
+    if output.shape[-1] < output.shape[-2]:
+        return output.mT, mat2.mT, input.mT
+
+    return output, input, mat2

@@ -117,9 +117,9 @@ def _has_parts(options, m, n, k, products=1):
     return options.splits == 1 or options.form in (FMA, FEW_ROWS) or split_k.has_parts(k, options.splits)
 
 
-_FEW = ((1, 65), (4, 65), (16, 65), (1, 2**14 + 1), (4, 2**14 + 1))
+_FEW = ((1, 65), (4, 65), (9, 65), (16, 65), (1, 2**14 + 1), (4, 2**14 + 1))
 _ODD = (
-    *((rows, columns, 101) for rows in (2, 4) for columns in (2**14, 2**14 + 1)),
+    *((rows, columns, 101) for rows in (2, 4) for columns in (65, 2**14, 2**14 + 1)),
     *((rows, 65, 1001) for rows in (2, 4, 8, 16)),
     (65, 65, 101),
     (9, 9, 1001),
@@ -153,8 +153,8 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     batch = products if batched else 0
 
     if few_rows.takes(m, n, k, dtype, ieee):
-        tile = few_rows.tile(m, n, dtype)
-        splits = 1 if batch else few_rows.splits(m, n, k, tile, multiprocessors)
+        tile = few_rows.tile(m, n, k, dtype)
+        splits = 1 if batch else few_rows.splits(m, n, k, dtype, tile, multiprocessors)
         return Options(*tile, few_rows.STAGES, splits, FEW_ROWS)
 
     if described and ieee:

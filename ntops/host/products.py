@@ -213,18 +213,19 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
     partial = None
+    classes = few_rows.classes(chosen, result, input, mat2) if chosen.form == FEW_ROWS else 1
 
     # The kernel of few rows does nothing else: what addmm does to a product is done where parts are added up.
-    if chosen.splits > 1 or (chosen.form == FEW_ROWS and numbers):
-        shape = (chosen.splits, *result.shape[-2:])
+    if chosen.splits * classes > 1 or (chosen.form == FEW_ROWS and numbers):
+        shape = (chosen.splits * classes, *result.shape[-2:])
         partial = recorder.empty(shape, contiguous_strides(shape), accumulate_dtype(result.dtype), result.device)
 
     if chosen.form != POINTERS:
         with on_device(result.device):
-            _launch_form(chosen, index, views, partial, added, numbers)
+            _launch_form(chosen, index, views, partial, added, numbers, classes)
 
             if partial is not None:
-                split_k.add_up(result, partial, added, numbers)
+                split_k.add_up(result, partial, added, numbers, classes)
 
         return
 
@@ -248,7 +249,7 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
             split_k.add_up(result, partial, added, numbers)
 
 
-def _launch_form(chosen, index, views, partial, added, numbers):
+def _launch_form(chosen, index, views, partial, added, numbers, classes):
     """Launch another form than ``POINTERS``. With ``partial``, it computes the parts of the product alone."""
     after = () if partial is not None else (added, numbers)
     output = views["output"] if partial is None else partial
@@ -258,7 +259,7 @@ def _launch_form(chosen, index, views, partial, added, numbers):
     elif chosen.form == FMA:
         mm_fma.launch(chosen, output, views["input"], views["mat2"], *after)
     else:
-        few_rows.launch(chosen, output, views["input"], views["mat2"])
+        few_rows.launch(chosen, output, views["input"], views["mat2"], classes)
 
 
 def _laid_out(form, ieee, index, result, input, mat2):

@@ -44,12 +44,13 @@ def operands(partial, views):
     ]
 
 
-def add_up(result, partial, added, numbers):
+def add_up(result, partial, added, numbers, classes=1):
     """Write the sum of the parts to ``result``, and do what ``addmm`` does to a product.
 
-    :param partial: (splits, M, N).
+    :param partial: (splits * classes, M, N).
     :param added: What is added, of the shape of the result, or ``None``.
     :param numbers: The factors of the product and of ``added``; fewer if there are no more.
+    :param classes: The classes of terms whose sums a part has, see ``few_rows.multiply``.
     """
     alpha, beta = (*numbers, 1.0, 0.0)[:2]
     count = result.numel()
@@ -66,10 +67,11 @@ def add_up(result, partial, added, numbers):
         *(result if added is None else added).stride(),
         result.shape[1],
         count,
-        partial.shape[0],
+        partial.shape[0] // classes,
         alpha,
         beta,
         bool(numbers),
         added is not None,
+        classes,
         block,
     )

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ntops.kernels.few_rows import added_up
+
 
 @triton.jit(do_not_specialize=["stride_om", "stride_on", "stride_am", "stride_an", "N", "count", "splits"])
 def add_up(
@@ -20,12 +22,14 @@ def add_up(
     beta: tl.float64,
     SCALED: tl.constexpr,
     ADDED: tl.constexpr,
+    CLASSES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Add up the parts, always in the same order, and then do what ``addmm`` does to a product.
 
     :param output: (M, N).
-    :param partial: (splits, M, N), contiguous, in the compute dtype.
+    :param partial: (splits, CLASSES, M, N), contiguous, in the compute dtype: the classes of terms of
+        ``few_rows.multiply``.
     :param added: With ADDED, (M, N).
     :param count: M * N.
     :param alpha: With SCALED, the factor of the product; ``beta`` is, with ADDED, the factor of ``added``.
@@ -35,8 +39,12 @@ def add_up(
     stored = places < count
     total = tl.zeros((BLOCK,), dtype)
 
+    number = tl.arange(0, CLASSES)[None, None, :]
+
     for split in range(splits):
-        total += tl.load(partial + split.to(tl.int64) * count + places, mask=stored, other=0)
+        each = (split.to(tl.int64) * CLASSES + number) * count + places[None, :, None]
+        values = tl.load(partial + each, mask=stored[None, :, None], other=0)
+        total += added_up(values, 1, BLOCK, CLASSES).reshape(BLOCK)
 
     row, column = places // N, places % N
 

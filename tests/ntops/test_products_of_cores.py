@@ -10,7 +10,7 @@ import torch
 from hopper import hopper
 
 import ntops.torch
-from ntops.host import mm_fma, product_configs
+from ntops.host import few_rows, mm_fma, product_configs
 from ntops.launch import config_selection
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -55,15 +55,44 @@ def test_the_layout_changes_no_bit_of_few_rows(dtype):
     assert all(torch.equal(results[0], one) for one in results)
 
 
+ANYWHERE = [(3, 700, 300), (1, 1031, 517), (2, 264, 1000), (8, 133, 1032), (5, 1100, 129), (4, 2055, 64)]
+"""Columns and terms that fill tiles of each class, or end or begin within a vector of 8."""
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, *DTYPES], ids=str)
+@pytest.mark.parametrize("sizes", ANYWHERE, ids=str)
+def test_classes_of_rows_change_no_bit(sizes, dtype, parts, monkeypatch):
+    """Neither where programs take classes of terms, with columns innermost, nor of columns, with K innermost."""
+    m, n, k = sizes
+    options = product_configs.Options(min(max(1 << (m - 1).bit_length(), 2), 4), 16, 128, 4, 4, parts, 4)
+    a, b, added = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype), torch.randn(n).to(dtype)
+
+    def made(right, large):
+        monkeypatch.setattr(few_rows, "_LARGE", large)
+        with config_selection.forced("mm", options), config_selection.forced("addmm", options):
+            product, turned = ntops.torch.mm(a, right), ntops.torch.mm(right.mT, a.mT)
+            assert torch.equal(product, turned.mT)
+            return product, ntops.torch.addmm(added, a, right, beta=2, alpha=3)
+
+    plain = made(b.mT.contiguous().mT, 2**40)
+    exact = a.double() @ b.double()
+    torch.testing.assert_close(plain[0].double(), exact, rtol=2e-3, atol=1e-1 if dtype is torch.float16 else 1e-3)
+    for right in laid_out(b):
+        for large in (0, 2**40):
+            assert all(map(torch.equal, plain, made(right, large)))
+
+
 def test_few_rows_of_half_types_that_begin_anywhere():
     for dtype in (torch.float16, torch.bfloat16):
         for m, n, k in ((3, 27, 37), (1, 27, 40), (3, 32, 37)):
             a, b = whole(m, k, dtype=dtype), whole(k, n, dtype=dtype)
             assert form(m, n, k, dtype, False).form == product_configs.FEW_ROWS
             assert torch.equal(ntops.torch.mm(a, b), a @ b)
-        # Tensor cores read rows that are long or many, copied if K does not fit.
-        assert form(3, 27, 40, dtype, False).form == product_configs.POINTERS
-        assert form(3, 5003, 5003, dtype, False, described=True).form == product_configs.HOPPER
+            assert form(k, m, n, dtype, False).form == product_configs.FEW_ROWS, "few columns"
+        # Tensor cores multiply more rows, copied if they do not fit.
+        assert form(4, 5003, 5003, dtype, False, described=True).form == product_configs.FEW_ROWS
+        assert form(5, 5003, 5003, dtype, False, described=True).form == product_configs.HOPPER
         assert form(16, 1000, 1001, dtype, False, described=True).form == product_configs.HOPPER
     assert form(3, 32, 40, torch.float16, False).form == product_configs.POINTERS
     assert form(3, 32, 40, torch.float32, False).form == product_configs.POINTERS, "TF32"
