@@ -14,11 +14,10 @@ MOST = 16
 """The most rows. 16 x 4096 x 4096 in float32 takes 58 us on an H200 (cuBLAS 58), and 8 x 4096 x 14336 takes 69
 (159)."""
 _TILE, _WIDE, _WIDE_HALF = (16, 128, 4), (64, 32, 4), (32, 64, 4)
-"""Columns, terms and warps where K is innermost. In float32 and bfloat16 3 x 51866 x 384 takes 26 and 18 us on an H200
-in the wide ones, in the first one 32 and 26 (cuBLAS 41 and 22); 2 x 5003 x 256 takes 3.2 us in the second, and 4.0 and
-3.7 in the first (cuBLAS 3.4)."""
-_MANY, _FEW_TERMS = 2**14, 512
-"""The columns from which tiles of up to 4 rows are wide, and the most terms for which they are."""
+"""Columns, terms and warps where K is innermost: the first of fewer columns than ``_MANY``, or of more than 4 rows. In
+the others 3 x 51866 x 384 takes 26 and 18 us on an H200, in the first one 32 and 26 (float32 and bfloat16; cuBLAS 41
+and 22)."""
+_MANY = 2**14
 STAGES = 4
 """The number of tiles that shared memory holds, if that pays: 8 x 22016 x 4096 takes 114 us with K innermost, and more
 than 133 with one. Elements that are copied one by one never pay: 3 x 50257 x 768 takes 391 us, and 105 with one."""
@@ -65,15 +64,15 @@ def takes(m, n, k, dtype, ieee):
     return few <= _FEW or (few <= _SMALL and many * k < _COPIED)
 
 
-def tile(m, n, k, dtype):
+def tile(m, n, dtype):
     """Return how many rows, columns and terms a program computes at a time, and its warps, where K is innermost."""
     most = _TOGETHER if dtype.itemsize <= 4 else _TOGETHER // 2
     rows = min(max(1 << (min(m, n) - 1).bit_length(), 2), most)
 
-    if rows <= 4 and max(m, n) >= _MANY:
-        return rows, *(_WIDE_HALF if dtype.itemsize == 2 else _WIDE)
+    if max(m, n) < _MANY or rows > 4:
+        return rows, *_TILE
 
-    return rows, *(_WIDE if rows <= 4 and k <= _FEW_TERMS else _TILE)
+    return rows, *(_WIDE_HALF if dtype.itemsize == 2 else _WIDE)
 
 
 def _across(chosen, itemsize):
@@ -91,7 +90,8 @@ def splits(m, n, k, dtype, tile, multiprocessors):
     terms; one below ``_PAYS`` tiles in all. Where programs are few, each tile takes a load's latency: 1 x 500 x 5003 of
     bfloat16 takes 24 us on an H200 in two parts of 20 tiles (cuBLAS 10), 6 us of them to add up.
 
-    Of half types whose K does not fit there are twice as many: 1 x 4096 x 5003 takes 21 us in two parts, and 28 in one.
+    Of half types whose K does not fit there may be twice as many, if they are long: 1 x 4096 x 5003 takes 20 us in two
+    parts, and 28 in one; 8 x 896 x 5003 takes 9.3 us in four, and 11.3 in eight.
     """
     rows, columns, terms, _ = tile
 
@@ -99,8 +99,12 @@ def splits(m, n, k, dtype, tile, multiprocessors):
         return 1
 
     programs = -(-max(m, n) // columns) * -(-min(m, n) // rows)
-    wanted = _PROGRAMS * (2 if dtype.itemsize == 2 and k % 8 else 1) * multiprocessors
-    return max(min(wanted // programs, k // (_LEAST * terms), 8), 1)
+    found = min(_PROGRAMS * multiprocessors // programs, k // (_LEAST * terms), 8)
+
+    if dtype.itemsize == 2 and k % 8:
+        found = max(found, min(2 * _PROGRAMS * multiprocessors // programs, k // (_LONG * terms), 8))
+
+    return max(found, 1)
 
 
 def classes(chosen, output, input, mat2):
@@ -140,10 +144,11 @@ def launch(chosen, output, input, mat2, apart=1):
         columns = n + (unit - 1 if mat2.stride(-2) % unit else 0)
     else:
         if mat2.stride(-2) == 1:
-            stages = chosen.num_stages
             # Columns that begin at multiples of 16 bytes are of one class.
             is_long = chosen.splits == 1 or steps >= _LONG * chosen.splits
             count = unit // math.gcd(unit, mat2.stride(-1)) if is_long and n >= block_n * unit else 1
+            is_read_in_vectors = mat2.stride(-1) * count % unit == 0
+            stages = chosen.num_stages if is_read_in_vectors else 1
 
         columns = -(-n // count)
 

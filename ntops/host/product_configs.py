@@ -119,7 +119,7 @@ def _has_parts(options, m, n, k, products=1):
 
 _FEW = ((1, 65), (4, 65), (9, 65), (16, 65), (1, 2**14 + 1), (4, 2**14 + 1))
 _ODD = (
-    *((rows, columns, 101) for rows in (2, 4) for columns in (65, 2**14, 2**14 + 1)),
+    *((rows, columns, 101) for rows in (2, 4) for columns in (2**14, 2**14 + 1)),
     *((rows, 65, 1001) for rows in (2, 4, 8, 16)),
     (65, 65, 101),
     (9, 9, 1001),
@@ -153,7 +153,7 @@ def config(m, n, k, dtype, ieee, shared_memory, multiprocessors, described=False
     batch = products if batched else 0
 
     if few_rows.takes(m, n, k, dtype, ieee):
-        tile = few_rows.tile(m, n, k, dtype)
+        tile = few_rows.tile(m, n, dtype)
         splits = 1 if batch else few_rows.splits(m, n, k, dtype, tile, multiprocessors)
         return Options(*tile, few_rows.STAGES, splits, FEW_ROWS)
 
@@ -257,7 +257,8 @@ def _is_read_in_place(m, n, k, dtype):
 
 
 def _splits(m, n, k, options, multiprocessors):
-    """Return the number of parts of K: parts of 1024 terms or more, no more than multiprocessors can take."""
+    """Return the number of parts of K: parts of 1024 terms or more, no more than multiprocessors can take, and none of
+    them empty."""
     programs = -(-m // options.block_m) * -(-n // options.block_n)
     # A multiprocessor takes at least two programs of few rows, which wait for memory, and one of many rows.
     most = multiprocessors * (2 if options.block_m <= 64 else 1)
@@ -266,7 +267,7 @@ def _splits(m, n, k, options, multiprocessors):
     while 2 * splits * programs <= most and k // (2 * splits) >= 1024:
         splits *= 2
 
-    return splits
+    return -(-k // split_k.part(k, splits))
 
 
 # Tiles of the result and of K, warps and stages, the smallest first.

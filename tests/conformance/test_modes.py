@@ -65,6 +65,39 @@ def test_gradients_of_scores_may_be_more_exact_than_torchs():
         assert (finding.status, finding.message) == (PASSED, "")
 
 
+@pytest.mark.parametrize(("factor", "status"), [(1, PASSED), (2, FAILED)])
+def test_gradients_of_attention_may_be_made_of_its_rounded_result(factor, status):
+    """So kernels save memory. Where one key has nearly all the weight, little but the rounding is left of a query's."""
+
+    class Flash(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value, scale):
+            ctx.scale, wide = scale, [one.double() for one in (query, key, value)]
+            result = ((wide[0] @ wide[1].mT * scale).softmax(-1) @ wide[2]).to(query.dtype)
+            ctx.save_for_backward(query, key, value, result)
+            return result
+
+        @staticmethod
+        def backward(ctx, dout):
+            query, key, value, result = (one.double() for one in ctx.saved_tensors)
+            weights = (query @ key.mT * ctx.scale).softmax(-1)
+            scores = weights * (dout.double() @ value.mT - (dout.double() * result).sum(-1, keepdim=True)) * ctx.scale
+            found = scores @ key, scores.mT @ query, weights.mT @ dout.double() * factor
+            return *(one.to(dout.dtype) for one in found), None
+
+    def attention(query, key, value, *, scale):
+        if torch.is_autocast_enabled("cpu"):
+            query, key, value = (one.to(torch.get_autocast_dtype("cpu")) for one in (query, key, value))
+        return Flash.apply(query, key, value, scale)
+
+    op, found = "scaled_dot_product_attention", []
+    for seed in (*range(8), 52, 107, 141, 213):
+        operands = (TensorSpec((2, 1, rows, 1), "float32", seed=seed) for rows in (1, 129, 129))
+        case = Case(op=op, args=tuple(operands), kwargs={"scale": 12.0})
+        found.append(judged("autocast", case, claiming(op, "autocast", attention)).status)
+    assert set(found) == {status}
+
+
 @pytest.mark.parametrize("op", ["add", "exp", "softmax", "mm", "matmul"])
 def test_casts_by_another_way_to_compute_pass(op):
     """The bound decides: the bits are not those of torch's function."""

@@ -69,7 +69,7 @@ def test_k_is_split_where_programs_are_too_few():
     assert splits_of(128, 4096, 4096) == 4
     assert splits_of(4096, 4096, 4096) == splits_of(2048, 2048, 8192) == 1
     assert splits_of(1, 4096, 1024) == 1, "parts of too few terms"
-    assert splits_of(1, 4096, 4100) == 4, "parts that are not alike"
+    assert splits_of(9, 4096, 4100) == 4, "parts that are not alike"
     assert splits_of(1, 4096, 4096, batched=True) == 1
     assert splits_of(1, 4096, 4096, multiprocessors=64) == 2
 
