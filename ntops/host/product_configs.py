@@ -267,7 +267,7 @@ def _splits(m, n, k, options, multiprocessors):
     while 2 * splits * programs <= most and k // (2 * splits) >= 1024:
         splits *= 2
 
-    return -(-k // split_k.part(k, splits))
+    return -(-k // split_k.part(k, splits)) if splits > 1 else 1
 
 
 # Tiles of the result and of K, warps and stages, the smallest first.
