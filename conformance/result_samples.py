@@ -2,7 +2,8 @@
 
 A result falls into parts along its dims: elements of elementwise functions, rows of norms, rows and columns of a
 product. Two samples are judged of a large one: places that are chosen beforehand, always the first, the last and the
-edges of powers of two; and the places where an output differs most from torch's, found by comparing all of it.
+edges of powers of two; and the places where an output differs most from torch's, found by comparing all of it. What has
+no parts, as the sum of all elements, is judged whole.
 """
 
 from __future__ import annotations

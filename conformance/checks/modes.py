@@ -14,7 +14,7 @@ from conformance.checks.bare import changed
 from conformance.checks.call_record import FAILED, PASSED, Finding, Outcome, Trial, describe, difference, malformed
 from conformance.checks.contexts import failed, in_context, unclaimed, unlike, variants
 from conformance.checks.gradient_kinds import Wish, floating_operands, ordinary, tamed
-from conformance.checks.gradients import differentiable, expected
+from conformance.checks.gradients import compared, differentiable, expected
 from conformance.checks.invariance import entangled
 from conformance.checks.result import failing, inputs_unchanged, judged
 from conformance.checks.torchs_gradients import in_float64
@@ -204,7 +204,9 @@ def _untrained(trial: Trial, lower: str) -> str:
             return f"the gradient of operand {number} has dtype {own.dtype} instead of {right.dtype}"
         largest, off = float(right.abs().max()), float((own.double() - right.double()).abs().max())
         is_off = largest > _VANISHING and not off <= _ROUNDED * largest
-        if is_off and _is_exact(trial, asked, right, place) and not off <= _allowed(trial, way, result, place - 1):
+        if not is_off or not _is_exact(trial, asked, right, place):
+            continue
+        if not _is_allowed(trial, way, result, own, place - 1):
             return f"the gradient of operand {number} is {off:.3g} off torch's, of {largest:.3g} at most"
     return ""
 
@@ -223,15 +225,19 @@ def _is_exact(trial: Trial, asked: dict[str, Any], gradient: torch.Tensor, place
     return bool(off <= _ROUNDED * gradient.abs().max())
 
 
-def _allowed(trial: Trial, way: Wish, result: torch.Tensor, place: int) -> float:
-    """Return the most that the oracle allows of a gradient of the call whose operands have the result's dtype. It may
-    be more than torch's is off by: attention with a large scale rounds its result before it is multiplied again.
+def _is_allowed(trial: Trial, way: Wish, result: torch.Tensor, gradient: torch.Tensor, place: int) -> bool:
+    """Tell whether the oracle allows a gradient, of the call whose operands are cast to the result's dtype. It may be
+    farther from torch's than that is from the oracle's: attention with a large scale rounds its result before it is
+    multiplied again.
 
     :param place: Where the operand is among those that are wanted.
     """
-    inputs = tuple(one.to(result.dtype) if one.is_floating_point() else one for one in way.inputs())
+    inputs = tuple(
+        one.to(result.dtype) if one.is_floating_point() and one.dtype != torch.float64 else one for one in way.inputs()
+    )
     answer = expected(trial.spec, way, inputs, result)[place]
-    return 0.0 if answer is None or answer.bound is None else float(answer.bound.max())
+    operand = inputs[way.wanted[place]]
+    return answer is not None and not compared(gradient.detach().cpu().to(operand.dtype), operand, answer)[0]
 
 
 _ROUNDED, _VANISHING = 2.0**-3, 2.0**-8

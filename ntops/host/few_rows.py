@@ -21,21 +21,25 @@ _MANY = 2**14
 STAGES = 4
 """The number of tiles that shared memory holds, if that pays: 8 x 22016 x 4096 takes 114 us with K innermost, and more
 than 133 with one. Elements that are copied one by one never pay: 3 x 50257 x 768 takes 391 us, and 105 with one."""
-CLASSES, _LARGE = 8, 2**22
+CLASSES = 8
 """The classes of terms that programs leave apart if columns are innermost: so many rows further, a row of any dtype
-begins as far behind a multiple of 16 bytes. To add them up pays from so many elements of the other factor for each part
-of K on: in float32 1 x 4096 x 4096 takes 20 us (34 without, cuBLAS 18), 8 x 5003 x 896 13.8 (15.4), and 4 x 3000 x 1001
-8.1 (6.7)."""
+begins as far behind a multiple of 16 bytes."""
+_LARGE, _DEEP, _BROAD = 2**22, 64, 128
+"""The fewest elements of the other factor for each part of K for which that pays, the fewest terms for each row, since
+each class has sums of its own, and the fewest columns. In float32 1 x 4096 x 4096 takes 20 us (34 without, cuBLAS 18),
+8 x 5003 x 896 13.8 (15.4), and 4 x 3000 x 1001 8.1 (6.7)."""
 _LONG = 8
 """The tiles of a part for which reading rows in vectors pays, as the first tile is read in elements: of bfloat16 1 x
 500 x 5003 in parts of 5 tiles takes 5.8 us in elements, and 6.5 in vectors."""
 _TOGETHER = 8
 """The most rows whose sums the registers hold."""
-_FEW, _SMALL, _COPIED = 4, 8, 2**23
-"""The most rows of half types where those of a factor do not begin at multiples of 16 bytes, and the most if it has
-fewer elements than ``_COPIED``. In bfloat16 4 x 5003 x 4096 takes 26 us with columns innermost and 19 with K (cuBLAS 66
-and 31). With the factors copied for tensor cores 1 x 4096 x 5003 takes 15 and 36 us, and here 16 and 21. 8 x 5003 x 896
-takes 12 us with either (cuBLAS 12), copied 28 and 5. Of 8 x 4096 x 14336 the sums take longer than the loads: 74 us."""
+_FEW = 4
+"""The most rows of half types where those of the other factor do not begin at multiples of 16 bytes. In bfloat16 4 x
+5003 x 4096 takes 26 us with columns innermost and 19 with K (cuBLAS 66 and 31); 1 x 4096 x 5003 takes 18 and 21 us, and
+15 and 36 with the factors copied for tensor cores."""
+_SMALL, _COPIED = 8, 2**23
+"""The most such rows if the other factor has fewer than so many elements: 8 x 5003 x 896 takes 12 us with either dim
+innermost (cuBLAS 12), and 28 and 5 copied. Of 8 x 4096 x 14336 the sums take longer than the loads: 74 us."""
 _PROGRAMS = 2
 """The programs for each multiprocessor that keep enough loads in flight."""
 _LEAST, _PAYS = 4, 32
@@ -43,10 +47,10 @@ _LEAST, _PAYS = 4, 32
 
 
 def takes(m, n, k, dtype, ieee):
-    """Tell whether the kernel computes products of these sizes: those that tensor cores do not compute, or whose rows
-    do not begin at multiples of 16 bytes.
+    """Tell whether the kernel computes products of these sizes: those that tensor cores do not compute, or where rows
+    of the larger factor do not begin at multiples of 16 bytes, with K or the other dim innermost.
 
-    Of half types, only small ones, and those of the fewest rows: 16 x 51866 x 1280 takes 75 us in cuBLAS, and 78 to 110
+    Of half types, those of very few rows: 16 x 51866 x 1280 takes 338 us in this kernel, 75 us in cuBLAS, and 78 to 110
     us in tiles of tensor cores.
     """
     few, many = min(m, n), max(m, n)
@@ -55,13 +59,12 @@ def takes(m, n, k, dtype, ieee):
     if dtype is torch.float64 or (dtype is torch.float32 and ieee):
         return few <= MOST
 
-    if not (k % unit or n % unit):
-        return False
-
     if dtype.itemsize > 2:
-        return few <= MOST
+        return few <= MOST and (k % unit > 0 or n % unit > 0)
 
-    return few <= _FEW or (few <= _SMALL and many * k < _COPIED)
+    # A single column is as fast here as a single row.
+    fits = k % unit == 0 and (n if few == 1 else many) % unit == 0
+    return not fits and (few <= _FEW or (few <= _SMALL and many * k < _COPIED))
 
 
 def tile(m, n, dtype):
@@ -75,23 +78,13 @@ def tile(m, n, dtype):
     return rows, *(_WIDE_HALF if dtype.itemsize == 2 else _WIDE)
 
 
-def _across(chosen, itemsize):
-    """Return the columns, warps and stages of a program that takes one of ``CLASSES`` classes of terms."""
-    if itemsize == 2:
-        # 4 x 4096 x 5003 takes 19.5 us, with four stages 20.1; 3 x 51866 x 384 25.6 us, in half as many columns 27.
-        return 128 if chosen.block_k == 128 else max(1024 // chosen.block_m, 128), 8, 1
-
-    # 1 x 4096 x 5003 in float32 takes 24.5 us, with one stage 29.
-    return max(4096 * CLASSES // (itemsize * chosen.block_k), 16), 4, STAGES
-
-
 def splits(m, n, k, dtype, tile, multiprocessors):
     """Return the number of parts of K: enough for programs on all multiprocessors, each of at least ``_LEAST`` tiles of
-    terms; one below ``_PAYS`` tiles in all. Where programs are few, each tile takes a load's latency: 1 x 500 x 5003 of
-    bfloat16 takes 24 us on an H200 in two parts of 20 tiles (cuBLAS 10), 6 us of them to add up.
+    terms, none of them empty; one below ``_PAYS`` tiles in all. Where programs are few, each tile takes a load's
+    latency.
 
-    Of half types whose K does not fit there may be twice as many, if they are long: 1 x 4096 x 5003 takes 20 us in two
-    parts, and 28 in one; 8 x 896 x 5003 takes 9.3 us in four, and 11.3 in eight.
+    Of half types whose K does not fit there may be twice as many, if they are long: with K innermost 1 x 4096 x 5003
+    takes 21 us on an H200 in two parts, and 28 in one; 8 x 896 x 5003 takes 9.3 us in four, and 11.3 in eight.
     """
     rows, columns, terms, _ = tile
 
@@ -104,27 +97,30 @@ def splits(m, n, k, dtype, tile, multiprocessors):
     if dtype.itemsize == 2 and k % 8:
         found = max(found, min(2 * _PROGRAMS * multiprocessors // programs, k // (_LONG * terms), 8))
 
-    return max(found, 1)
+    steps = -(-k // terms)
+    return -(-steps // -(-steps // max(found, 1)))
 
 
-def classes(chosen, output, input, mat2):
+def classes_of_terms(chosen, output, input, mat2):
     """Return the classes of terms whose sums programs leave apart: ``CLASSES`` of a large product where the factor that
     is read once has columns innermost, else one. They change no bit of a result."""
-    *_, factor = _turned(output, input, mat2)
-    is_large = factor.numel() >= _LARGE * chosen.splits
+    output, _, factor = _turned(output, input, mat2)
+    k, n = factor.shape[-2:]
+    is_turned = factor.stride(-1) == 1 and factor.stride(-2) > 1
+    pays = factor.numel() >= _LARGE * chosen.splits and k >= _DEEP * output.shape[-2] and n >= _BROAD
 
-    return CLASSES if output.ndim == 2 and factor.stride(-1) == 1 and is_large else 1
+    return CLASSES if output.ndim == 2 and is_turned and pays else 1
 
 
-def launch(chosen, output, input, mat2, apart=1):
+def launch(chosen, output, input, mat2, classes=1):
     """Launch ``kernels.multiply`` for matrices or a batch of any dims.
 
-    :param output: The result; with splits, or ``apart`` from 1, (splits * apart, M, N).
-    :param apart: The number that ``classes`` returns.
+    :param output: The result; with splits, or several classes of terms, (splits * classes, M, N).
+    :param classes: The number that ``classes_of_terms`` returns.
     """
-    is_split = chosen.splits * apart > 1
+    is_in_parts = chosen.splits * classes > 1
 
-    if not is_split and output.ndim > 3:
+    if not is_in_parts and output.ndim > 3:
         for place in itertools.product(*map(range, output.shape[:-3])):
             launch(chosen, output[place], input[place], mat2[place])
 
@@ -132,32 +128,27 @@ def launch(chosen, output, input, mat2, apart=1):
 
     output, input, mat2 = _turned(output, input, mat2)
     m, n, k = *output.shape[-2:], input.shape[-1]
-    programs = output.shape[0] // apart if output.ndim == 3 else 1
+    products = output.shape[0] // classes if output.ndim == 3 else 1
     strides = [(*(one.stride()[:-2] if one.ndim == 3 else (0,)), *one.stride()[-2:]) for one in (output, input, mat2)]
-    unit = 16 // mat2.element_size()
     steps = -(-k // chosen.block_k)
-    block_n, num_warps, stages, count = chosen.block_n, chosen.num_warps, 1, apart
+    of_terms = classes > 1
 
-    if apart > 1:
-        block_n, num_warps, stages = _across(chosen, mat2.element_size())
-        # A row of a class begins up to so many elements behind where it is read from.
+    if of_terms:
+        # A row begins up to so many elements behind where it is read from.
+        unit = 16 // mat2.element_size()
         columns = n + (unit - 1 if mat2.stride(-2) % unit else 0)
+        block_n, num_warps, stages = _across(chosen, mat2.element_size())
     else:
-        if mat2.stride(-2) == 1:
-            # Columns that begin at multiples of 16 bytes are of one class.
-            is_long = chosen.splits == 1 or steps >= _LONG * chosen.splits
-            count = unit // math.gcd(unit, mat2.stride(-1)) if is_long and n >= block_n * unit else 1
-            is_read_in_vectors = mat2.stride(-1) * count % unit == 0
-            stages = chosen.num_stages if is_read_in_vectors else 1
-
-        columns = -(-n // count)
+        classes, stages = _along(chosen, mat2, steps)
+        columns = -(-n // classes)
+        block_n, num_warps = chosen.block_n, chosen.num_warps
 
     tiles_m = -(-m // chosen.block_m)
-    tiles = tiles_m * -(-columns // block_n) * count
+    tiles = tiles_m * -(-columns // block_n) * classes
 
     recorder.launch(
         kernels.multiply,
-        (tiles * programs,),
+        (tiles * products,),
         {"num_warps": get_default_num_warps() or num_warps},
         output,
         input,
@@ -166,11 +157,34 @@ def launch(chosen, output, input, mat2, apart=1):
         *(tiles, tiles_m),
         -(-steps // chosen.splits),
         *itertools.chain(*strides),
-        is_split,
+        is_in_parts,
         *(chosen.block_m, block_n, chosen.block_k),
-        *(count, apart > 1),
+        *(classes, of_terms),
         get_default_num_stages() or stages,
     )
+
+
+def _across(chosen, itemsize):
+    """Return the columns, warps and stages of a program that takes one of ``CLASSES`` classes of terms."""
+    if itemsize == 2:
+        # 4 x 4096 x 5003 takes 19.5 us, with four stages 20.1; 3 x 51866 x 384 25.6 us, in half as many columns 27.
+        return 128 if chosen.block_k == 128 else max(1024 // chosen.block_m, 128), 8, 1
+
+    # 1 x 4096 x 5003 in float32 takes 24.5 us, with one stage 29.
+    return max(4096 * CLASSES // (itemsize * chosen.block_k), 16), 4, STAGES
+
+
+def _along(chosen, mat2, steps):
+    """Return the classes of columns and the stages of programs that take all terms: several classes where K is
+    innermost and columns do not begin at multiples of 16 bytes."""
+    if mat2.stride(-2) != 1:
+        return 1, 1
+
+    unit = 16 // mat2.element_size()
+    pays = (chosen.splits == 1 or steps >= _LONG * chosen.splits) and mat2.shape[-1] >= chosen.block_n * unit
+    classes = unit // math.gcd(unit, mat2.stride(-1)) if pays else 1
+
+    return classes, chosen.num_stages if mat2.stride(-1) * classes % unit == 0 else 1
 
 
 def _turned(output, input, mat2):

@@ -213,7 +213,7 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
         arguments = {"with_input": added is not None, "scalars": tuple((name, number_type) for name in names)}
 
     partial = None
-    classes = few_rows.classes(chosen, result, input, mat2) if chosen.form == FEW_ROWS else 1
+    classes = few_rows.classes_of_terms(chosen, result, input, mat2) if chosen.form == FEW_ROWS else 1
 
     # The kernel of few rows does nothing else: what addmm does to a product is done where parts are added up.
     if chosen.splits * classes > 1 or (chosen.form == FEW_ROWS and numbers):

@@ -1,26 +1,17 @@
-"""``a @ b`` of a few rows in IEEE arithmetic: read ``b`` once, and multiply each element by those of all rows.
+"""``a @ b`` of a few rows: read ``b`` once, and multiply each element by those of all rows, without tensor cores.
 
 ``mm.premake``, the NineToothed version, computes tiles of 16 rows or more by way of shared memory. Reading ``b`` bounds
 few rows: 8 x 4096 x 14336 in float32 takes 69 us on an H200 with K innermost, and took 525 us.
 
-A term k is added up in lane k % BLOCK_K, and the lanes are then added up in pairs: l and l + BLOCK_K / 2, down to 0 and
-1. The bits depend on BLOCK_K alone: lanes that are turned by any number are paired alike, and where programs take every
-CLASSES-th lane, their sums are what is paired last.
+A term k is added to the sum of lane k % BLOCK_K, and ``pairwise_sum`` adds up the lanes: l and l + BLOCK_K / 2 first, 0
+and 1 last. So the bits depend on BLOCK_K alone. Lanes that are turned by any number are paired alike, and where each
+program takes every CLASSES-th lane, the sums of the programs are what is paired last.
 """
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def added_up(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COUNT: tl.constexpr):
-    """Add up (ROWS, COLUMNS, COUNT) values along the last dim in pairs, in an order that does not depend on which
-    thread has which value."""
-    if COUNT == 1:
-        return values.reshape(ROWS, COLUMNS)
-    else:
-        first, second = tl.split(values.reshape(ROWS, COLUMNS, 2, COUNT // 2).permute(0, 1, 3, 2))
-        return added_up(first + second, ROWS, COLUMNS, COUNT // 2)
+from ntops.kernels.pairwise_sum import pairwise_sum
 
 
 @triton.jit
@@ -29,6 +20,13 @@ def _multiplied(sums, left, right, is_read, is_multiplied):
     values = tl.load(right, mask=is_multiplied, other=0)
     factors = tl.load(left, mask=is_read, other=0)
     return tl.fma(factors.to(sums.dtype), values.to(sums.dtype), sums)
+
+
+@triton.jit
+def _multiplied_in_part(sums, left, right, is_row, is_column, is_term):
+    """Add products of some terms. The other sums keep their bits, as -0.0 would not if 0 were added to it."""
+    found = _multiplied(sums, left, right, is_row & is_term, is_column & is_term)
+    return tl.where(is_term, found, sums)
 
 
 @triton.jit
@@ -83,91 +81,89 @@ def multiply(
 ):
     """Compute ROWS rows and BLOCK_N columns of a product, of all terms or of a part of them.
 
-    Rows of ``b`` that begin at any address are read in vectors from multiples of 16 bytes on: every CLASSES-th row
-    begins as far behind one. A program takes rows of one such class, and begins so far in front.
+    The runs of ``b``, its rows with columns innermost and its columns with K innermost, may begin at any address. Run r
+    begins ``r * stride % unit`` elements behind a multiple of 16 bytes, and r + CLASSES as many. A program takes the
+    runs of one class, and starts to read at that multiple, with the elements in front of a run masked.
 
     :param output: (batch, M, N) or, with SPLIT, (parts, M, N); with OF_TERMS, (parts, CLASSES, M, N).
     :param a: (batch, M, K).
-    :param b: (batch, K, N): with OF_TERMS, columns are innermost, and the classes are of terms, each of which a program
-        adds up for itself. Otherwise they are of columns, and K is innermost if there are several.
+    :param b: (batch, K, N). With OF_TERMS, columns are innermost; otherwise K is, if there are several classes.
     :param tiles: The programs for each product of the batch or part of K; ``tiles_m`` of them share columns.
     :param steps: The tiles of BLOCK_K terms in a part of K.
     """
-    place = tl.program_id(0) // tiles
+    place = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     first_m, tile = tile % tiles_m * ROWS, tile // tiles_m
-    number, first_n = tile % CLASSES, tile // CLASSES * BLOCK_N
+    run, first_n = (tile % CLASSES).to(tl.int64), (tile // CLASSES).to(tl.int64) * BLOCK_N
     unit: tl.constexpr = 16 // (b.dtype.element_ty.primitive_bitwidth // 8)
     lanes: tl.constexpr = BLOCK_K // CLASSES if OF_TERMS else BLOCK_K
     dtype: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float64 else tl.float32
     begin = tl.cast(0, tl.int64)
 
     if SPLIT:
-        begin = place.to(tl.int64) * steps * BLOCK_K
-        output += place.to(tl.int64) * (batch_o * CLASSES if OF_TERMS else batch_o)
+        begin = place * steps * BLOCK_K
+        output += place * (CLASSES if OF_TERMS else 1) * batch_o
     else:
-        a += place.to(tl.int64) * batch_a
-        b += place.to(tl.int64) * batch_b
-        output += place.to(tl.int64) * batch_o
+        a += place * batch_a
+        b += place * batch_b
+        output += place * batch_o
 
     # The last parts may have no terms.
-    count = tl.maximum(tl.minimum(steps * BLOCK_K, K - begin), 0).to(tl.int32)
+    terms = tl.maximum(tl.minimum(steps.to(tl.int64) * BLOCK_K, K - begin), 0)
     rows = (first_m + tl.arange(0, ROWS))[:, None, None]
     within = (first_n + tl.arange(0, BLOCK_N))[None, :, None]
     lane = tl.arange(0, lanes)[None, None, :].to(tl.int64)
     sums = tl.zeros((ROWS, BLOCK_N, lanes), dtype)
-    # A row of the class, and the elements from a multiple of 16 bytes to it.
-    start = number.to(tl.int64) * (stride_bk if OF_TERMS else stride_bn)
+    start = run * (stride_bk if OF_TERMS else stride_bn)
     aligned = start // unit * unit if CLASSES > 1 else start
-    shift = (start - aligned).to(tl.int32)
-    b += begin * stride_bk + aligned
+    shift = start - aligned
     a += begin * stride_ak + rows.to(tl.int64) * stride_am
-    is_read = rows < M
+    b += begin * stride_bk + aligned
+    is_row = rows < M
 
+    # A factor of CLASSES behind the others tells the compiler that vectors fit.
     if OF_TERMS:
         columns = within - shift
-        right = b + lane * stride_bk * CLASSES + within.to(tl.int64) * stride_bn
-        left = a + (number + lane * CLASSES) * stride_ak
-        whole = count // BLOCK_K
+        left = a + (run + lane * CLASSES) * stride_ak
+        right = b + lane * stride_bk * CLASSES + within * stride_bn
         is_column = (columns >= 0) & (columns < N)
+        whole = terms // BLOCK_K
 
         if (first_n >= shift) & (first_n + BLOCK_N - shift <= N):
-            # No vector is read in part.
-            every = tl.full((1, 1, 1), True, tl.int1)
-            sums = _tiles(sums, left, right, is_read, every, 0, whole, stride_ak, stride_bk, BLOCK_K, STAGES)
+            # A mask that does not vary leaves vectors whole.
+            every_column = tl.full((1, 1, 1), True, tl.int1)
+            sums = _tiles(sums, left, right, is_row, every_column, 0, whole, stride_ak, stride_bk, BLOCK_K, STAGES)
         else:
-            sums = _tiles(sums, left, right, is_read, is_column, 0, whole, stride_ak, stride_bk, BLOCK_K, STAGES)
+            sums = _tiles(sums, left, right, is_row, is_column, 0, whole, stride_ak, stride_bk, BLOCK_K, STAGES)
 
-        if whole * BLOCK_K < count:
-            is_term = number + (whole * lanes + lane) * CLASSES < count
-            term = whole.to(tl.int64) * BLOCK_K
-            left, right = left + term * stride_ak, right + term * stride_bk
-            sums = _multiplied(sums, left, right, is_read & is_term, is_column & is_term)
-
-        output += number.to(tl.int64) * batch_o
+        is_rest = whole * BLOCK_K < terms
+        is_term = run + whole * BLOCK_K + lane * CLASSES < terms
+        output += run * batch_o
     else:
-        columns = number + within * CLASSES
-        right = b + within.to(tl.int64) * stride_bn * CLASSES + lane * stride_bk
+        columns = run + within * CLASSES
         left = a + (lane - shift) * stride_ak
-        whole = (count + shift) // BLOCK_K
+        right = b + within * stride_bn * CLASSES + lane * stride_bk
         is_column = columns < N
+        end = terms + shift
+        whole = end // BLOCK_K
         first = 0
 
         if CLASSES > 1:
-            is_term = (lane >= shift) & (lane < count + shift)
-            sums = _multiplied(sums, left, right, is_read & is_term, is_column & is_term)
+            is_term = (lane >= shift) & (lane < end)
+            sums = _multiplied_in_part(sums, left, right, is_row, is_column, is_term)
             first = 1
 
-        sums = _tiles(sums, left, right, is_read, is_column, first, whole, stride_ak, stride_bk, BLOCK_K, STAGES)
+        sums = _tiles(sums, left, right, is_row, is_column, first, whole, stride_ak, stride_bk, BLOCK_K, STAGES)
+        is_rest = (whole * BLOCK_K < end) & (whole >= first)
+        is_term = whole * BLOCK_K + lane < end
 
-        if (whole * BLOCK_K < count + shift) & (whole >= first):
-            is_term = whole * BLOCK_K + lane < count + shift
-            term = whole.to(tl.int64) * BLOCK_K
-            left, right = left + term * stride_ak, right + term * stride_bk
-            sums = _multiplied(sums, left, right, is_read & is_term, is_column & is_term)
+    if is_rest:
+        term = whole * BLOCK_K
+        left, right = left + term * stride_ak, right + term * stride_bk
+        sums = _multiplied_in_part(sums, left, right, is_row, is_column, is_term)
 
     m = (first_m + tl.arange(0, ROWS))[:, None]
     n = columns.reshape(1, BLOCK_N)
-    values = added_up(sums, ROWS, BLOCK_N, lanes).to(output.dtype.element_ty)
-    stored = (m < M) & (n >= 0) & (n < N)
-    tl.store(output + m.to(tl.int64) * stride_om + n.to(tl.int64) * stride_on, values, mask=stored)
+    values = pairwise_sum(sums, ROWS, BLOCK_N, lanes).to(output.dtype.element_ty)
+    is_stored = (m < M) & (n >= 0) & (n < N)
+    tl.store(output + m.to(tl.int64) * stride_om + n * stride_on, values, mask=is_stored)

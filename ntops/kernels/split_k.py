@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from ntops.kernels.few_rows import added_up
+from ntops.kernels.pairwise_sum import pairwise_sum
+
+
+@triton.jit
+def _part(sums, stored, BLOCK: tl.constexpr, CLASSES: tl.constexpr):
+    """Read a part of a product, the sum of its classes of terms."""
+    values = tl.load(sums, mask=stored[None, :, None], other=0)
+    return pairwise_sum(values, 1, BLOCK, CLASSES).reshape(BLOCK)
 
 
 @triton.jit(do_not_specialize=["stride_om", "stride_on", "stride_am", "stride_an", "N", "count", "splits"])
@@ -37,14 +44,11 @@ def add_up(
     dtype = partial.dtype.element_ty
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     stored = places < count
-    total = tl.zeros((BLOCK,), dtype)
+    sums = partial + tl.arange(0, CLASSES)[None, None, :] * count.to(tl.int64) + places[None, :, None]
+    total = _part(sums, stored, BLOCK, CLASSES)
 
-    number = tl.arange(0, CLASSES)[None, None, :]
-
-    for split in range(splits):
-        each = (split.to(tl.int64) * CLASSES + number) * count + places[None, :, None]
-        values = tl.load(partial + each, mask=stored[None, :, None], other=0)
-        total += added_up(values, 1, BLOCK, CLASSES).reshape(BLOCK)
+    for split in range(1, splits):
+        total += _part(sums + split.to(tl.int64) * CLASSES * count, stored, BLOCK, CLASSES)
 
     row, column = places // N, places % N
 

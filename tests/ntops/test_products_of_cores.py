@@ -63,10 +63,13 @@ ANYWHERE = [(3, 700, 300), (1, 1031, 517), (2, 264, 1000), (8, 133, 1032), (5, 1
 @pytest.mark.parametrize("dtype", [torch.float16, *DTYPES], ids=str)
 @pytest.mark.parametrize("sizes", ANYWHERE, ids=str)
 def test_classes_of_rows_change_no_bit(sizes, dtype, parts, monkeypatch):
-    """Neither where programs take classes of terms, with columns innermost, nor of columns, with K innermost."""
+    """Programs take classes of terms with columns innermost, and of columns with K innermost."""
     m, n, k = sizes
     options = product_configs.Options(min(max(1 << (m - 1).bit_length(), 2), 4), 16, 128, 4, 4, parts, 4)
     a, b, added = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype), torch.randn(n).to(dtype)
+
+    monkeypatch.setattr(few_rows, "_DEEP", 0)
+    monkeypatch.setattr(few_rows, "_BROAD", 0)
 
     def made(right, large):
         monkeypatch.setattr(few_rows, "_LARGE", large)
@@ -83,6 +86,44 @@ def test_classes_of_rows_change_no_bit(sizes, dtype, parts, monkeypatch):
             assert all(map(torch.equal, plain, made(right, large)))
 
 
+@pytest.mark.parametrize("sizes", [(3, 700, 256), (1, 600, 129), (2, 265, 512)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_layout_changes_no_sign_of_zero(sizes, dtype, monkeypatch):
+    """Products that are too small for the dtype are -0.0, to which no 0.0 may be added."""
+    m, n, k = sizes
+    tiny = 1e-30 if dtype is torch.float32 else 1e-200
+    a, b = torch.full((m, k), tiny, dtype=dtype), torch.full((k, n), -tiny, dtype=dtype)
+    found = []
+    for large, right in itertools.product((0, 2**40), laid_out(b)):
+        monkeypatch.setattr(few_rows, "_LARGE", large)
+        found.append(ntops.torch.mm(a, right).signbit())
+    assert all(torch.equal(found[0], one) for one in found)
+
+
+def test_a_class_of_terms_has_sums_only_where_there_are_few_rows():
+    options = product_configs.Options(8, 16, 128, 4, 4, form=product_configs.FEW_ROWS)
+
+    def classes(m, n, k, lay=lambda factor: factor, splits=1):
+        a, b, out = (torch.empty(*shape, dtype=torch.float16, device="meta") for shape in ((m, k), (k, n), (m, n)))
+        turned = few_rows.classes_of_terms(dataclasses.replace(options, splits=splits), out.mT, lay(b).mT, a.mT)
+        assert few_rows.classes_of_terms(dataclasses.replace(options, splits=splits), out, a, lay(b)) == turned
+        return turned
+
+    assert classes(8, 5003, 896) == few_rows.CLASSES
+    assert classes(8, 5003, 896, lambda b: torch.empty(5003, 896, device="meta").mT) == 1, "K innermost"
+    assert classes(8, 5003, 896, splits=2) == 1, "small parts"
+    assert classes(8, 2**20, 4) == 1, "more sums than elements"
+    assert classes(1, 16, 2**22) == 1, "few columns"
+
+
+def test_parts_of_any_number_of_terms():
+    """A part may have more than 2^31 terms; here it only says so."""
+    a, b, out = whole(1, 300), whole(300, 70), torch.empty(1, 70)
+    arguments = (*(1, 70, 300), *(5, 1), 2**25, *(0, 70, 1), *(0, 300, 1), *(0, 70, 1))
+    few_rows.kernels.multiply[(5,)](out, a, b, *arguments, False, *(2, 16, 128), *(1, False), 1)
+    assert torch.equal(out, a @ b)
+
+
 def test_few_rows_of_half_types_that_begin_anywhere():
     for dtype in (torch.float16, torch.bfloat16):
         for m, n, k in ((3, 27, 37), (1, 27, 40), (3, 32, 37)):
@@ -90,6 +131,8 @@ def test_few_rows_of_half_types_that_begin_anywhere():
             assert form(m, n, k, dtype, False).form == product_configs.FEW_ROWS
             assert torch.equal(ntops.torch.mm(a, b), a @ b)
             assert form(k, m, n, dtype, False).form == product_configs.FEW_ROWS, "few columns"
+        assert form(4096, 4, 4096, dtype, False).form == product_configs.POINTERS, "columns of a factor that fits"
+        assert form(4096, 1, 4096, dtype, False).form == product_configs.FEW_ROWS, "a single one"
         # Tensor cores multiply more rows, copied if they do not fit.
         assert form(4, 5003, 5003, dtype, False, described=True).form == product_configs.FEW_ROWS
         assert form(5, 5003, 5003, dtype, False, described=True).form == product_configs.HOPPER
