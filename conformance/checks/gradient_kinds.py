@@ -94,6 +94,8 @@ class Wish:
     """A call of the same operands with other options, which is made in between."""
     place: int | None = None
     """The operand that is like the result."""
+    besides: tuple[int, ...] = ()
+    """Other operands that require a gradient, for which nobody asks: parameters, where that of an input is wanted."""
 
     @property
     def twice(self) -> bool:
@@ -113,6 +115,7 @@ class Wish:
             asked
             | made
             | {"saved": self.saved, "view": self.view, "place": self.place, "beside": self._options(), "reused": True}
+            | {"besides": self.besides}
         )
 
     def _options(self) -> dict[str, Any] | None:
@@ -188,7 +191,9 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         form = possible[seed // (107 * IN_A_FORM) % len(possible)] if possible else ""
         asked = msgspec.structs.replace(asked, form=form)
     beside = other_options(asked, further) if kind == "between" else None
-    how = origin, evaluated, saved, view, beside, place
+    others = kind in PLAIN and not saved and evaluated != gradient_calls.FROZEN and seed // 127 % 2
+    besides = tuple(n for n in floating if others and n not in wanted)
+    how = origin, evaluated, saved, view, beside, place, besides
     return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, *how)
 
 

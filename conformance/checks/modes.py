@@ -78,6 +78,11 @@ def _unclaimed(trial: Trial) -> Finding:
     right, own = trial.reference.tensors(), theirs.tensors()
     if message := malformed(outcome.value, trial.reference.value):
         return failed(trial, "autocast", trial.case, f"{where}: {message}")
+    if not difference(theirs, trial.reference) and outcome.tensors()[0].dtype == own[0].dtype:
+        # torch casts nothing there.
+        found = judged(trial, outcome)
+        if found.status == FAILED:
+            return failed(trial, "autocast", trial.case, f"{where}: {found.message}")
     for place, (found, *others) in enumerate(zip(outcome.tensors(), own, right, strict=True)):
         if found.shape != others[0].shape:
             return failed(trial, "autocast", trial.case, f"{where}: result {place} has shape {list(found.shape)}")

@@ -225,11 +225,12 @@ def expected(call: Call) -> Expected:
         # torch then takes square roots, for which -inf and -0 are other points than for powers: both are right.
         judged &= ~((x == -np.inf) | ((x == 0) & np.signbit(x)))
     if not isinstance(exponent, torch.Tensor) and exponent == -2:
-        # torch divides by the square: where that leaves the normal numbers, so do bits, or all, of the quotient.
+        # torch divides by the square: where that leaves the normal numbers, bits of the quotient are lost, or it is 0.
         info = torch.finfo(float_formats.compute_dtype(dtype))
         with np.errstate(all="ignore"):
             square = x * x
-        judged &= (x == 0) | ~np.isfinite(x) | ((square >= info.smallest_normal) & (square <= info.max))
+        is_lost = np.isfinite(value) & ~((square >= info.smallest_normal) & (square <= info.max))
+        bound = np.where(is_lost, np.maximum(bound, np.abs(value)), bound)
     return expectations.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
 
 

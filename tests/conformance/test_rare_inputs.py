@@ -10,6 +10,12 @@ from conformance import spec as specs
 from conformance.selftest import defect_registry
 
 BANK = defect_registry.bank()
+CALLS = (
+    ("clamp_max_does_not_promote", "float16 bfloat16 int32"),
+    ("sum_operands_cut_off_in_autocast", "float32"),
+    ("mean_operands_cut_off_in_autocast", "float32"),
+    ("layer_norm_gradient_of_the_input_alone", "float32"),
+)
 VALUES = (
     ("mul_product_of_32_bits", "int64"),
     ("div_quotient_of_floats", "int64"),
@@ -95,6 +101,7 @@ SCENES = (
     *(f"{op}_special_numbers_between_tiles" for op in ("amax", "argmax", "sum", "cumsum", "logsumexp", "softmax")),
     "logsumexp_one_dim_after_the_other",
     "pow_reciprocals_of_positive_powers",
+    "pow_newton_step_of_a_reciprocal",
     "cross_entropy_labels_of_16_bits_behind_the_classes",
 )
 
@@ -111,7 +118,7 @@ def test_the_large_cases_of_one_dtype_show_the_defect(name, dtype):
     assert any(failing(BANK[name], dtype, "large", runner.LARGE[""]))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*VALUES, *FORMS, *LAYOUTS, *VIEWS, *SIZES, *MODELS])
+@pytest.mark.parametrize(("name", "dtype"), [*CALLS, *VALUES, *FORMS, *LAYOUTS, *VIEWS, *SIZES, *MODELS])
 def test_the_cases_of_one_dtype_show_the_defect(name, dtype):
     assert any(any(failing(BANK[name], one)) for one in dtype.split())
 
