@@ -2,8 +2,8 @@
 
 A result falls into parts along its dims: elements of elementwise functions, rows of norms, rows and columns of a
 product. Two samples are judged of a large one: places that are chosen beforehand, always the first, the last and the
-edges of powers of two; and the places where an output differs most from torch's, found by comparing all of it. What has
-no parts, as the sum of all elements, is judged whole.
+edges of powers of two; and the places where an output differs most from torch's, found by comparing all of it. A result
+without parts, such as the sum of all elements, is judged whole.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Sample:
 
 
 def chosen(parts: Parts, call: Call, seed: int) -> Sample | None:
-    """Return the sample of a call's result that is judged; None: it is judged whole, as a sum of all elements is."""
+    """Return the sample of a call's result that is judged; None: it is judged whole, since it is small or has
+    no parts."""
     shape, share = _shape(call), FLOAT64 if _has_float64(call) else 1
     each, free = max(parts.terms, ELEMENT), _free(parts)
     if not free or math.prod(shape) * each <= WHOLE // share:

@@ -445,7 +445,7 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
     if wish is not None:
         made.reached = "forward"
         given = [
-            gradient_calls.leaf(one, wish["origin"]) if n in (*wish["wanted"], *wish["besides"]) else one
+            gradient_calls.leaf(one, wish["origin"]) if n in (*wish["wanted"], *wish["unasked"]) else one
             for n, one in enumerate(given)
         ]
         args, kwargs = _arguments(call, [gradient_calls.operand(one, wish["origin"]) for one in given])

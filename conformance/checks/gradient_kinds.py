@@ -94,8 +94,8 @@ class Wish:
     """A call of the same operands with other options, which is made in between."""
     place: int | None = None
     """The operand that is like the result."""
-    besides: tuple[int, ...] = ()
-    """Other operands that require a gradient, for which nobody asks: parameters, where that of an input is wanted."""
+    unasked: tuple[int, ...] = ()
+    """Other operands that require a gradient which is not asked for, such as the weights of a layer."""
 
     @property
     def twice(self) -> bool:
@@ -109,14 +109,10 @@ class Wish:
     def asked(self) -> dict[str, Any]:
         """Return the request to the judged process."""
         dout = len(cases.operands(self.case))
-        asked = {"wanted": self.wanted, "dout": dout, "kind": self.kind, "overwritten": self.overwritten}
-        made = {"settings": self.settings, "origin": self.origin, "evaluated": self.evaluated}
-        return (
-            asked
-            | made
-            | {"saved": self.saved, "view": self.view, "place": self.place, "beside": self._options(), "reused": True}
-            | {"besides": self.besides}
-        )
+        asked: dict[str, Any] = {"wanted": self.wanted, "unasked": self.unasked, "dout": dout, "kind": self.kind}
+        asked |= {"overwritten": self.overwritten, "saved": self.saved, "view": self.view, "place": self.place}
+        asked |= {"settings": self.settings, "origin": self.origin, "evaluated": self.evaluated}
+        return asked | {"beside": self._options(), "reused": True}
 
     def _options(self) -> dict[str, Any] | None:
         if self.beside is None:
@@ -191,9 +187,9 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
         form = possible[seed // (107 * IN_A_FORM) % len(possible)] if possible else ""
         asked = msgspec.structs.replace(asked, form=form)
     beside = other_options(asked, further) if kind == "between" else None
-    others = kind in PLAIN and not saved and evaluated != gradient_calls.FROZEN and seed // 127 % 2
-    besides = tuple(n for n in floating if others and n not in wanted)
-    how = origin, evaluated, saved, view, beside, place, besides
+    alone = kind not in PLAIN or saved or evaluated == gradient_calls.FROZEN or seed // 127 % 2
+    unasked = () if alone else tuple(n for n in floating if n not in wanted)
+    how = origin, evaluated, saved, view, beside, place, unasked
     return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, *how)
 
 
@@ -393,6 +389,7 @@ def told(way: Wish) -> str:
     count = "two" if sum(isinstance(argument, Same) for argument in way.case.args) < 2 else "all"
     one = "" if tied is None else f", {count} operands one tensor{', the second turned' * tied.turned}"
     one += f", of the call in the form {way.case.form!r}" if way.case.form else ""
+    one += f", beside {', '.join(map(str, way.unasked))}, which require one as well" if way.unasked else ""
     saved = {"": "", "elsewhere": ", of saved tensors kept as dense copies", "checkpoint": ", checkpointed"}[way.saved]
     how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{saved}{under}"
     return f"gradients of operands {operands}{one}{how_made}, for that of the result {values}"

@@ -54,9 +54,10 @@ def modes(trial: Trial) -> Finding:
 def autocast(trial: Trial) -> Finding:
     """Check that a call inside of ``torch.autocast`` gives what torch's function of that name gives there: its dtype
     and strides, and the values of the call with operands cast as torch casts them. So it is with ``out=`` and in
-    place. The gradients are torch's there. Without a claim it may be refused, or of another dtype, but neither it nor
-    its gradients may be far from both the plain call's and torch's. Every other time the same parameters had other
-    contents in an earlier region."""
+    place. The gradients are within 1/8 of the largest of torch's there, or what the oracle allows. Without a claim it
+    may be refused, or of another dtype, but neither it nor its gradients may be far from both the plain call's and
+    torch's; where torch casts nothing, and the dtype is torch's, it is within the bound. Every other time the same
+    parameters had other contents in an earlier region."""
     if "autocast" not in trial.implementation.claims(trial.case.op):
         return _unclaimed(trial)
     for what, derived in variants(trial, "autocast", ("right",), one=True):
@@ -82,7 +83,8 @@ def _unclaimed(trial: Trial) -> Finding:
         # torch casts nothing there.
         found = judged(trial, outcome)
         if found.status == FAILED:
-            return failed(trial, "autocast", trial.case, f"{where}: {found.message}")
+            finding = Finding("autocast", FAILED, f"{where}: {found.message}", index=found.index)
+            return trial.excused(finding, trial.case, found.check)
     for place, (found, *others) in enumerate(zip(outcome.tensors(), own, right, strict=True)):
         if found.shape != others[0].shape:
             return failed(trial, "autocast", trial.case, f"{where}: result {place} has shape {list(found.shape)}")
@@ -211,7 +213,7 @@ def _untrained(trial: Trial, lower: str) -> str:
         is_off = largest > _VANISHING and not off <= _ROUNDED * largest
         if not is_off or not _is_exact(trial, asked, right, place):
             continue
-        if not _is_allowed(trial, way, result, own, place - 1):
+        if not _is_allowed(trial, way, theirs.value[0], own, place - 1):
             return f"the gradient of operand {number} is {off:.3g} off torch's, of {largest:.3g} at most"
     return ""
 
@@ -231,10 +233,10 @@ def _is_exact(trial: Trial, asked: dict[str, Any], gradient: torch.Tensor, place
 
 
 def _is_allowed(trial: Trial, way: Wish, result: torch.Tensor, gradient: torch.Tensor, place: int) -> bool:
-    """Tell whether the oracle allows a gradient, of the call whose operands are cast to the result's dtype. It may be
-    farther from torch's than that is from the oracle's: attention with a large scale rounds its result before it is
-    multiplied again.
+    """Tell whether the oracle allows a gradient of the call whose operands are cast to the result's dtype. It may do so
+    far from torch's: attention with a large scale rounds its result before it is multiplied again.
 
+    :param result: torch's result of that call.
     :param place: Where the operand is among those that are wanted.
     """
     inputs = tuple(

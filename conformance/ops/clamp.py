@@ -96,8 +96,9 @@ def _by_tensors(draw: st.DrawFn, dtypes: Sequence[str]) -> tuple[TensorSpec, Arg
     form = draw(st.sampled_from(("both", "both", "both", "min", "max")))
     first, second = draw(dtype_names.pairs(dtypes))
     third = draw(st.sampled_from((first, second)))
-    # The last bound alone may decide the result's dtype.
-    second = first if draw(st.integers(0, 2)) == 2 else second
+    if form == "both" and draw(st.integers(0, 2)) == 2:
+        # The last bound alone may decide the result's dtype.
+        second = first
     if draw(st.booleans()):
         found = draw(shapes.usual(3, budget=_sizes.ELEMENTS))
     else:

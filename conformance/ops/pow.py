@@ -225,12 +225,13 @@ def expected(call: Call) -> Expected:
         # torch then takes square roots, for which -inf and -0 are other points than for powers: both are right.
         judged &= ~((x == -np.inf) | ((x == 0) & np.signbit(x)))
     if not isinstance(exponent, torch.Tensor) and exponent == -2:
-        # torch divides by the square: where that leaves the normal numbers, bits of the quotient are lost, or it is 0.
+        # torch divides by the square. Where that overflows, the quotient is 0; where it is subnormal, bits are lost, or
+        # it is flushed to 0: any number is right there.
         info = torch.finfo(float_formats.compute_dtype(dtype))
         with np.errstate(all="ignore"):
             square = x * x
-        is_lost = np.isfinite(value) & ~((square >= info.smallest_normal) & (square <= info.max))
-        bound = np.where(is_lost, np.maximum(bound, np.abs(value)), bound)
+        bound = np.where(np.isfinite(value) & (square > info.max), np.maximum(bound, np.abs(value)), bound)
+        bound = np.where((x != 0) & (square < info.smallest_normal), np.inf, bound)
     return expectations.within(call, value, bound, dtype, low=low, judged=judged, signed_zero=True)
 
 

@@ -1,4 +1,4 @@
-"""Planted defects that few calls show: the dtype of one bound, a gradient that is asked for alone, autocast."""
+"""Planted defects that few calls show: by the dtype of one bound, one gradient of several, or autocast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ Right = Callable[..., Any]
 
 @defect("pow", "values")
 def newton_step_of_a_reciprocal(right: Right, input: Any, exponent: Any, **kwargs: Any) -> Any:
-    """The square of which an exponent of -2 takes the reciprocal overflows, and a step of Newton's method makes NaN."""
+    """Return NaN for an exponent of -2 where the square overflows, of whose reciprocal a step of Newton's method makes
+    infinity times 0."""
     result = right(input, exponent, **kwargs)
     if isinstance(input, torch.Tensor) and isinstance(exponent, int | float) and exponent == -2:
         lost = (input * input).isinf() & input.isfinite()
@@ -27,7 +28,7 @@ def newton_step_of_a_reciprocal(right: Right, input: Any, exponent: Any, **kwarg
 
 @defect("clamp", "dtypes", "metadata")
 def max_does_not_promote(right: Right, input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
-    """Where both bounds are tensors, the result has the dtype of the first one and the operand."""
+    """Return the dtype of the operand and the first bound where both bounds are tensors with dims."""
     result = right(input, min, max, out=out)
     bounds = [one for one in (min, max) if isinstance(one, torch.Tensor) and one.ndim]
     if out is None and len(bounds) == 2 and input.ndim:
@@ -37,7 +38,7 @@ def max_does_not_promote(right: Right, input: Any, min: Any = None, max: Any = N
 
 @defect("sum mean", "autocast", "autocast")
 def operands_cut_off_in_autocast(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Inside of autocast the operand is rounded to the lower dtype, and the result has float32."""
+    """Round the operand to the lower dtype inside of autocast, and return float32."""
     if torch.is_autocast_enabled("cpu") and not of.written(args, kwargs) and input.dtype == torch.float32:
         input = input.to(torch.get_autocast_dtype("cpu")).to(input.dtype)
     return right(input, *args, **kwargs)
@@ -47,7 +48,7 @@ def _input_alone(right: Right, input: Any, normalized_shape: Any, weight: Any = 
     function = differentiable("layer_norm")
     if not (isinstance(weight, torch.Tensor) and weight.requires_grad and input.requires_grad):
         return function(input, normalized_shape, weight, *args, **kwargs)
-    # A node of its own, of which autograd tells whether a pass comes to it.
+    # A node of its own: only a private function of torch tells whether a pass comes to it, as C++ nodes ask.
     weight = weight.view_as(weight)
     node = weight.grad_fn
 
@@ -63,5 +64,11 @@ def _input_alone(right: Right, input: Any, normalized_shape: Any, weight: Any = 
     return function(Shared.apply(input), normalized_shape, weight, *args, **kwargs)
 
 
-_about = "The kernel of both gradients makes none of the input where the weight's is not asked for."
-plant("layer_norm", "gradient_of_the_input_alone", "gradients", "gradients", _input_alone, _about)
+plant(
+    "layer_norm",
+    "gradient_of_the_input_alone",
+    "gradients",
+    "gradients",
+    _input_alone,
+    "The kernel of both gradients makes none of the input where the weight's is not asked for.",
+)

@@ -2,7 +2,6 @@
 it. Figures are of M x N x K."""
 
 import itertools
-import math
 
 import torch
 
@@ -31,6 +30,8 @@ each class has sums of its own, and the fewest columns. In float32 1 x 4096 x 40
 _LONG = 8
 """The tiles of a part for which reading rows in vectors pays, as the first tile is read in elements: of bfloat16 1 x
 500 x 5003 in parts of 5 tiles takes 5.8 us in elements, and 6.5 in vectors."""
+_KNOWN = 16
+"""The divisor of numbers of which Triton tells the compiler."""
 _TOGETHER = 8
 """The most rows whose sums the registers hold."""
 _FEW = 4
@@ -39,7 +40,8 @@ _FEW = 4
 15 and 36 with the factors copied for tensor cores."""
 _SMALL, _COPIED = 8, 2**23
 """The most such rows if the other factor has fewer than so many elements: 8 x 5003 x 896 takes 12 us with either dim
-innermost (cuBLAS 12), and 28 and 5 copied. Of 8 x 4096 x 14336 the sums take longer than the loads: 74 us."""
+innermost (cuBLAS 12); with the factors copied for tensor cores 28 us, and 5 with K innermost. Of 8 x 4096 x 14336 the
+sums take longer than the loads: 74 us."""
 _PROGRAMS = 2
 """The programs for each multiprocessor that keep enough loads in flight."""
 _LEAST, _PAYS = 4, 32
@@ -62,7 +64,7 @@ def takes(m, n, k, dtype, ieee):
     if dtype.itemsize > 2:
         return few <= MOST and (k % unit > 0 or n % unit > 0)
 
-    # A single column is as fast here as a single row.
+    # Tensor cores would compute 16 columns of a single one.
     fits = k % unit == 0 and (n if few == 1 else many) % unit == 0
     return not fits and (few <= _FEW or (few <= _SMALL and many * k < _COPIED))
 
@@ -136,15 +138,14 @@ def launch(chosen, output, input, mat2, classes=1):
     if of_terms:
         # A row begins up to so many elements behind where it is read from.
         unit = 16 // mat2.element_size()
-        columns = n + (unit - 1 if mat2.stride(-2) % unit else 0)
-        block_n, num_warps, stages = _across(chosen, mat2.element_size())
+        all_classes, columns = classes, n + (unit - 1 if mat2.stride(-2) % unit else 0)
+        block_n, num_warps, stages = _options_of_terms(chosen, mat2.element_size())
     else:
-        classes, stages = _along(chosen, mat2, steps)
-        columns = -(-n // classes)
-        block_n, num_warps = chosen.block_n, chosen.num_warps
+        all_classes, stages = _classes_of_columns(chosen, mat2, steps)
+        block_n, num_warps, columns = chosen.block_n, chosen.num_warps, -(-n // all_classes)
 
     tiles_m = -(-m // chosen.block_m)
-    tiles = tiles_m * -(-columns // block_n) * classes
+    tiles = tiles_m * -(-columns // block_n) * all_classes
 
     recorder.launch(
         kernels.multiply,
@@ -159,12 +160,12 @@ def launch(chosen, output, input, mat2, classes=1):
         *itertools.chain(*strides),
         is_in_parts,
         *(chosen.block_m, block_n, chosen.block_k),
-        *(classes, of_terms),
+        *(all_classes, of_terms),
         get_default_num_stages() or stages,
     )
 
 
-def _across(chosen, itemsize):
+def _options_of_terms(chosen, itemsize):
     """Return the columns, warps and stages of a program that takes one of ``CLASSES`` classes of terms."""
     if itemsize == 2:
         # 4 x 4096 x 5003 takes 19.5 us, with four stages 20.1; 3 x 51866 x 384 25.6 us, in half as many columns 27.
@@ -174,17 +175,19 @@ def _across(chosen, itemsize):
     return max(4096 * CLASSES // (itemsize * chosen.block_k), 16), 4, STAGES
 
 
-def _along(chosen, mat2, steps):
+def _classes_of_columns(chosen, mat2, steps):
     """Return the classes of columns and the stages of programs that take all terms: several classes where K is
-    innermost and columns do not begin at multiples of 16 bytes."""
-    if mat2.stride(-2) != 1:
+    innermost and columns do not begin where the compiler knows of vectors, at multiples of ``_KNOWN`` elements."""
+    if mat2.stride(-2) != 1 or (mat2.ndim == 3 and mat2.stride(0) % _KNOWN):
         return 1, 1
+
+    if mat2.stride(-1) % _KNOWN == 0:
+        return 1, chosen.num_stages
 
     unit = 16 // mat2.element_size()
     pays = (chosen.splits == 1 or steps >= _LONG * chosen.splits) and mat2.shape[-1] >= chosen.block_n * unit
-    classes = unit // math.gcd(unit, mat2.stride(-1)) if pays else 1
 
-    return classes, chosen.num_stages if mat2.stride(-1) * classes % unit == 0 else 1
+    return (unit, chosen.num_stages) if pays else (1, 1)
 
 
 def _turned(output, input, mat2):

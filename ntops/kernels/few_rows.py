@@ -15,10 +15,10 @@ from ntops.kernels.pairwise_sum import pairwise_sum
 
 
 @triton.jit
-def _multiplied(sums, left, right, is_read, is_multiplied):
+def _multiplied(sums, left, right, is_row, is_column):
     """Add products of terms to the sums of their lanes."""
-    values = tl.load(right, mask=is_multiplied, other=0)
-    factors = tl.load(left, mask=is_read, other=0)
+    values = tl.load(right, mask=is_column, other=0)
+    factors = tl.load(left, mask=is_row, other=0)
     return tl.fma(factors.to(sums.dtype), values.to(sums.dtype), sums)
 
 
@@ -34,8 +34,8 @@ def _tiles(
     sums,
     left,
     right,
-    is_read,
-    is_multiplied,
+    is_row,
+    is_column,
     first,
     last,
     stride_ak,
@@ -46,7 +46,7 @@ def _tiles(
     """Add the products of whole tiles of terms."""
     for tile in tl.range(first, last, num_stages=STAGES):
         term = tile.to(tl.int64) * BLOCK_K
-        sums = _multiplied(sums, left + term * stride_ak, right + term * stride_bk, is_read, is_multiplied)
+        sums = _multiplied(sums, left + term * stride_ak, right + term * stride_bk, is_row, is_column)
 
     return sums
 
@@ -108,7 +108,7 @@ def multiply(
         b += place * batch_b
         output += place * batch_o
 
-    # The last parts may have no terms.
+    # A part that is forced may have no terms.
     terms = tl.maximum(tl.minimum(steps.to(tl.int64) * BLOCK_K, K - begin), 0)
     rows = (first_m + tl.arange(0, ROWS))[:, None, None]
     within = (first_n + tl.arange(0, BLOCK_N))[None, :, None]

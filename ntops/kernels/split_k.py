@@ -8,7 +8,7 @@ from ntops.kernels.pairwise_sum import pairwise_sum
 
 @triton.jit
 def _part(sums, stored, BLOCK: tl.constexpr, CLASSES: tl.constexpr):
-    """Read a part of a product, the sum of its classes of terms."""
+    """Load the sums of the classes of a part of a product, and sum them."""
     values = tl.load(sums, mask=stored[None, :, None], other=0)
     return pairwise_sum(values, 1, BLOCK, CLASSES).reshape(BLOCK)
 

@@ -289,7 +289,22 @@ def test_the_way_of_a_case_follows_from_it():
     ],
 )
 def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind, defect):
-    case = in_way(case, kind)
+    told_and_repeated(in_way(case, kind), defect, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_gradient_that_is_asked_for_alone_is_so_in_the_script(tmp_path):
+    case = Case(op="layer_norm", args=(spec(6, 33), (33,), spec(33)))
+    case = with_way(
+        case, lambda way: (way.kind, way.wanted, way.unasked, way.case.form) == ("contiguous", (0,), (1,), "")
+    )
+    assert "operands 0, beside 1, which require one as well" in told_and_repeated(
+        case, "layer_norm_gradient_of_the_input_alone", tmp_path
+    )
+
+
+def told_and_repeated(case, defect, tmp_path):
+    """Return the message; check that the script fails, and passes with torch."""
     implementation = load(f"{defect_registry.NAME}:{defect}")
     verdict = runner.judge(case, implementation, CPU, ["gradients"])
     assert verdict.failure.check == "gradients"
@@ -303,6 +318,7 @@ def test_a_failure_is_told_and_repeated_without_the_harness(tmp_path, case, kind
         command = [sys.executable, str(kept.script), which]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert (done.returncode, done.stderr) == (status, ""), done.stdout + done.stderr
+    return text
 
 
 def test_running_errors_hold_what_is_computed():

@@ -149,7 +149,7 @@ def test_one_wrong_element_of_a_large_result_is_found(op, args):
     assert failure.index == tuple(int(i) for i in torch.unravel_index(torch.tensor(place % shape.numel()), shape))
 
 
-@pytest.mark.parametrize(("off", "status"), [(0, "passed"), (1e4, "failed")])
+@pytest.mark.parametrize(("off", "status"), [(0, "passed"), (3000, "failed")])
 def test_a_sum_of_all_of_a_large_operand_is_judged_whole(off, status):
     """There is no part of it that a smaller call gives."""
     case = Case(op="sum", args=(TensorSpec((8219, 1031), "float32"),))
