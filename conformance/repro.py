@@ -193,7 +193,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     lines = (
         f"def {'differentiated' if is_dressed else 'call'}({case.op}, operands):",
         "    *operands, dout = operands",
-        f"    for n in {sorted((*way.wanted, *way.unasked))}:",
+        f"    for n in {sorted(way.leaves)}:",
         f"        operands[n] = {_LEAVES.get(way.origin, _LEAVES['leaf'])}",
         f"    wanted = [operands[n] for n in {list(way.wanted)}]",
         *(["    operands = [x.view_as(x) if x.requires_grad else x for x in operands]"] * (way.origin == "result")),

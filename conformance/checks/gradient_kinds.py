@@ -98,6 +98,10 @@ class Wish:
     """Other operands that require a gradient which is not asked for, such as the weights of a layer."""
 
     @property
+    def leaves(self) -> tuple[int, ...]:
+        return *self.wanted, *self.unasked
+
+    @property
     def twice(self) -> bool:
         return self.kind == "twice"
 

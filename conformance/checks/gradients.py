@@ -355,8 +355,7 @@ _LOOSE = 2.0**-5
 def _refused(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -> bool:
     """Tell whether torch refuses the call with operands that require a gradient: a 0-d tensor in place of a number,
     say."""
-    leaves = *way.wanted, *way.unasked
-    given = [one.clone().requires_grad_() if n in leaves else one for n, one in enumerate(inputs)]
+    given = [one.clone().requires_grad_() if n in way.leaves else one for n, one in enumerate(inputs)]
     args, kwargs = forms.bind(way.case, given)
     try:
         trial.spec.reference(*args, **kwargs)

@@ -45,7 +45,7 @@ def _graph_of_torch(
     given = context_calls.copied(inputs)
     if dtype is not None:
         given = [one.to(dtype) if one.dtype.is_floating_point else one for one in given]
-    given = [one.requires_grad_() if n in (*way.wanted, *way.unasked) else one for n, one in enumerate(given)]
+    given = [one.requires_grad_() if n in way.leaves else one for n, one in enumerate(given)]
     args, kwargs = cases.bind(way.case, given)
     return trial.spec.reference(*args, **kwargs), [given[n] for n in way.wanted], given[-1]
 
