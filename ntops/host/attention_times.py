@@ -1,10 +1,10 @@
 """Estimate how long the forms of attention take on Hopper, to choose one: 16-bit elements, no mask but a causal one.
 
 A form computes tiles of queries, each of which walks blocks of keys. Its time is the constant part, one for each turn
-of tiles that a multiprocessor takes, and one for each block. The constants, in microseconds, are fitted to 127 calls of
-an H200 (Triton 3.6, H200 at default clocks, L2 cache flushed): 1 to 16 sequences, 8 to 71 heads, 64 to 4096 queries and
-keys, head dims 64 to 128. The choice takes on average 1.5 % (causal 3.6 %) longer than the best of all up to 64 dims,
-and 1.1 % (2.6 %) above; the rule before, by numbers of keys alone, took 13 % (10 %) and 5 % (8 %) longer.
+of tiles that a multiprocessor takes, and one for each block. The constants, in microseconds, are fitted to calls of an
+H200 (Triton 3.6, default clocks, L2 cache flushed): 1 to 32 sequences, 8 to 71 heads, 64 to 4096 queries and keys, head
+dims 64 to 128. Of 192 calls, each timed in all forms, the choice takes on average 1.0 % longer than the best (causal
+0.6 % up to 64 dims and 0.9 % above), at most 21 %.
 """
 
 import dataclasses
@@ -34,9 +34,13 @@ FORMS = {
         Times(64, 128, 3, 2, 9.16, 1.04, 1.21),
         Times(64, 64, 4, 4, 10.45, 2.66, 1.05),
     ),
-    (64, True): (Times(64, 64, 3, 1, 7.7, 1.08, 0.39), Times(64, 128, 3, 2, 8.69, 1.27, 1.11)),
+    (64, True): (Times(64, 64, 2, 1, 5.62, 2.59, 0.93, 2), Times(64, 128, 3, 2, 8.63, 1.33, 1.1)),
     (128, False): (Times(64, 128, 2, 2, 10.09, 1.61, 1.49), Times(64, 64, 3, 2, 9.57, 1.12, 0.89)),
-    (128, True): (Times(64, 64, 3, 1, 8.18, 2.08, 0.62), Times(64, 128, 2, 2, 8.43, 2.94, 1.29)),
+    (128, True): (
+        Times(64, 64, 3, 1, 6.8, 2.44, 0.65),
+        Times(64, 128, 2, 2, 9.67, 1.5, 1.51),
+        Times(64, 64, 3, 2, 8.14, 1.5, 0.89),
+    ),
 }
 """The forms by the head dims of a tile and whether the call is causal. More than one group of warps selects the Hopper
 kernel."""
@@ -49,11 +53,11 @@ def fastest(queries, group, heads, keys, head_dim, causal, multiprocessors):
     :param group: The number of query heads that read a key/value head.
     :param heads: The number of key/value heads of all sequences.
     """
-    given = queries, group, heads, keys, causal, multiprocessors
+    given = queries, group, heads, keys, head_dim, causal, multiprocessors
     return min(FORMS[attention_hopper.block_of(head_dim), causal], key=lambda form: microseconds(form, *given))
 
 
-def microseconds(form, queries, group, heads, keys, causal, multiprocessors):
+def microseconds(form, queries, group, heads, keys, head_dim, causal, multiprocessors):
     """Estimate the time of a call; see :func:`fastest`."""
     # Triton's kernel puts the queries of a group into the same tiles.
     packed = group if form.warp_groups == 1 else 1
@@ -70,15 +74,19 @@ def microseconds(form, queries, group, heads, keys, causal, multiprocessors):
         turns = max(tiles / (multiprocessors * form.programs), 1)
         return form.once + form.turn * turns + form.block * max(turns * mean, most)
 
-    units, units_per_head, programs = attention_hopper.schedule(heads, row_tiles, causal, multiprocessors)
+    key_bytes = 4 * head_dim * keys * heads // group
+    units, units_per_head, _, programs = attention_hopper.schedule(heads, row_tiles, causal, key_bytes, multiprocessors)
     turns = -(-units // programs)
 
-    if causal and programs == units and units_per_head == row_tiles:
-        # Each tile has a program of its own; the last ones to end leave multiprocessors idle.
-        turns = max(tiles / multiprocessors, 1)
-        blocks = max(turns * mean, most) + (most / 2 if turns > 1 else 0)
-    else:
-        turns = -(-tiles // multiprocessors) if programs == tiles else turns * -(-row_tiles // units_per_head)
+    if units_per_head < row_tiles:
+        # Pairs of tiles, each of two means.
+        turns *= 2
         blocks = turns * mean
+    elif causal and turns > 1:
+        # Programs take nearly the same number of blocks.
+        turns = tiles / multiprocessors + 0.25
+        blocks = max(turns * mean, most)
+    else:
+        blocks = turns * most
 
     return form.once + form.turn * turns + form.block * blocks

@@ -55,17 +55,35 @@ def _exp2(x):
 
 
 @gluon.jit
-def _unit(number, units_per_head, row_tiles):
-    """Return a unit of work: its head, its tile of rows, the other tile, and whether it has the other tile.
+def _place(turn, program, programs):
+    """Return a program's place in a turn. Every other turn goes through the programs backwards, so that who takes the
+    most work in one turn takes the least in the next."""
+    return program + turn % 2 * (programs - 1 - 2 * program)
 
-    Units of a head follow each other, so that programs read the same keys at a time; the tiles with the most keys come
-    first. If a head has fewer units than tiles, the units are pairs of a tile of many keys and one of few.
+
+@gluon.jit
+def _count(program, programs, units):
+    """Return how many units a program takes."""
+    whole = units // programs
+    return whole + (_place(whole, program, programs) < units % programs)
+
+
+@gluon.jit
+def _unit(turn, program, programs, units_per_head, row_tiles, together):
+    """Return the unit of work that a program takes in a turn: its head, its tile of rows, the other tile, and whether
+    it has the other tile.
+
+    Units of ``together`` heads follow each other, the tiles with the most keys first; programs read the keys of these
+    heads at a time. If a head has fewer units than tiles, the units are pairs of a tile of many keys and one of few.
     """
-    other = number % units_per_head
+    number = turn * programs + _place(turn, program, programs)
+    of_these = number % (together * units_per_head)
+    head = number // (together * units_per_head) * together + of_these % together
+    other = of_these // together
     tile = row_tiles - 1 - other
     has_other = (units_per_head < row_tiles) & (other < tile)
 
-    return number // units_per_head, tile, other, has_other
+    return head, tile, other, has_other
 
 
 @gluon.jit
@@ -95,12 +113,14 @@ def _load(
     query, key, value, _output = tensors
     queries, keys, values = memory
     query_full, query_empty, key_full, key_empty, value_full, value_empty, _turns = barriers
-    heads, group, L, S, shift, units, units_per_head, row_tiles = sizes
+    heads, group, L, S, shift, units, units_per_head, row_tiles, together = sizes
     tiles_taken = 0
     taken = 0
 
-    for number in range(gl.program_id(0), units, gl.num_programs(0)):
-        head_of_all, tile, other, has_other = _unit(number, units_per_head, row_tiles)
+    program, programs = gl.program_id(0), gl.num_programs(0)
+
+    for unit in range(_count(program, programs, units)):
+        head_of_all, tile, other, has_other = _unit(unit, program, programs, units_per_head, row_tiles, together)
         batch = head_of_all // (heads * group)
         query_head = head_of_all % (heads * group)
         head = query_head // group
@@ -244,7 +264,7 @@ def _attend_rows(
     query, _key, _value, output = tensors
     queries, keys, values = memory
     query_full, query_empty, key_full, key_empty, value_full, value_empty, turns = barriers
-    heads, group, L, S, shift, units, units_per_head, row_tiles = sizes
+    heads, group, L, S, shift, units, units_per_head, row_tiles, together = sizes
     dtype: gl.constexpr = query.dtype
     # Layouts: scores and the output, 16 rows to a warp; and weights, as an operand that products take from registers.
     scores_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -261,8 +281,10 @@ def _attend_rows(
     taken = 0
     turn = 0
 
-    for number in range(gl.program_id(0), units, gl.num_programs(0)):
-        head_of_all, tile, other, has_other = _unit(number, units_per_head, row_tiles)
+    program, programs = gl.program_id(0), gl.num_programs(0)
+
+    for unit in range(_count(program, programs, units)):
+        head_of_all, tile, other, has_other = _unit(unit, program, programs, units_per_head, row_tiles, together)
 
         for number_in_unit in range(1 + has_other):
             slot = tiles_taken % TILES * GROUPS + GROUP
@@ -387,7 +409,7 @@ def _attend_rows(
 
 @gluon.jit(
     do_not_specialize=[
-        *("heads", "group", "L", "S", "shift", "units", "units_per_head", "row_tiles"),
+        *("heads", "group", "L", "S", "shift", "units", "units_per_head", "row_tiles", "together"),
         *("stride_mb", "stride_mh", "stride_ml", "stride_ms"),
     ]
 )
@@ -411,6 +433,7 @@ def attend(
     units,
     units_per_head,
     row_tiles,
+    together,
     scale,
     CAUSAL: gl.constexpr,
     BLOCK_N: gl.constexpr,
@@ -425,7 +448,7 @@ def attend(
     EACH_ROW: gl.constexpr,
     SAVE: gl.constexpr,
 ):
-    """Compute attention for this program's units of work, which are a number of programs apart.
+    """Compute attention for this program's units of work: see ``_count`` and ``_unit``.
 
     :param query: A tensor descriptor of (batch, heads * group, L, E) with blocks of (1, 1, ROWS, BLOCK_E), with E at
         most BLOCK_E; dims beyond E are read as zeros and not written. ``output`` likewise.
@@ -438,6 +461,7 @@ def attend(
     :param shift: Row l sees the keys up to l + shift, if CAUSAL.
     :param units: The number of units of all heads. A unit is a tile of rows, or a pair of tiles: see ``_unit``.
     :param row_tiles: The number of tiles of a head, of GROUPS * ROWS rows each.
+    :param together: The number of heads whose units alternate: a divisor of that of all heads.
     :param scale: The positive factor that brings scores to units of log2, or with a float mask to natural units.
     :param MASK_UNIT: A divisor of the mask's strides except that of the keys; strides are passed divided by it.
         UNIT_MASK: the stride of the keys is 1.
@@ -465,7 +489,7 @@ def attend(
         make_barriers(GROUPS, 1),
     )
     fence_async_shared()
-    sizes = (heads, group, L, S, shift, units, units_per_head, row_tiles)
+    sizes = (heads, group, L, S, shift, units, units_per_head, row_tiles, together)
     tensors = (query, key, value, output)
     given_mask = (mask, stride_mb, stride_mh, stride_ml, stride_ms)
     FORM: gl.constexpr = (MASK, MASK_UNIT, UNIT_MASK, EACH_ROW)
