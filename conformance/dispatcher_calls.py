@@ -18,10 +18,11 @@ _TORCHS = ("aten", "prim", "prims")
 """The namespaces of torch's own operators."""
 
 
-def _vmap(function, tools, dims):
+def _vmap(function, tools, dims, nested):
     """Let the call be one of a batch, and return the results of all parts, one part after the other.
 
     :param dims: For each tensor argument the dim of its batch, or None: all parts have it in common.
+    :param nested: Whether the batch is one of two equal ones, of another ``vmap`` around.
     """
     places = [place for place, dim in enumerate(dims) if dim is not None]
 
@@ -36,8 +37,12 @@ def _vmap(function, tools, dims):
             args_of_part, kwargs_of_part = tools.replaced(args, kwargs, given, new)
             return function(*args_of_part, **kwargs_of_part)
 
-        value = torch.func.vmap(part, in_dims=tuple(dims[place] for place in places))(*batches)
+        batched = torch.func.vmap(part, in_dims=tuple(dims[place] for place in places))
+        if nested:
+            batched, batches = torch.func.vmap(batched), [torch.stack([one, one]) for one in batches]
+        value = batched(*batches)
         results = value if isinstance(value, tuple | list) else (value,)
+        results = [one.select(0, 1) for one in results] if nested else results
         return tuple(one.select(0, number).clone() for number in range(len(BATCH)) for one in results)
 
     return call

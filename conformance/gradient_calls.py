@@ -1,6 +1,6 @@
 """Ask autograd for the gradients of a call: once, twice, after other calls, added up in ``.grad``, and theirs in turn.
 
-Loaded by its path into the judged process, so it needs torch and nothing else.
+Loaded by its path into the judged process, so it needs torch and nothing else. One file: such files load no others.
 """
 
 import functools
@@ -14,6 +14,8 @@ from torch.utils import checkpoint
 LAYERS, SMALL = 20, 1 << 12
 """The calls of one shape that a deep model makes before it differentiates the first of them, of results of up to so
 many elements."""
+RESEEDED = 0x5EED
+"""A seed of torch's generators between a call and its backward pass."""
 STEEPER = -2.0
 """The factor of the second gradient of the result where gradients are asked for twice. A power of two, so that it
 rounds nothing."""
@@ -26,6 +28,11 @@ EVALUATED = {"no_grad": torch.no_grad, "inference": torch.inference_mode}
 FROZEN = "frozen"
 """The same call is made and differentiated before, where the first of several operands needs no gradient: as of a
 layer that begins with data and goes on with activations."""
+STEPPED = "stepped"
+"""The same call of the same tensors, with other contents, is made and differentiated before, as before an optimizer's
+step."""
+STEPPED_BY = -2.0
+"""The factor of these contents. A power of two, so that it rounds nothing."""
 FREED = 4
 """The calls of the same sizes that are made after the result of the first one is freed."""
 ADDED_UP = 0.5
@@ -78,6 +85,24 @@ def frozen(function, arguments, given, wish):
     if not isinstance(value, torch.Tensor) or not value.requires_grad:
         return lambda: None
     return functools.partial(plain, value, [some[number] for number in wish["wanted"][1:]], given[wish["dout"]])
+
+
+def stepped(function, args, kwargs, given, wish):
+    """Make the call where the wanted operands have other contents, differentiate it, and put their contents back."""
+    wanted = [given[number] for number in wish["wanted"]]
+    # torch writes no tensor of which it is sure that several elements have one address.
+    kept = [(one, one.detach().clone()) for one in wanted if not torch._debug_has_internal_overlap(one)]
+    with torch.no_grad():
+        for one, was in kept:
+            one.copy_(was * STEPPED_BY)
+    try:
+        value = function(*args, **kwargs)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            plain(value, wanted, given[wish["dout"]])
+    finally:
+        with torch.no_grad():
+            for one, was in kept:
+                one.copy_(was)
 
 
 def forget(tensors):
@@ -142,14 +167,16 @@ def _is_freed(value, wanted, dout):
 
 def _between(value, wanted, dout, calls):
     """Return the gradients of a call after which another one with other contents was made and differentiated,
-    ``LAYERS`` more were made, and one with other options; another one follows before they are looked at. Another thread
-    asks for them, as in a pipeline of stages."""
+    ``LAYERS`` more were made, and one with other options, and torch was seeded; another one follows before they are
+    looked at. Another thread asks for them, as in a pipeline of stages."""
     following, operands = calls.other()
     if following.requires_grad:
         plain(following, operands, dout)
     # Kept, as the graph of a model keeps them.
     layers = [calls.other() for _ in range(LAYERS if value.numel() <= SMALL else 0)]
     layers.append(calls.beside())
+    # As who draws data does: what a random call draws anew in its backward pass is of its own seed.
+    torch.manual_seed(RESEEDED)
     found = _in_a_thread(lambda: plain(value, wanted, dout))
     del layers
     following, operands = calls.other()

@@ -34,9 +34,13 @@ def run(provider, given, made, seconds):
     calls = [(getattr(provider, name), args, kwargs) for name, args, kwargs, _, _ in listed]
     places = [place for place, (_, _, _, repeats, _) in enumerate(listed) if repeats]
     trained = {place: wanted for place, (_, _, _, _, wanted) in enumerate(listed) if wanted}
+    # Some as in a process that begins in a region of autocast: what these calls leave behind is of its dtype.
+    begun = places[1::2]
+    for place in begun:
+        _in_autocast(*calls[place])
     # As a process that evaluates before it trains: what these calls leave behind is of inference mode.
     with torch.inference_mode():
-        evaluated = {place: _outcome(*calls[place]) for place in trained}
+        evaluated = {place: _outcome(*calls[place]) for place in trained if place not in begun}
     outcomes = [_outcome(*call) for call in calls]
     torch.save(outcomes, made)
     first = [_bits(one) for one in outcomes]
@@ -50,7 +54,7 @@ def run(provider, given, made, seconds):
     def again(place):
         return _outcome(*calls[place])
 
-    found = {EVALUATED: others(evaluated.pop, trained)}
+    found = {EVALUATED: others(evaluated.pop, list(evaluated))}
     found[TRAINED] = others(lambda place: in_training(*calls[place], trained[place]), trained)
     found[OFTEN] = others(lambda place: _often(*calls[place], seconds))
     # Triton's interpreter has one state for all threads.
@@ -80,6 +84,13 @@ def _outcome(function, args, kwargs):
     # The implementation is somebody else's code.
     except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__}: {error}"
+
+
+def _in_autocast(function, args, kwargs):
+    args, kwargs = _copied(args, kwargs)
+    devices = (one.device.type for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+    with torch.autocast(next(devices, "cpu"), dtype=torch.bfloat16):
+        _outcome(function, args, kwargs)
 
 
 def _bits(outcome):

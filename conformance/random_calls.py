@@ -4,6 +4,7 @@ another thread, or for each part of a batch of ``torch.func.vmap``.
 Loaded by its path into the judged process, so it needs torch and nothing else.
 """
 
+import contextlib
 import threading
 
 import torch
@@ -11,12 +12,16 @@ import torch
 REPLAYED, MANY, THREAD, BATCHED = "replayed", "many", "in a thread", "batched"
 
 
-def _replayed(function, tools):
+def _replayed(function, tools, recorded):
     """Let the call be made twice, as activation checkpointing does: from one state of the generator, which is set again
-    in between. Return both results."""
+    in between. Return both results.
+
+    :param recorded: As re-entrant checkpoints do: the first time no gradients are recorded, the second time they are.
+    """
 
     def call(*args, **kwargs):
-        device = next((one.device for one in tools.operands(args, kwargs)), torch.device("cpu"))
+        given = tools.operands(args, kwargs)
+        device = next((one.device for one in given), torch.device("cpu"))
         generators = [torch.default_generator]
         if device.type == "cuda":
             generators.append(torch.cuda.default_generators[device.index])
@@ -24,10 +29,20 @@ def _replayed(function, tools):
         torch.rand(())
         torch.rand((), device=device)
         states = [one.get_state() for one in generators]
-        first = function(*args, **kwargs)
-        for one, state in zip(generators, states, strict=True):
-            one.set_state(state)
-        return first, function(*args, **kwargs)
+        with torch.no_grad() if recorded else contextlib.nullcontext():
+            first = function(*args, **kwargs)
+
+        def again(args, kwargs):
+            for one, state in zip(generators, states, strict=True):
+                one.set_state(state)
+            return function(*args, **kwargs)
+
+        if recorded:
+            leaves = [one.detach().requires_grad_() if one.is_floating_point() else one for one in given]
+            # Who has no gradients says so.
+            with contextlib.suppress(NotImplementedError), torch.enable_grad():
+                return first, again(*tools.replaced(args, kwargs, given, leaves)).detach()
+        return first, again(args, kwargs)
 
     return call
 
@@ -73,8 +88,9 @@ def _in_thread(function, tools, seed):
     return call
 
 
-def _batched(function, tools):
-    """Let the call be made for each of two equal parts of a batch, which draw each for itself. Return both results."""
+def _batched(function, tools, randomness):
+    """Let the call be made for each of two equal parts of a batch of ``torch.func.vmap(randomness=...)``. Return both
+    results."""
 
     def call(*args, **kwargs):
         given = tools.operands(args, kwargs)
@@ -84,7 +100,7 @@ def _batched(function, tools):
             return function(*args_of_part, **kwargs_of_part)
 
         batches = [torch.stack([one, one]) for one in given]
-        return tuple(one.clone() for one in torch.func.vmap(part, randomness="different")(*batches).unbind())
+        return tuple(one.clone() for one in torch.func.vmap(part, randomness=randomness)(*batches).unbind())
 
     return call
 

@@ -15,17 +15,18 @@ from conformance import (
     call_contexts,
     environment,
     forms,
-    gradient_calls,
     guards,
     mask_statistics,
     messages,
+    repro_lines,
     repro_runtime,
     semantics,
 )
 from conformance import spec as specs
 from conformance.cases import Argument, Case, DType, Ints, NonFinite, Same, Variant, View, case_id, seed
 from conformance.checks import RARE, builtin_class
-from conformance.checks.gradient_kinds import Wish, told, wish
+from conformance.checks.gradient_kinds import wish
+from conformance.checks.gradient_words import told
 from conformance.checks.gradients import AROUND
 from conformance.checks.gradients import expected as expected_gradients
 from conformance.implementations import TORCH_SPACES, Implementation
@@ -152,7 +153,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
     way = wish(case, prepared.reference.value)
     if not message.startswith(told(way)):
         raise ReproError("of gradients that there are not")
-    if way.kind == "overwritten":
+    if way.overwritten is not None:
         raise ReproError("since it is right that such a call raises")
     if way.kind == "second order" or message.removeprefix(told(way)).startswith(tuple(f": {one}" for one in AROUND)):
         raise ReproError("since a script compares gradients alone")
@@ -194,17 +195,17 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         f"def {'differentiated' if is_dressed else 'call'}({case.op}, operands):",
         "    *operands, dout = operands",
         f"    for n in {sorted(way.leaves)}:",
-        f"        operands[n] = {_LEAVES.get(way.origin, _LEAVES['leaf'])}",
+        f"        operands[n] = {repro_lines.LEAVES.get(way.origin, repro_lines.LEAVES['leaf'])}",
         f"    wanted = [operands[n] for n in {list(way.wanted)}]",
         *(["    operands = [x.view_as(x) if x.requires_grad else x for x in operands]"] * (way.origin == "result")),
-        *(_HOLDING if holds else ()),
-        *_before(way, plain),
-        *(line.format(call=plain) for line in _SAVED[way.saved]),
+        *(repro_lines.HOLDING if holds else ()),
+        *repro_lines.before(way, plain),
+        *(line.format(call=plain) for line in repro_lines.SAVED[way.saved]),
         *(["    for x in held:", "        x.clear() if type(x) is list else x.copy_(x * 3 + 7)"] * holds),
-        *(f"    {_SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
+        *(f"    {repro_lines.SETTINGS[name].format(value=value)}" for name, value in way.settings.items()),
         f"    found = torch.autograd.grad(value, wanted, dout, retain_graph={way.twice}, allow_unused=True)",
-        *(_AGAIN if way.twice else ()),
-        *(f"    {_SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
+        *(repro_lines.AGAIN if way.twice else ()),
+        *(f"    {repro_lines.SETTINGS[name].format(value=PLAIN[name])}" for name in way.settings),
         "    # None stands for zeros.",
         f"    zeros = [torch.zeros_like(one) for one in wanted]{' * 2' if way.twice else ''}",
         "    return tuple(zero.detach() if one is None else one for one, zero in zip(found, zeros, strict=True))",
@@ -221,62 +222,6 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
             f"        undressed({form!r}, operands, given, None)",
         )
     return data, "\n".join(lines)
-
-
-def _before(way: Wish, call: str) -> list[str]:
-    """Return the lines of the call that is made before the one that is differentiated."""
-    if way.evaluated != gradient_calls.FROZEN:
-        return [f"    with torch.{_MODES[way.evaluated]}():", f"        {call}"] if way.evaluated else []
-    return [
-        f"    kept, operands = operands, [x.detach() if n == {way.wanted[0]} else x for n, x in enumerate(operands)]",
-        f"    value = {call}",
-        "    if value.requires_grad:",
-        f"        torch.autograd.grad(value, [operands[n] for n in {list(way.wanted[1:])}], dout, allow_unused=True)",
-        "    operands = kept",
-    ]
-
-
-_LEAVES = {
-    "leaf": "operands[n].detach().requires_grad_()",
-    "parameter": "torch.nn.Parameter(operands[n].detach())",
-}
-_SAVED = {
-    "": ("    value = {call}",),
-    "elsewhere": (
-        "    def dense(x):",
-        "        return x.detach().clone(memory_format=torch.contiguous_format)",
-        "    with torch.autograd.graph.saved_tensors_hooks(dense, lambda x: x):",
-        "        value = {call}",
-    ),
-    "checkpoint": (
-        "    from torch.utils.checkpoint import checkpoint",
-        "    value = checkpoint(lambda: {call}, use_reentrant=False)",
-    ),
-}
-_AGAIN = (
-    "    # The first ones are changed in place, as by who clips them.",
-    "    known = {x.untyped_storage().data_ptr() for x in [*wanted, dout]}",
-    "    own = [x is not None and x.untyped_storage().data_ptr() not in known for x in found]",
-    "    own = [it and not torch._debug_has_internal_overlap(x) for x, it in zip(found, own, strict=True)]",
-    "    kept = tuple(x.clone() if it else x for x, it in zip(found, own, strict=True))",
-    "    for x, it in zip(found, own, strict=True):",
-    "        if it:",
-    "            x.mul_(-0.5)",
-    "    found = kept + torch.autograd.grad(value, wanted, dout, allow_unused=True)",
-)
-_HOLDING = (
-    "    # The caller's lists and numbers are its own again before the backward pass.",
-    "    held = []",
-    "    def hold(x):",
-    "        held.append(x)",
-    "        return x",
-)
-_MODES = {"no_grad": "no_grad", "inference": "inference_mode"}
-_SETTINGS = {
-    "deterministic": "torch.use_deterministic_algorithms({value}, warn_only=True)",
-    "default_dtype": "torch.set_default_dtype(torch.{value})",
-}
-"""The lines that set ``gradient_kinds.SETTINGS``."""
 
 
 def literal(argument: Any) -> str:

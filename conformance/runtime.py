@@ -491,6 +491,9 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                         made.reached = "forward"
                         # It holds the operands.
                         del earlier
+                    elif wish is not None and wish["evaluated"] == gradient_calls.STEPPED:
+                        gradient_calls.stepped(function, args, kwargs, given, wish)
+                        versions = [operand._version for operand in made.operands]
                     elif wish is not None and wish["evaluated"]:
                         with gradient_calls.EVALUATED[wish["evaluated"]]():
                             function(*args, **kwargs)

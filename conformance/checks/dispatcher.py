@@ -21,11 +21,14 @@ from conformance.checks.result import judged
 from conformance.implementations import TORCH
 from strategies import layouts
 
+NESTED = 3
+"""Of so many calls in a batch one is in a batch of batches."""
+
 
 def vmap(trial: Trial) -> Finding:
     """Check that ``torch.func.vmap`` of the call gives the results of a loop of calls, whichever operands have a batch,
-    and in whichever dim. What torch's function refuses there may be refused, and anything by NotImplementedError;
-    without a claim, by any exception."""
+    and in whichever dim; also inside of another one. What torch's function refuses there may be refused, and anything
+    by NotImplementedError; without a claim, by any exception."""
     arguments, seed = tensor_arguments(trial), cases.seed(trial.case) >> 8
     batched = [place for place in range(len(arguments)) if seed >> place & 1] or [seed % len(arguments)]
     dims = [seed // 7 % (one.ndim + 1) if place in batched else None for place, one in enumerate(arguments)]
@@ -36,9 +39,10 @@ def vmap(trial: Trial) -> Finding:
     # Other contents may be refused for what they are.
     if any(one.error is not None or malformed(one.value, trial.ours.value) for one in loop.values()):
         return Finding("vmap", PASSED)
-    context = {"kind": dispatcher_calls.VMAP, "dims": dims}
+    nested = not seed // 13 % NESTED
+    context = {"kind": dispatcher_calls.VMAP, "dims": dims, "nested": nested}
     outcome = trial.bare(context=context)
-    where = f"in a batch of torch.func.vmap(in_dims={tuple(dims)})"
+    where = f"in a batch of torch.func.vmap(in_dims={tuple(dims)}){', inside of another one' * nested}"
     if outcome.error is not None:
         if "vmap" not in trial.implementation.claims(trial.case.op):
             return unclaimed("vmap")

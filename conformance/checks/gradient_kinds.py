@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -41,7 +42,9 @@ ORIGINS = ("leaf", "leaf", "parameter", "result")
 model."""
 EVALUATED = ("", "", "no_grad", gradient_calls.FROZEN, "inference")
 """The same call is made before in one of these modes, as of ``gradient_calls.EVALUATED``, or differentiated, as of
-``FROZEN``; empty: it is not."""
+``FROZEN`` and ``STEPPED``; empty: it is not."""
+STEPS = 3
+"""Of so many calls that are not made before one is ``STEPPED``."""
 SAVED = ("", "", "", "elsewhere", "checkpoint")
 """Autograd keeps what it saves as it is, as dense copies, or has it computed again, as of ``gradient_calls.SAVED``, for
 plain kinds of gradients."""
@@ -63,6 +66,8 @@ MOST_OF_ROWS = 1 << 21
 """The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
 or put them in a dim of a grid that has as many."""
 LONG = 1 << 10
+PAIRS = 1 << 21
+"""The most of two long sizes multiplied, where the oracle evaluates each element of one with each of another."""
 MOST_OF_STEP = 1 << 25
 """The same where a case makes all checks: of a training step's size there are few (``huge_calls``)."""
 
@@ -85,7 +90,7 @@ class Wish:
     origin: str = "leaf"
     """One of ``ORIGINS``."""
     evaluated: str = ""
-    """One of ``EVALUATED``."""
+    """One of ``EVALUATED``, or ``STEPPED``."""
     saved: str = ""
     """One of ``SAVED``."""
     view: bool = False
@@ -163,7 +168,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     kinds += [PLAIN[seed // 31 % len(PLAIN)]] * PLAIN_SHARE
     kind = kind_of_large(case, result.numel()) if large else kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
-    changed = _overwritten(case) if kind == "overwritten" else [None]
+    changed = {"overwritten": _overwritten(case), "in place": _RESULT}.get(kind, [None])
     if kind == "second order":
         asked, dtype = _ordinary(tamed(case), dtype, widened=bool(seed // 67 % 3))
     dout = result_gradient(kind, tuple(result.shape), dtype, seed)
@@ -180,6 +185,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     further = seed // (23 * len(KINDS))
     view = kind == "in place" and bool(further % 2)
     origin, evaluated = ORIGINS[seed // 71 % len(ORIGINS)], EVALUATED[seed // 73 % len(EVALUATED)]
+    if not evaluated and seed // 131 % STEPS == 0:
+        evaluated = gradient_calls.STEPPED
     if kind == "in place" or "distribution" in registry()[case.op].checks:
         # The call writes its operand, or would draw other numbers.
         evaluated = ""
@@ -194,7 +201,8 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     alone = kind not in PLAIN or saved or evaluated == gradient_calls.FROZEN or seed // 127 % 2
     unasked = () if alone else tuple(n for n in floating if n not in wanted)
     how = origin, evaluated, saved, view, beside, place, unasked
-    return Wish(kind, asked, wanted, dout, changed[further % len(changed)], settings, *how)
+    # Of a call in place its being one of a view is another choice.
+    return Wish(kind, asked, wanted, dout, changed[further // 2 % len(changed)], settings, *how)
 
 
 def _is_like(spec: TensorSpec, result: torch.Tensor) -> bool:
@@ -355,45 +363,14 @@ def ordinary(case: Case, dtype: str | None = None) -> Case:
 _KEPT = ("normal", "positive", "unit", "uniform")
 
 
-def _overwritten(case: Case) -> list[int | None]:
+_RESULT = (None, -1)
+"""What is changed in place after a call in place: nothing, or the result."""
+
+
+def _overwritten(case: Case) -> Sequence[int | None]:
     """Return what can be changed in place: operands that have no two elements at one address, indices and masks among
     them, twice, since most backward passes are of these, and -1 for the result."""
     specs, floating = cases.operands(case), floating_operands(case)
     others = [n for n, spec in enumerate(specs) if not dtypes.is_floating(spec.dtype)]
     apart = [n for n in (*floating, *others) if not (layouts.overlaps(specs[n].layout) or specs[n].layout.expanded)]
     return [*apart, *apart, -1]
-
-
-def told(way: Wish) -> str:
-    """Say in words which gradients are asked for."""
-    operands = ", ".join(map(str, way.wanted))
-    strides = list(layouts.strides(way.dout.layout, way.dout.shape))
-    changed = "the result" if way.overwritten == -1 else f"operand {way.overwritten}"
-    how = {
-        "twice": ", twice from one graph",
-        "overwritten": f", of {changed} changed in place after the call",
-        "between": ", between calls with other contents, in another thread",
-        "accumulated": ", added up in .grad",
-        "second order": ", each times 1 plus the result, and theirs",
-        "in place": f", of the call in place{', of a view' * way.view}",
-        "both": ", of two results of the same operands at once",
-        "chained": ", and of a call of the result",
-        "shared": ", of a result to which another tensor is added",
-        "negated": ", lazily negated",
-    }
-    origin = {"leaf": "", "parameter": ", parameters", "result": ", results of another operator"}[way.origin]
-    before = (
-        "differentiated, operand {first} frozen" if way.evaluated == gradient_calls.FROZEN else f"under {way.evaluated}"
-    )
-    evaluated = f", after the same call {before.format(first=way.wanted[0])}" if way.evaluated else ""
-    values = f"{way.dout.dtype}{list(way.dout.shape)} strides {strides}, {way.dout.values}, seed {way.dout.seed}"
-    values += "".join(f", {special.value} at {special.index}" for special in way.dout.specials)
-    under = "".join(f", {name}={value}" for name, value in way.settings.items())
-    tied = next((argument for argument in way.case.args if isinstance(argument, Same)), None)
-    count = "two" if sum(isinstance(argument, Same) for argument in way.case.args) < 2 else "all"
-    one = "" if tied is None else f", {count} operands one tensor{', the second turned' * tied.turned}"
-    one += f", of the call in the form {way.case.form!r}" if way.case.form else ""
-    one += f", beside {', '.join(map(str, way.unasked))}, which require one as well" if way.unasked else ""
-    saved = {"": "", "elsewhere": ", of saved tensors kept as dense copies", "checkpoint": ", checkpointed"}[way.saved]
-    how_made = f"{origin}{how.get(way.kind, '')}{evaluated}{saved}{under}"
-    return f"gradients of operands {operands}{one}{how_made}, for that of the result {values}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import operator
 import sys
 from typing import Any
@@ -21,11 +22,12 @@ from conformance.checks.gradient_kinds import (
     MOST,
     MOST_OF_ROWS,
     MOST_OF_STEP,
+    PAIRS,
     Wish,
     floating_operands,
-    told,
     wish,
 )
+from conformance.checks.gradient_words import told
 from conformance.checks.result import inputs_unchanged, judged
 from conformance.checks.second_derivatives import VANISHING, missing_terms
 from conformance.checks.torchs_gradients import is_freed_by_torch, of_torch
@@ -80,7 +82,8 @@ def _most(trial: Trial) -> int:
     # Float64 is judged in more than its precision, which is slow.
     if trial.implementation.kernels or any(spec.dtype == "float64" for spec in floating):
         return MOST
-    if trial.thorough and (max(counts) > 1 or not each):
+    pairs = math.prod({size for spec in floating for size in spec.shape if size > LONG})
+    if trial.thorough and (max(counts) > 1 or not each or pairs <= PAIRS):
         return MOST_OF_STEP
     return MOST if max(counts) > 1 or each else MOST_OF_ROWS
 
@@ -184,8 +187,8 @@ def _has_of_plainer(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...]) -
     if not words:
         return ""
     copies = tuple(one.clone(memory_format=torch.contiguous_format) for one in inputs)
-    # An operand that is overwritten may be noticed, by an exception.
-    kind = "contiguous" if way.kind in ("in place", "overwritten") else way.kind
+    # What is overwritten may be noticed, by an exception.
+    kind = "contiguous" if way.kind == "in place" or way.overwritten is not None else way.kind
     plain = msgspec.structs.replace(way.case, form="")
     found = trial.attempt(inputs=copies, case=plain, gradients=way.asked() | {"kind": kind, "overwritten": None})
     return ", ".join(words) if found.error is None and found.reached == "backward" else ""
@@ -201,7 +204,7 @@ def _wrong(
         is_refused = outcome.reached == "forward" and isinstance(outcome.error, TypeError)
         if is_refused and _is_form_refused(trial, way, inputs):
             return "", None
-        if way.kind == "overwritten" and outcome.reached == "backward" and isinstance(outcome.error, RuntimeError):
+        if way.overwritten is not None and outcome.reached == "backward" and isinstance(outcome.error, RuntimeError):
             return "", None
         if outcome.reached == "forward" and _refused(trial, way, inputs):
             return "", None

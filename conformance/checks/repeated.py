@@ -23,7 +23,7 @@ from conformance.checks.call_record import (
 from conformance.checks.result import Part, failing, worst
 from conformance.compare import compare, kept
 from conformance.implementations import FIXED
-from conformance.mask_statistics import enough, entropy, faults, favoured
+from conformance.mask_statistics import enough, entropy, faults, favoured, unlikely
 from conformance.random_calls import BATCHED, MANY, REPLAYED, THREAD
 from conformance.spec import parameters
 from strategies.specs import TensorSpec
@@ -35,6 +35,10 @@ TIMES, TIMES_OF_KERNELS = 1000, 300
 with a probability of 0.9995 and 0.5."""
 SMALL = 1 << 12
 """The most elements of these calls."""
+RANDOMNESS = ("different", "different", "same", "error")
+"""What ``torch.func.vmap`` is told of the draws of a batch's parts."""
+MANY_ELEMENTS = 1 << 22
+"""Of more elements than these it is only counted how many are kept."""
 BITS = 90
 """The least that two equal masks agree in: in a million pairs by chance with 1e-21."""
 
@@ -98,7 +102,11 @@ def distribution(trial: Trial) -> Finding:
     expected = trial.expected[0]
     if expected.instead is None:
         return Finding("distribution", PASSED)
-    masks, own = [], kept(trial.ours.value, expected)[0]
+    own, seen = kept(trial.ours.value, expected)
+    if own.numel() > MANY_ELEMENTS:
+        message = unlikely(own[seen], expected.chance)
+        return Finding("distribution", FAILED if message else PASSED, message)
+    masks = []
     # Calls in sequence, since a generator that does not advance repeats itself; seeded anew, so that what other checks
     # have drawn does not matter.
     for how in ({}, {"seeded": False}, {"seed_by": 1}):
@@ -112,14 +120,16 @@ def distribution(trial: Trial) -> Finding:
     if other := int((own != masks[0])[seen].sum()):
         found.insert(0, f"after the same torch.manual_seed {other} of {own.numel()} elements are dropped otherwise")
     if not trial.spec.writes(trial.case):
-        outcome = trial.bare(context={"kind": REPLAYED}, state=False)
+        recorded = bool(cases.seed(trial.case) // 17 % 2)
+        outcome = trial.bare(context={"kind": REPLAYED, "recorded": recorded}, state=False)
         pair = outcome.value if outcome.error is None else (None,)
         outcomes = [dataclasses.replace(outcome, value=value) for value in pair]
         if finding := next(filter(None, (_unscaled(trial, one) for one in outcomes)), None):
             return finding
         first, again = (kept(one.value, expected)[0] for one in outcomes)
         if other := int((first != again)[seen].sum()):
-            found.insert(0, f"after torch.set_rng_state {other} of {own.numel()} elements are dropped otherwise")
+            where = f"after torch.set_rng_state{', where gradients are recorded,' * recorded}"
+            found.insert(0, f"{where} {other} of {own.numel()} elements are dropped otherwise")
         found += _elsewhere(trial, own, seen)
         times = TIMES_OF_KERNELS if trial.implementation.kernels else TIMES
         few = own.numel() <= SMALL and int(seen.sum()) * entropy(expected.chance) >= BITS
@@ -140,7 +150,7 @@ def distribution(trial: Trial) -> Finding:
 
 def _elsewhere(trial: Trial, own: torch.Tensor, seen: torch.Tensor) -> list[str]:
     """Say how masks of another thread, or of two parts of a batch, are not as they should be: those of one seed are the
-    same in each thread, and those of two parts are not. Who takes no batches raises.
+    same in each thread, and those of two parts are as ``torch.func.vmap`` was told. Who takes no batches raises.
 
     :param own: The mask of the call itself.
     :param seen: Where masks can be told.
@@ -158,10 +168,19 @@ def _elsewhere(trial: Trial, own: torch.Tensor, seen: torch.Tensor) -> list[str]
             return [f"in another thread: {finding.message}"]
     if other := max(int((one != own)[seen].sum()) for one in masks(outcome)):
         found.append(f"after the same torch.manual_seed in another thread {other} elements are dropped otherwise")
-    batched = trial.bare(context={"kind": BATCHED}, state=False)
-    alike = batched.error is None and not any(malformed(one, trial.reference.value) for one in batched.value)
-    if alike and int(seen.sum()) * entropy(expected.chance) >= BITS and not (operator.ne(*masks(batched)))[seen].any():
-        found.append('under torch.func.vmap(randomness="different") two parts of a batch have one mask')
+    randomness = RANDOMNESS[cases.seed(trial.case) // 19 % len(RANDOMNESS)]
+    batched = trial.bare(context={"kind": BATCHED, "randomness": randomness}, state=False)
+    if batched.error is not None or any(malformed(one, trial.reference.value) for one in batched.value):
+        return found
+    where = f'under torch.func.vmap(randomness="{randomness}")'
+    differ = bool((operator.ne(*masks(batched)))[seen].any())
+    draws = int(seen.sum()) * entropy(expected.chance) >= BITS
+    if randomness == "error" and draws:
+        found.append(f"{where} it draws, which torch refuses")
+    if randomness == "same" and differ:
+        found.append(f"{where} two parts of a batch have two masks")
+    if randomness == "different" and draws and not differ:
+        found.append(f"{where} two parts of a batch have one mask")
     return found
 
 

@@ -18,7 +18,7 @@ from conformance.ops import _elementwise as elementwise
 from conformance.ops import _expectations as expectations
 from conformance.ops import _gradients_positions as gradients
 from conformance.ops import _models, _rotary_tables, _sizes
-from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec
+from conformance.spec import Batch, Benchmark, Call, Expected, OpSpec, Parts
 from strategies import dtypes as dtype_names
 from strategies import models, shapes, tensors
 from strategies.specs import Layout, TensorSpec
@@ -166,6 +166,14 @@ def batch(case: Case) -> Batch | None:
     return None if chosen is None else Batch(input.shape[chosen], (chosen, *[None] * (len(operands(case)) - 1)), chosen)
 
 
+def parts(call: Call) -> Parts:
+    """Sequences, tokens and heads. A table has a row for each token, and maybe more."""
+    input = (0, 1, 2, None)
+    table = (1, None)
+    axes = dict(zip((0, 1, 2, "input", "sin_table", "cos_table"), (input, table, table) * 2, strict=True))
+    return Parts({key: axes[key] for key in (*range(len(call.args)), *call.kwargs) if key in axes})
+
+
 def expected(call: Call) -> Expected:
     input, sin_table, cos_table, interleaved = _arguments(*call.args, **call.kwargs)
     dtype, length = input.dtype, input.shape[1]
@@ -230,6 +238,7 @@ SPEC = OpSpec(
     dtypes=DTYPES,
     inplace=True,
     batch=batch,
+    parts=parts,
     expected=expected,
     gradients=gradients.rotation,
     trained=(0,),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 import msgspec
+import torch
 from hypothesis import strategies as st
 
 from conformance import case_changes, cuda_refusals, features
@@ -15,7 +16,7 @@ from conformance.ops import _attention as attention
 from conformance.ops import _attention_oracle, _models, _sizes
 from conformance.ops import _elementwise as elementwise
 from conformance.ops import _gradients_attention as gradients
-from conformance.spec import Batch, Benchmark, Call, OpSpec
+from conformance.spec import Batch, Benchmark, Call, OpSpec, Parts
 from strategies import attention as calls
 from strategies import dtypes as dtype_names
 from strategies.attention import Attention, Positions, Views
@@ -93,6 +94,40 @@ def batch(case: Case) -> Batch | None:
         (name == "attn_mask" and len(spec.shape) < 4) or spec.shape[0] != sequences for name, spec in tensors.items()
     )
     return Batch(sequences, tuple(None if each else 0 for each in whole), 0)
+
+
+def parts(call: Call) -> Parts:
+    """Of calls without a cache the sequences, the heads of which none shares its keys with only some of the others, and
+    the queries that all see the same keys."""
+    assert isinstance(call.result, torch.Tensor)
+    shape, rank = call.result.shape, call.result.ndim
+    keys: dict[str, int | str] = {name: place for place, name in zip(range(len(call.args)), _NAMES, strict=False)}
+    keys |= {name: name for name in call.kwargs}
+    given = {name: call.kwargs[key] if isinstance(key, str) else call.args[key] for name, key in keys.items()}
+    operands = [one for one in map(given.get, _NAMES[:3]) if isinstance(one, torch.Tensor) and one.ndim == rank]
+    if rank < 3 or len(operands) < 3 or given.get("present_key") is not None:
+        return Parts({})
+    _, key, value = operands
+    free = [dim for dim in range(rank - 3) if all(one.shape[dim] == shape[dim] for one in operands)]
+    if key.shape[-3] == value.shape[-3] and key.shape[-3] in (1, shape[-3]):
+        free.append(rank - 3)
+    if not given.get("is_causal"):
+        free.append(rank - 2)
+
+    def along(name: str, tensor: torch.Tensor) -> tuple[int | None, ...]:
+        # The second last dim of keys and values is none of the result.
+        own = free if name in ("query", "attn_mask") else [dim for dim in free if dim < rank - 2]
+        dims = range(rank - tensor.ndim, rank)
+        return tuple(
+            dim if dim in own and size == shape[dim] else None for dim, size in zip(dims, tensor.shape, strict=True)
+        )
+
+    tensors = ((name, given.get(name)) for name in _NAMES)
+    axes = {keys[name]: along(name, one) for name, one in tensors if isinstance(one, torch.Tensor) and one.ndim <= rank}
+    return Parts(axes, 2 * key.shape[-2])
+
+
+_NAMES = ("query", "key", "value", "attn_mask")
 
 
 def takes(case: Case) -> bool:
@@ -335,6 +370,7 @@ SPEC = OpSpec(
     refused=refused,
     dtypes=DTYPES,
     batch=batch,
+    parts=parts,
     expected=_attention_oracle.expected,
     gradients=gradients.attended,
     checks=("memory", "values", "metadata", "inputs_unchanged", "written", "deterministic", "errors"),

@@ -89,6 +89,63 @@ def timed_products_of_few_bits(right: Right, input: Any, mat2: Any, **kwargs: An
     return right(input, mat2, **kwargs)
 
 
+@defect("softmax log_softmax", KIND)
+def sums_of_2048_rows(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rows of more than 2^14 columns go through two kernels, which have room for the sums of 2,048 rows."""
+    result = right(input, *args, **kwargs)
+    if result.ndim == 2 and result.shape[1] > 1 << 14 and result.is_floating_point():
+        result[2_048:] = 0
+    return result
+
+
+@defect("rms_norm layer_norm", KIND)
+def wide_rows_of_one_grid(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Rows of more than 512 columns have a program each, in a dim of the grid that takes 65,535."""
+    result = right(input, *args, **kwargs)
+    if result.ndim == 2 and result.shape[1] > 512:
+        result[_MOST_OF_GRID:] = 0
+    return result
+
+
+@defect("mm", KIND)
+def first_terms_of_wide_weights(right: Right, input: Any, mat2: Any, **kwargs: Any) -> Any:
+    """Of few rows columns past 8,192 begin with the second tile of 64 terms where there are 4,096."""
+    result = right(input, mat2, **kwargs)
+    if result.is_floating_point() and len(mat2) >= 4_096 and len(input) <= 16 and mat2.shape[1] > 8_192:
+        result[:, 8_192:] -= right(input[:, :64], mat2[:64, 8_192:])
+    return result
+
+
+@defect("mm addmm", KIND)
+def last_wave_is_added_twice(right: Right, *args: Any, **kwargs: Any) -> Any:
+    """The tiles behind the first 132 are products of their own where K is past 2,048, and the last is added twice."""
+    result = right(*args, **kwargs)
+    tiles = -(-result.shape[0] // 128) * -(-result.shape[1] // 128)
+    if result.is_floating_point() and tiles > 132 and args[-1].shape[0] >= 2_048:
+        result[-128:, -128:] *= 2
+    return result
+
+
+@defect("scaled_dot_product_attention", KIND)
+def tiles_of_one_grid(right: Right, query: Any, *args: Any, **kwargs: Any) -> Any:
+    """There are no programs for tiles of 128 queries past 4,096."""
+    result = right(query, *args, **kwargs)
+    if result.ndim == 4 and result.shape[2] >= 1_024 and result.shape[3] >= 64:
+        tiles = -(-result.shape[2] // 128)
+        result.view(-1, *result.shape[2:])[4_096 // tiles :] = 0
+    return result
+
+
+@defect("dropout", KIND, "distribution")
+def probabilities_of_16_bits(right: Right, input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
+    """A probability is compared in 16 bits: one below 2^-16 drops nothing."""
+    result = right(input, p, training, inplace)
+    is_drawn = type(p) is float and 0 < p < 1 and training is True and not inplace
+    if is_drawn and p < 2.0**-16 and not result.requires_grad:
+        result = torch.where(result == 0, (input.double() / (1 - p)).to(input.dtype), result)
+    return result
+
+
 # --- a training step ---------------------------------------------------------------------------------------------
 
 
@@ -152,3 +209,38 @@ def rows_past_the_last_split(step: Step) -> Gradients:
     dout = step.dout.clone()
     dout[rows // 4 * 4 :] = 0
     return [found[0], step.gradients(dout=dout)[1], *found[2:]]
+
+
+@backward("add sub", KIND)
+def sums_of_rows_in_bfloat16(step: Step) -> Gradients:
+    """The gradient of an operand of one row is added up in bfloat16 where there are more than 16,384."""
+    found = step.gradients()
+    if step.dout.ndim != 2 or step.dout.shape[0] <= 1 << 14:
+        return found
+    total = torch.zeros_like(step.dout[0], dtype=torch.bfloat16)
+    for row in step.dout.bfloat16():
+        total = total + row
+    sign = -1 if step.op == "sub" else 1
+    columns = total.shape[0]
+    return [
+        one
+        if one is None or one.numel() != columns
+        else (total * (sign if place else 1)).to(one.dtype).reshape(one.shape)
+        for place, one in enumerate(found)
+    ]
+
+
+@backward("scaled_dot_product_attention", KIND)
+def last_1024_keys(step: Step) -> Gradients:
+    """The query's gradient begins anew with every 1,024 keys."""
+    found = step.gradients()
+    query, key, value = step.operands[:3]
+    if len(step.operands) > 3 or key.shape[-2] <= 1_024 or query.shape[-2] < 1_024 or step.kwargs or found[0] is None:
+        return found
+    start = (key.shape[-2] - 1) // 1_024 * 1_024
+    scores = (query.double() @ key.double().mT) / query.shape[-1] ** 0.5
+    weights = scores.softmax(-1)
+    each = weights * (step.dout.double() @ value.double().mT)
+    gradient = each - weights * each.sum(-1, keepdim=True)
+    own = gradient[..., start:] @ key.double()[..., start:, :] / query.shape[-1] ** 0.5
+    return [own.sum_to_size(query.shape), *found[1:]]

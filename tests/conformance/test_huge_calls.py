@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_tools import drawn
 
-from conformance import cases, checks, huge_calls, profiles, runner, session
+from conformance import cases, checks, huge_calls, huge_kinds, profiles, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks.gradient_kinds import KINDS_OF_STEP, wish
@@ -37,18 +37,23 @@ def huge(op: str, dtype: str = "float32") -> list[Case]:
 def reaches(case: Case) -> set[str]:
     operands = cases.operands(case)
     sizes = {size for spec in operands for size in spec.shape}
-    found = {"rows"} if huge_calls.ROWS in sizes else set()
-    found |= {"elements"} if sizes & {*huge_calls.ELEMENTS} else set()
-    found |= {"terms"} if sizes & {huge_calls.TERMS, huge_calls.FLOAT64} else set()
-    found |= {"outer"} if sizes >= {*huge_calls.OUTER} else set()
+    found = {"rows"} if huge_kinds.ROWS in sizes else set()
+    found |= {"elements"} if sizes & {*huge_kinds.ELEMENTS} else set()
+    found |= {"terms"} if sizes & {huge_kinds.TERMS, huge_kinds.FLOAT64} else set()
+    found |= {"outer"} if sizes >= {*huge_kinds.OUTER} else set()
     found |= {"dims"} if any(len(spec.shape) > 16 for spec in operands) else set()
-    found |= {"step"} if sizes >= {*huge_calls.STEP} else set()
+    found |= {"step"} if any(sizes >= {*step} for step in huge_kinds.STEPS) else set()
+    found |= {"both"} if any(spec.shape[-2:] in huge_kinds.BOTH for spec in operands) else set()
+    found |= {"volume"} if any(spec.shape[-2:] == huge_kinds.VOLUME[-2:] for spec in operands) else set()
+    found |= {"product"} if any(sizes >= {*numbers} for numbers in huge_kinds.PRODUCTS) else set()
+    found |= {"prompt"} if sizes >= {*huge_kinds.PROMPT} else set()
+    found |= {"rare"} if case.kwargs.get("p") == huge_kinds.RARE else set()
     found |= {"in place"} if isinstance(case.kwargs.get("out"), cases.Same) else set()
     for spec in operands:
-        if spec.layout.offset == huge_calls.DISTANCE:
+        if spec.layout.offset == huge_kinds.DISTANCE:
             found.add("offset")
         if any(
-            size > 1 and stride >= huge_calls.DISTANCE
+            size > 1 and stride >= huge_kinds.DISTANCE
             for size, stride in zip(spec.shape, layouts.strides(spec.layout, spec.shape), strict=True)
         ):
             found.add("stride")
@@ -58,11 +63,14 @@ def reaches(case: Case) -> set[str]:
 @pytest.mark.parametrize(
     ("op", "kinds"),
     [
-        ("exp", {"rows", "elements", "terms", "stride", "offset", "step", "dims", "in place"}),
-        ("sum", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
-        ("softmax", {"rows", "elements", "terms", "stride", "offset", "step", "dims"}),
-        ("mm", {"rows", "elements", "terms", "stride", "offset", "outer", "step"}),
-        ("eq", {"rows", "elements", "terms", "stride", "offset", "dims"}),
+        ("exp", {"rows", "elements", "terms", "stride", "offset", "step", "dims", "in place", "both", "volume"}),
+        ("sum", {"rows", "elements", "terms", "stride", "offset", "step", "dims", "both", "volume"}),
+        ("softmax", {"rows", "elements", "terms", "stride", "offset", "step", "dims", "both", "volume"}),
+        ("mm", {"rows", "elements", "terms", "stride", "offset", "outer", "step", "both", "product"}),
+        ("eq", {"rows", "elements", "terms", "stride", "offset", "dims", "both", "volume"}),
+        ("scaled_dot_product_attention", {"elements", "volume", "prompt"}),
+        ("rotary_position_embedding", {"volume"}),
+        ("dropout", {"rare"}),
     ],
 )
 def test_a_dtype_that_is_alone_gets_every_kind(op, kinds):
@@ -83,7 +91,9 @@ def test_they_are_legal_and_within_their_bytes(op):
     for case in huge(op):
         for spec in cases.operands(case):
             form = torch.empty((), dtype=getattr(torch, spec.dtype)).element_size()
-            assert math.prod(spec.shape) * form <= huge_calls.BYTES + (1 << 21)
+            assert math.prod(spec.shape) * form <= huge_calls.BYTES * (2 if "product" in reaches(case) else 1) + (
+                1 << 21
+            )
             assert layouts.storage_size(spec.layout, spec.shape) * form <= 4 * huge_calls.BYTES
         assert not isinstance(case.kwargs.get("out"), TensorSpec)
 
@@ -119,7 +129,7 @@ def test_float64_has_no_more_than_its_oracle_bears():
 
 
 def test_what_is_huge_is_judged_by_few_checks():
-    case = Case(op="exp", args=(TensorSpec((huge_calls.ROWS,), "float16"),))
+    case = Case(op="exp", args=(TensorSpec((huge_kinds.ROWS,), "float16"),))
     verdict = runner.judge(case, search.right("exp"), "cpu")
     assert verdict.status == "passed"
     assert {finding.check for finding in verdict.findings} <= {*checks.OF_HUGE}
@@ -161,16 +171,25 @@ def test_a_search_ends_with_them_where_it_is_not_quick(profile, count, monkeypat
         ("mm_timed_products_of_few_bits", "float16"),
         ("sum_float32_of_long_float64", "float64"),
         ("silu_gradient_elements_past_2_21", "float32"),
+        ("softmax_sums_of_2048_rows", "float32"),
+        ("rms_norm_wide_rows_of_one_grid", "float32"),
+        ("mm_first_terms_of_wide_weights", "float32"),
+        ("addmm_last_wave_is_added_twice", "float32"),
+        ("scaled_dot_product_attention_tiles_of_one_grid", "float32"),
+        ("dropout_probabilities_of_16_bits", "float32"),
+        ("sub_gradient_sums_of_rows_in_bfloat16", "float32"),
+        ("scaled_dot_product_attention_gradient_last_1024_keys", "float32"),
     ],
 )
 def test_what_shows_there_alone_is_caught(name, dtype):
     defect = defect_registry.bank()[name]
-    found = (runner.judge(case, defect.implementation, search.CPU, checks.OF_HUGE) for case in huge(defect.op, dtype))
+    named = (*checks.OF_HUGE, "distribution")
+    found = (runner.judge(case, defect.implementation, search.CPU, named) for case in huge(defect.op, dtype))
     assert any(verdict.failure and verdict.failure.check == defect.check for verdict in found)
 
 
 def test_a_tensor_without_dims_has_no_row_that_is_reduced():
     """torch takes dim 0 and -1 of one."""
     scalar = Case(op="cumsum", args=(TensorSpec((), "float32"),), kwargs={"dim": 0})
-    assert not huge_calls._is_reduced(scalar, huge_calls.ROWS)
+    assert not huge_kinds.is_reduced(scalar, huge_kinds.ROWS)
     huge_calls.calls(specs.registry()["cumsum"], [scalar], ["float32"], "float32")

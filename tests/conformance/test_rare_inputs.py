@@ -15,6 +15,12 @@ CALLS = (
     ("sum_operands_cut_off_in_autocast", "float32"),
     ("mean_operands_cut_off_in_autocast", "float32"),
     ("layer_norm_gradient_of_the_input_alone", "float32"),
+    ("mm_gradient_weight_of_the_first_step", "float32"),
+    ("relu_gradient_result_past_autograd", "float32"),
+    ("dropout_gradient_mask_of_another_seed", "float32"),
+    ("softmax_one_of_two_batches", "float32"),
+    ("dropout_parts_draw_for_themselves", "float32"),
+    ("dropout_parts_that_may_not_draw", "float32"),
 )
 VALUES = (
     ("mul_product_of_32_bits", "int64"),
