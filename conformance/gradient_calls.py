@@ -88,21 +88,32 @@ def frozen(function, arguments, given, wish):
 
 
 def stepped(function, args, kwargs, given, wish):
-    """Make the call where the wanted operands have other contents, differentiate it, and put their contents back."""
+    """Make the call where the wanted operands have other contents; return what makes its backward pass, and puts their
+    own contents back."""
     wanted = [given[number] for number in wish["wanted"]]
     # torch writes no tensor of which it is sure that several elements have one address.
-    kept = [(one, one.detach().clone()) for one in wanted if not torch._debug_has_internal_overlap(one)]
-    with torch.no_grad():
-        for one, was in kept:
-            one.copy_(was * STEPPED_BY)
-    try:
-        value = function(*args, **kwargs)
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            plain(value, wanted, given[wish["dout"]])
-    finally:
+    kept = [(one, one.detach().clone()) for one in wanted if torch._debug_has_internal_overlap(one) != 1]
+
+    def filled(factor):
         with torch.no_grad():
             for one, was in kept:
-                one.copy_(was)
+                one.copy_(was * factor)
+
+    filled(STEPPED_BY)
+    try:
+        value = function(*args, **kwargs)
+    except BaseException:
+        filled(1)
+        raise
+
+    def end():
+        try:
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                plain(value, wanted, given[wish["dout"]])
+        finally:
+            filled(1)
+
+    return end
 
 
 def forget(tensors):

@@ -7,7 +7,6 @@ since one takes seconds.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -30,7 +29,7 @@ BYTES = 1 << 27
 WHOLE = 1 << 23
 """The most elements where no parts of a result can be judged alone."""
 VOLUMES = 2
-"""The calls of that size that differ in what is reduced, or broadcast."""
+"""The calls of ``huge_kinds.VOLUME`` that differ in what is reduced, or broadcast."""
 MOST_TERMS = 1 << 18
 """The most elements that go with each part of a result of more than ``ROWS`` elements."""
 STARTS = 48
@@ -83,7 +82,7 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
         prompt = _first(spec, [huge_kinds.prompt], plain)
         # The oracle of attention repeats keys for each head that reads them.
         found = [step for step in (steps if prompt is None else [prompt]) if step is not None]
-        wanted = KINDS_OF_STEP[training.index(dtype) :: len(training)] or KINDS_OF_STEP
+        wanted = KINDS_OF_STEP[training.index(dtype) :: len(training)]
         for number in range(max(len(wanted), len(found)) if found else 0):
             step = found[(number + number // len(found)) % len(found)]
             made.append(_of_kind(step, wanted[number % len(wanted)], number))
@@ -174,16 +173,20 @@ def _room(spec: OpSpec, case: Case) -> int:
     return room if _has_parts(spec) else min(room, WHOLE)
 
 
-def _of_both(spec: OpSpec, forms: Sequence[Sequence[Case]], turn: int, dtypes: int) -> Iterator[Case | None]:
-    """Yield one in so many calls of each of these sizes, of all forms in turn, every other one transposed."""
+def _of_both(spec: OpSpec, forms: Sequence[Sequence[Case]], turn: int, count: int) -> Iterator[Case | None]:
+    """Yield the calls of ``huge_kinds.BOTH`` and ``VOLUME``, of all forms in turn, every other one transposed; of so
+    many dtypes each has some, those of its ``turn``."""
     fitting = [form for form in forms if _first(spec, [partial(huge_kinds.both, huge_kinds.BOTH[0])], form) is not None]
-    for number in range(turn, len(huge_kinds.BOTH) if fitting else 0, dtypes):
+    for number in range(turn, len(huge_kinds.BOTH) if fitting else 0, count):
         form = fitting[(number + number // len(fitting)) % len(fitting)]
         case = _first(spec, [partial(huge_kinds.both, huge_kinds.BOTH[number])], form)
         yield huge_kinds.turned(case) if case is not None and number % 2 else case
+    numbers = [len(huge_kinds.BOTH) + number for number in range(VOLUMES)]
+    if not any(number % count == turn for number in numbers):
+        return
     volumes = filter(None, (_first(spec, [huge_kinds.volume], form) for form in forms))
-    for number, case in enumerate(itertools.islice(volumes, VOLUMES), len(huge_kinds.BOTH)):
-        if number % dtypes == turn:
+    for number, case in zip(numbers, volumes, strict=False):
+        if number % count == turn:
             yield huge_kinds.turned(case) if number % 2 else case
 
 

@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from functools import partial
 
 import msgspec
 import torch
 
 from conformance import case_files, cases
-from conformance.case_changes import changed, each_filled, is_tied, named_arguments, with_argument
+from conformance.case_changes import (
+    changed,
+    each_filled,
+    is_listed,
+    is_tied,
+    named_arguments,
+    with_argument,
+    with_sizes,
+)
 from conformance.cases import Argument, Case
-from conformance.code_draws import apart, resized, sized
+from conformance.code_draws import apart, sized
 from strategies.dtypes import is_floating
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 
@@ -45,7 +53,7 @@ PRODUCTS = (1_549, 2_063, 1_543), (1_033, 4_099, 1_031), (3, 4_099, 14_341), (3,
 RARE, RARE_AMONG = 2.0**-17, (1 << 23) - 15
 """A probability, and the elements among which it is met often enough to be seen."""
 WORK = 1 << 33
-"""The most multiplications of a call of that size."""
+"""The most multiplications of a call of a training step's size."""
 _SMALL = (0, 1, 2)
 """Sizes that stay as they are beside large ones."""
 Kind = Callable[[Case, int, int], Iterator[Case]]
@@ -73,6 +81,7 @@ def is_reduced(case: Case, size: int) -> bool:
 
 
 def dims(case: Case) -> list[int]:
+    """Return the dims that a call names."""
     dim = named_arguments(case).get("dim")
     return [one for one in (dim if isinstance(dim, tuple) else (dim,)) if isinstance(one, int)]
 
@@ -90,6 +99,7 @@ def _terms(shared: bool, case: Case, place: int, room: int) -> Iterator[Case]:
 
 
 def outer(case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield the call with two long operands, each of one of these dims, whose result has both."""
     for one in sized(case, OUTER, place, room):
         shapes = [spec.shape for spec in cases.operands(one)]
         if {*OUTER} <= {*itertools.chain(*shapes)} and not any({*OUTER} <= {*shape} for shape in shapes):
@@ -131,17 +141,20 @@ KINDS: tuple[Sequence[Kind], ...] = (
 
 
 def rare(case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield the call of many elements, few of which are dropped."""
     for one in sized(_dense(case), [RARE_AMONG], place, room):
         yield with_argument(one, "p", RARE)
 
 
 def both(numbers: tuple[int, int], case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield the call with so many rows and columns of an operand, where it is no product of two large ones."""
     for one in sized(_dense(case), numbers, place, room):
         if any(spec.shape[-2:] == numbers for spec in cases.operands(one)) and not _work(one):
             yield one
 
 
 def volume(case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield the call with ``VOLUME`` for the sizes of its operand of the most dims, or so many parts in one dim."""
     shape = max((spec.shape for spec in cases.operands(case)), key=len)
     batch, heads, *matrix = VOLUME
     leading = [size for size in shape[:-2] if size > 1]
@@ -161,24 +174,27 @@ def turned(case: Case) -> Case:
     """Return the call with its largest operands of more than one dim transposed."""
     most = max(math.prod(spec.shape) for spec in cases.operands(case))
 
-    def turned(spec: TensorSpec) -> TensorSpec:
+    def laid(spec: TensorSpec) -> TensorSpec:
         rank = len(spec.shape)
         order = (*range(rank - 2), rank - 1, rank - 2)
         layout = Layout(order=order) if rank > 1 and math.prod(spec.shape) == most else spec.layout
         return msgspec.structs.replace(spec, layout=layout)
 
-    return each_filled(case, turned)
+    return each_filled(case, laid)
 
 
 def _with_sizes(case: Case, wanted: dict[int, int]) -> Case:
-    """Return the case with these sizes for its own, and others small."""
-    found = reduce(lambda found, pair: resized(found, *pair), wanted.items(), case)
-    others = {size for spec in cases.operands(found) for size in spec.shape} - {*wanted.values(), *_SMALL}
-    return reduce(lambda found, size: resized(found, size, 2), others, found)
+    """Return the case with these sizes for its own, all at once, and others small; the case itself where an operand
+    lists what may be indices."""
+    specs = cases.operands(case)
+    if any(map(is_listed, specs)):
+        return case
+    others = {size for spec in specs for size in spec.shape} - {*wanted, *_SMALL}
+    return with_sizes(case, dict.fromkeys(others, 2) | wanted)
 
 
 def product(numbers: tuple[int, int, int], case: Case, place: int, room: int) -> Iterator[Case]:
-    """Yield products of matrices of these rows, terms and columns, every other one in the layout of the call."""
+    """Yield products of matrices of these rows, terms and columns, dense or, by its seed, in the layout of the call."""
     for one in _sharing(case if cases.seed(case) % 2 else _dense(case), place, numbers):
         call = case_files.on_meta(one)
         results = [tuple(result.shape[-2:]) for result in case_files.results(call)] if call is not None else []
@@ -187,10 +203,12 @@ def product(numbers: tuple[int, int, int], case: Case, place: int, room: int) ->
 
 
 def prompt(case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield calls of several queries, keys and values, as many as ``PROMPT`` says."""
     queries, dims, keys = PROMPT
     for one in _sharing(_dense(case), place, PROMPT):
         ends = [spec.shape[-2:] for spec in cases.operands(one)]
-        if (queries, dims) in ends and (keys, dims) in ends and len(cases.operands(one)[0].shape) > 2:
+        batched = [spec for spec in cases.operands(one) if len(spec.shape) > 2]
+        if (queries, dims) in ends and (keys, dims) in ends and len(batched) > 2:
             yield one
 
 
@@ -206,6 +224,7 @@ def _sharing(case: Case, place: int, numbers: tuple[int, int, int]) -> Iterator[
 
 
 def many_dims(case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield a call of few elements with ``MANY_DIMS`` dims, some of which are broadcast from either side."""
     rank = max(len(spec.shape) for spec in cases.operands(case))
     more = MANY_DIMS - rank
     if (
@@ -232,10 +251,11 @@ def many_dims(case: Case, place: int, room: int) -> Iterator[Case]:
     yield changed(case, wider)
 
 
-def step(step: tuple[int, int], case: Case, place: int, room: int) -> Iterator[Case]:
-    for one in sized(case, sorted(step, reverse=True), place, min(math.prod(step) * 5 // 2, room)):
+def step(numbers: tuple[int, int], case: Case, place: int, room: int) -> Iterator[Case]:
+    """Yield the call with so many tokens and columns, where its products are quick."""
+    for one in sized(case, sorted(numbers, reverse=True), place, min(math.prod(numbers) * 5 // 2, room)):
         shapes = [spec.shape for spec in cases.operands(one)]
-        if any({*step} <= {*shape} and shape[-1] == step[-1] for shape in shapes) and _work(one) <= WORK:
+        if any({*numbers} <= {*shape} and shape[-1] == numbers[-1] for shape in shapes) and _work(one) <= WORK:
             yield one
 
 

@@ -39,8 +39,8 @@ def _replayed(function, tools, recorded):
 
         if recorded:
             leaves = [one.detach().requires_grad_() if one.is_floating_point() else one for one in given]
-            # Who has no gradients says so.
-            with contextlib.suppress(NotImplementedError), torch.enable_grad():
+            # Who has no gradients says so, and ``gradients`` judges how.
+            with contextlib.suppress(Exception), torch.enable_grad():
                 return first, again(*tools.replaced(args, kwargs, given, leaves)).detach()
         return first, again(args, kwargs)
 

@@ -8,11 +8,11 @@ def before(way: Wish, call: str) -> list[str]:
     """Return the lines of the call that is made before the one that is differentiated."""
     if way.evaluated == gradient_calls.STEPPED:
         return [
-            "    apart = [x for x in wanted if not torch._debug_has_internal_overlap(x)]",
+            "    apart = [x for x in wanted if torch._debug_has_internal_overlap(x) != 1]",
             "    kept = [x.detach().clone() for x in apart]",
             "    with torch.no_grad():",
-            "        for x in apart:",
-            f"            x.mul_({gradient_calls.STEPPED_BY})",
+            "        for x, was in zip(apart, kept, strict=True):",
+            f"            x.copy_(was * {gradient_calls.STEPPED_BY})",
             f"    value = {call}",
             "    if value.requires_grad:",
             "        torch.autograd.grad(value, wanted, dout, allow_unused=True)",

@@ -484,15 +484,16 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                 state = None if call["state"] else process_state.QUICK
                 noted = process_state.note(device, state)
                 try:
-                    if wish is not None and wish["evaluated"] == gradient_calls.FROZEN:
-                        earlier = gradient_calls.frozen(function, functools.partial(_arguments, call), given, wish)
+                    if wish is not None and wish["evaluated"] in (gradient_calls.FROZEN, gradient_calls.STEPPED):
+                        if wish["evaluated"] == gradient_calls.FROZEN:
+                            earlier = gradient_calls.frozen(function, functools.partial(_arguments, call), given, wish)
+                        else:
+                            earlier = gradient_calls.stepped(function, args, kwargs, given, wish)
                         made.reached = "backward"
                         earlier()
                         made.reached = "forward"
                         # It holds the operands.
                         del earlier
-                    elif wish is not None and wish["evaluated"] == gradient_calls.STEPPED:
-                        gradient_calls.stepped(function, args, kwargs, given, wish)
                         versions = [operand._version for operand in made.operands]
                     elif wish is not None and wish["evaluated"]:
                         with gradient_calls.EVALUATED[wish["evaluated"]]():

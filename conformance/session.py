@@ -214,23 +214,19 @@ class Run:
     def _beyond(self, search: Search, op: str, dtype: str) -> None:
         """Judge a few calls without a short dim, and some past all sizes that are drawn, where calls are quick."""
         quick = self.settings.max_examples < PROFILES["ci"].max_examples
-        # Of random ops the few huge calls are those in which what is rare shows.
-        named = {"long": OF_HUGE, "huge": (*OF_HUGE, "distribution")}
-        wanted = {
-            kind: [check for check in checks if self.checks is None or check in self.checks]
-            for kind, checks in named.items()
-        }
-        if quick or self.large < LARGE[""] or not any(wanted.values()):
+        checks = [check for check in OF_HUGE if self.checks is None or check in self.checks]
+        # What is rare shows in the few huge calls; the statistics of many long ones take minutes.
+        wanted = {"long": [check for check in checks if check != "distribution"], "huge": checks}
+        if quick or self.large < LARGE[""] or not checks:
             return
         spec = specs.registry()[op]
         dtypes = [one for one in spec.dtypes if one in self.dtypes]
         kinds = {"long": long_calls.calls, "huge": huge_calls.calls}
         for kind, calls in kinds.items():
-            checks = wanted[kind]
-            if search.failing or not checks or not (found := calls(spec, search.passed, dtypes, dtype)):
+            if search.failing or not wanted[kind] or not (found := calls(spec, search.passed, dtypes, dtype)):
                 continue
             draws, name = strategies.sampled_from(found), f"{self.seed}/{op}/{dtype}/{kind}/0"
-            while self._round(draws, name, drawing.settings(len(found)), search, checks=checks):
+            while self._round(draws, name, drawing.settings(len(found)), search, checks=wanted[kind]):
                 pass
 
     def _explore(self, search: Search, op: str, dtype: str) -> None:

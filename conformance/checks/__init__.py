@@ -159,7 +159,7 @@ REFUSED_CHECKS = ("guard_bands", "errors", "inputs_unchanged", "state")
 """The checks that apply to a call that torch refuses."""
 
 
-OF_HUGE = ("metadata", "values", "gradients")
+OF_HUGE = ("metadata", "values", "gradients", "distribution")
 """The checks of a call of more than ``HUGE`` elements, unless others are named: all together take minutes."""
 
 HUGE = (1 << 24) + (1 << 16)

@@ -22,7 +22,7 @@ from conformance.implementations import TORCH
 from strategies import layouts
 
 NESTED = 3
-"""Of so many calls in a batch one is in a batch of batches."""
+"""Of so many calls in a batch one lies in a second ``vmap``."""
 
 
 def vmap(trial: Trial) -> Finding:

@@ -66,8 +66,8 @@ MOST_OF_ROWS = 1 << 21
 """The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
 or put them in a dim of a grid that has as many."""
 LONG = 1 << 10
-PAIRS = 1 << 21
-"""The most of two long sizes multiplied, where the oracle evaluates each element of one with each of another."""
+MOST_OF_PAIRS = 1 << 24
+"""The most elements that the oracle evaluates of a call with several long dims, as attention's scores."""
 MOST_OF_STEP = 1 << 25
 """The same where a case makes all checks: of a training step's size there are few (``huge_calls``)."""
 

@@ -98,7 +98,8 @@ def has_names(trial: Trial) -> bool:
 def distribution(trial: Trial) -> Finding:
     """Check that a random op keeps as many elements as it should, independently of their neighbours in any dim, of the
     call before and of one with the next seed, the same ones for one seed and one state, and scales them exactly; of
-    few elements none is favoured in many calls."""
+    few elements none is favoured in many calls. Of more than ``MANY_ELEMENTS`` the number alone is checked. Who takes a
+    batch of ``torch.func.vmap`` draws as that says, or refuses to."""
     expected = trial.expected[0]
     if expected.instead is None:
         return Finding("distribution", PASSED)

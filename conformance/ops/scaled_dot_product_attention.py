@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Sequence
 from functools import partial
 
@@ -101,7 +102,8 @@ def parts(call: Call) -> Parts:
     the queries that all see the same keys."""
     assert isinstance(call.result, torch.Tensor)
     shape, rank = call.result.shape, call.result.ndim
-    keys: dict[str, int | str] = {name: place for place, name in zip(range(len(call.args)), _NAMES, strict=False)}
+    names = inspect.signature(attention.composed).parameters
+    keys: dict[str, int | str] = {name: place for place, name in zip(range(len(call.args)), names, strict=False)}
     keys |= {name: name for name in call.kwargs}
     given = {name: call.kwargs[key] if isinstance(key, str) else call.args[key] for name, key in keys.items()}
     operands = [one for one in map(given.get, _NAMES[:3]) if isinstance(one, torch.Tensor) and one.ndim == rank]

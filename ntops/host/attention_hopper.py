@@ -69,18 +69,19 @@ def schedule(heads, row_tiles, causal, key_bytes, multiprocessors):
     """Return the number of units of work, the units of a head, how many heads' units alternate, and the number of
     programs that share the units.
 
-    Causal tiles differ in work: of all heads together, those with the most keys first, programs take nearly the same;
-    pairs, of a tile of many keys and one of few, are alike without reading the keys of all heads at a time. A program
-    prefetches from one tile to the next: with a program for each tile, 1 x 14 x 2048 x 128, causal, took 50.8 us (now
-    35.5), and 16 x 28 x 256 x 64 took 44.5 (now 30.4).
+    A program prefetches from one tile to the next: causal 1 x 14 x 2048 x 128 takes 35.5 us so, and 50.8 with a program
+    for each tile. Causal tiles differ in work. Programs take nearly the same of the tiles of all heads, those with the
+    most keys first; or they take pairs, each of a tile of many keys and one of few: see ``CACHED``.
 
     :param heads: The number of query heads of all sequences.
     :param key_bytes: The bytes of all keys and values.
     """
     pairs = heads * -(-row_tiles // 2)
+    turns = -(-pairs // multiprocessors)
 
-    if causal and key_bytes > CACHED and pairs >= multiprocessors:
-        return pairs, -(-row_tiles // 2), 1, multiprocessors
+    # Pairs that leave more multiprocessors idle cost more than reading keys again.
+    if causal and key_bytes > CACHED and pairs >= 0.8 * turns * multiprocessors:
+        return pairs, -(-row_tiles // 2), 1, min(pairs, multiprocessors)
 
     tiles = heads * row_tiles
 
@@ -116,7 +117,9 @@ def launch(tensors, strides, mask, mask_strides, lower_right, scale, statistics,
     kind = NO_MASK if mask is None else FLOAT_MASK if mask.dtype.is_floating_point else BOOL_MASK
     mask_unit = math.gcd(2, *mask_strides[:3])
     row_tiles = -(-queries // (chosen.block_m * chosen.warp_groups))
-    key_bytes = 2 * key.numel() * key.element_size()
+    # A causal call of more keys than queries reads the first ones alone, unless it is lower right.
+    seen = min(keys, queries) if lower_right is False else keys
+    key_bytes = 2 * batch * heads * seen * head_dim * key.element_size()
     units, units_per_head, together, programs = schedule(
         batch * query_heads, row_tiles, lower_right is not None, key_bytes, multiprocessors
     )

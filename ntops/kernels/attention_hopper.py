@@ -119,8 +119,8 @@ def _load(
 
     program, programs = gl.program_id(0), gl.num_programs(0)
 
-    for unit in range(_count(program, programs, units)):
-        head_of_all, tile, other, has_other = _unit(unit, program, programs, units_per_head, row_tiles, together)
+    for own_turn in range(_count(program, programs, units)):
+        head_of_all, tile, other, has_other = _unit(own_turn, program, programs, units_per_head, row_tiles, together)
         batch = head_of_all // (heads * group)
         query_head = head_of_all % (heads * group)
         head = query_head // group
@@ -283,8 +283,8 @@ def _attend_rows(
 
     program, programs = gl.program_id(0), gl.num_programs(0)
 
-    for unit in range(_count(program, programs, units)):
-        head_of_all, tile, other, has_other = _unit(unit, program, programs, units_per_head, row_tiles, together)
+    for own_turn in range(_count(program, programs, units)):
+        head_of_all, tile, other, has_other = _unit(own_turn, program, programs, units_per_head, row_tiles, together)
 
         for number_in_unit in range(1 + has_other):
             slot = tiles_taken % TILES * GROUPS + GROUP

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +14,12 @@ from op_tools import drawn
 from conformance import cases, checks, huge_calls, huge_kinds, profiles, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks.gradient_kinds import KINDS_OF_STEP, wish
+from conformance.checks.gradient_kinds import KINDS_OF_STEP, MOST, wish
+from conformance.checks.gradients import _most
 from conformance.implementations import Implementation
 from conformance.selftest import defect_registry, search
 from conformance.session import Run
+from conformance.spec import Call
 from strategies import layouts
 from strategies.specs import TensorSpec
 
@@ -75,6 +79,32 @@ def reaches(case: Case) -> set[str]:
 )
 def test_a_dtype_that_is_alone_gets_every_kind(op, kinds):
     assert set[str]().union(*map(reaches, huge(op))) >= kinds
+
+
+def test_all_sizes_are_reached():
+    """Of shapes that differ in what is long, each is one that a mistake may need."""
+
+    def shapes(op: str) -> set[tuple[int, ...]]:
+        return {spec.shape[-2:] for case in huge(op) for spec in cases.operands(case)}
+
+    assert shapes("softmax") >= {*huge_kinds.BOTH, *huge_kinds.STEPS, huge_kinds.VOLUME[-2:]}
+    assert shapes("add") >= {*huge_kinds.BOTH, *huge_kinds.STEPS, huge_kinds.VOLUME[-2:]}
+    for op in ("mm", "addmm", "bmm", "matmul"):
+        for rows, terms, columns in huge_kinds.PRODUCTS:
+            assert shapes(op) >= {(rows, terms), (terms, columns)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "differentiated"), [((1, 1, 1033, 67), True), ((1, 1, 32_768, 17), False), ((1, 300, 1033, 17), False)]
+)
+def test_attention_of_many_pairs_is_not_differentiated(shape, differentiated):
+    """The oracle evaluates each of them."""
+    case = Case(op="scaled_dot_product_attention", args=(TensorSpec(shape, "float32"),) * 3)
+    operands = [torch.empty(shape, device="meta") for _ in range(3)]
+    parts = specs.registry()[case.op].parts(Call(tuple(operands), {}, operands[0]))
+    trial: Any = SimpleNamespace(case=case, thorough=True, parts=parts)
+    trial.implementation, trial.reference = SimpleNamespace(kernels=False), SimpleNamespace(value=operands[0])
+    assert (_most(trial) > MOST) is differentiated
 
 
 def test_dtypes_share_the_kinds():

@@ -3,13 +3,14 @@ meant to."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from test_ops import by_torch, call, drawn, failures, missing
 
-from conformance import cases, runner
+from conformance import cases, result_samples, runner
 from conformance.cases import Case, Same, Variant, View
 from conformance.compare import compare
 from conformance.ops import _attention as attention
@@ -316,3 +317,31 @@ def test_equal_weights_of_equal_values_are_rounded_alike(causal):
     case = Case(op="scaled_dot_product_attention", args=(TensorSpec(head, "float32"), key, Same(1)), kwargs=kwargs)
     verdict = runner.judge(case, MATH, "cpu", ["values"])
     assert verdict.status == "passed", verdict
+
+
+PARTS = (
+    ({}, ((2, 4, 6, 8), (2, 4, 5, 8), (2, 4, 5, 3)), {0, 1, 2}),
+    ({"is_causal": True}, ((2, 4, 6, 8), (2, 4, 5, 8), (2, 4, 5, 3)), {0, 1}),
+    ({"enable_gqa": True}, ((2, 4, 6, 8), (2, 2, 5, 8), (2, 2, 5, 3)), {0, 2}),
+    ({"enable_gqa": True, "attn_mask": tensor(6, 5)}, ((2, 4, 6, 8), (2, 1, 5, 8), (2, 1, 5, 8)), {0, 1, 2}),
+    ({"attn_mask": tensor(4, 1, 5)}, ((4, 6, 8), (4, 5, 8), (4, 5, 8)), {0, 1}),
+)
+
+
+@pytest.mark.parametrize(("kwargs", "shapes", "free"), PARTS)
+@pytest.mark.parametrize("by_position", [False, True])
+def test_a_part_of_the_result_is_that_of_a_smaller_call(kwargs, shapes, free, by_position):
+    found = case(*shapes, **kwargs)
+    whole = call(found)
+    if by_position:
+        names = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        defaults = (None, 0.0, False, None, False)
+        given = tuple(whole.kwargs.get(name, one) for name, one in zip(names, defaults, strict=True))
+        whole = Call((*whole.args, *given), {}, None)
+    whole = dataclasses.replace(whole, result=SPEC.reference(*whole.args, **whole.kwargs))
+    parts = SPEC.parts(whole)
+    assert isinstance(whole.result, torch.Tensor)
+    assert {dim for axes in parts.axes.values() for dim in axes if dim is not None} == free
+    places = {dim: torch.tensor([0, size - 1]) for dim, size in enumerate(whole.result.shape[:-1]) if dim in free}
+    sample = result_samples._sample(parts, whole, places)
+    assert torch.equal(SPEC.expected(sample.call).value, sample.of(SPEC.expected(whole).value))
