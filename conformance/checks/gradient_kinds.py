@@ -13,6 +13,7 @@ import torch
 from conformance import call_contexts, calls, case_files, cases, forms, gradient_calls
 from conformance.case_changes import is_tied, of_one_tensor, with_operand, with_size
 from conformance.cases import Case, DType, Same
+from conformance.checks.gradient_sizes import MOST, MOST_OF_ROWS
 from conformance.checks.other_options import other_options
 from conformance.checks.result_gradients import PLAIN, result_gradient
 from conformance.spec import Call, registry
@@ -60,16 +61,6 @@ FORMS = (
 operands."""
 IN_A_FORM = 2
 """Of so many calls one is in a form that is not the plain one."""
-MOST = 1 << 18
-"""The most elements of operands and results together in calls that are differentiated."""
-MOST_OF_ROWS = 1 << 21
-"""The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
-or put them in a dim of a grid that has as many."""
-LONG = 1 << 10
-MOST_OF_PAIRS = 1 << 24
-"""The most elements that the oracle evaluates of a call with several long dims, as attention's scores."""
-MOST_OF_STEP = 1 << 25
-"""The same where a case makes all checks: of a training step's size there are few (``huge_calls``)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,16 +16,8 @@ from conformance.calls import Outcome
 from conformance.case_changes import is_tied
 from conformance.cases import Case, Same
 from conformance.checks.call_record import FAILED, PASSED, UNCLAIMED, Finding, Trial, describe, difference, different
-from conformance.checks.gradient_kinds import (
-    LONG,
-    MOST,
-    MOST_OF_PAIRS,
-    MOST_OF_ROWS,
-    MOST_OF_STEP,
-    Wish,
-    floating_operands,
-    wish,
-)
+from conformance.checks.gradient_kinds import Wish, floating_operands, wish
+from conformance.checks.gradient_sizes import most_elements
 from conformance.checks.gradient_words import told
 from conformance.checks.result import inputs_unchanged, judged
 from conformance.checks.second_derivatives import VANISHING, missing_terms
@@ -33,7 +25,6 @@ from conformance.checks.torchs_gradients import is_freed_by_torch, of_torch
 from conformance.compare import Comparison, compare
 from conformance.running import Running
 from conformance.spec import Call, Expected, OpSpec, registry
-from strategies import dtypes
 from strategies.specs import TensorSpec
 
 CLAIM = "gradients"
@@ -57,7 +48,7 @@ def gradients(trial: Trial) -> Finding:
 def differentiable(trial: Trial) -> bool:
     """Tell whether a call has gradients, and few enough of them to be judged."""
     case, result = trial.case, trial.reference.value
-    return has_gradients(case, trial.call, result) and result.numel() + cases.elements(case) <= _most(trial)
+    return has_gradients(case, trial.call, result) and result.numel() + cases.elements(case) <= most_elements(trial)
 
 
 def has_gradients(case: Case, call: Call, result: Any) -> bool:
@@ -71,31 +62,6 @@ def has_gradients(case: Case, call: Call, result: Any) -> bool:
     if any(isinstance(one, cases.View) or (isinstance(one, Same) and one.is_view) for one in arguments):
         return False
     return bool(floating_operands(case))
-
-
-def _most(trial: Trial) -> int:
-    floating = [spec for spec in cases.operands(trial.case) if dtypes.is_floating(spec.dtype)]
-    counts = [sum(size > LONG for size in spec.shape) for spec in floating]
-    # Where several are long the oracle may evaluate each element of one with each of another, as attention's does.
-    each = sum(counts) > 1 and (trial.parts is None or trial.parts.terms > LONG)
-    # Float64 is judged in more than its precision, which is slow.
-    if trial.implementation.kernels or any(spec.dtype == "float64" for spec in floating):
-        return MOST
-    if trial.thorough and (not each or _evaluated(trial, max(counts)) <= MOST_OF_PAIRS):
-        return MOST_OF_STEP
-    return MOST if max(counts) > 1 or each else MOST_OF_ROWS
-
-
-def _evaluated(trial: Trial, long: int) -> int:
-    """Return how many elements the oracle evaluates of a call with several long dims, as attention's scores. Where no
-    spec says so, they are those of one operand with several of them; of two each with each is too much.
-
-    :param long: The most long dims of an operand.
-    """
-    result = trial.reference.value
-    if trial.parts is None or not isinstance(result, torch.Tensor):
-        return 0 if long > 1 else MOST_OF_PAIRS + 1
-    return result.numel() // max(result.shape[-1] if result.ndim else 1, 1) * trial.parts.terms
 
 
 def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: Any) -> list[Expected | None]:

@@ -139,11 +139,11 @@ def tiles_of_one_grid(right: Right, query: Any, *args: Any, **kwargs: Any) -> An
 @defect("dropout", KIND, "distribution")
 def probabilities_of_16_bits(right: Right, input: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
     """A probability is compared in 16 bits: one below 2^-16 drops nothing."""
-    result = right(input, p, training, inplace)
     is_drawn = type(p) is float and 0 < p < 1 and training is True and not inplace
-    if is_drawn and p < 2.0**-16 and not result.requires_grad:
-        result = torch.where(result == 0, (input.double() / (1 - p)).to(input.dtype), result)
-    return result
+    if not is_drawn or p >= 2.0**-16:
+        return right(input, p, training, inplace)
+    right(input.detach(), p)
+    return (input.double() / (1 - p)).to(input.dtype)
 
 
 # --- a training step ---------------------------------------------------------------------------------------------

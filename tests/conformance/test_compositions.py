@@ -210,8 +210,11 @@ def test_one_mask_of_a_batch_is_found() -> None:
             return torch.nn.functional.dropout(input, p, training, inplace)
         return input * (mask(list(input.shape), 1 - p) / (1 - p))
 
-    finding = judged(CASES["dropout"], Implementation("own", SimpleNamespace(dropout=dropout), {}), "distribution")
-    assert (finding.status, "two parts of a batch have one mask" in finding.message) == (FAILED, True)
+    implementation, case = Implementation("own", SimpleNamespace(dropout=dropout), {}), CASES["dropout"]
+    # Of these seeds two ask for parts that differ.
+    calls = [replace(case, args=(replace(case.args[0], seed=seed), *case.args[1:])) for seed in range(0, 76, 19)]
+    found = [judged(one, implementation, "distribution") for one in calls]
+    assert any("two parts of a batch have one mask" in one.message for one in found if one.status == FAILED)
 
 
 def test_calls_in_between_have_other_options() -> None:

@@ -14,8 +14,8 @@ from op_tools import drawn
 from conformance import cases, checks, huge_calls, huge_kinds, profiles, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
-from conformance.checks.gradient_kinds import KINDS_OF_STEP, MOST, wish
-from conformance.checks.gradients import _most
+from conformance.checks.gradient_kinds import KINDS_OF_STEP, wish
+from conformance.checks.gradient_sizes import MOST, most_elements
 from conformance.implementations import Implementation
 from conformance.selftest import defect_registry, search
 from conformance.session import Run
@@ -104,7 +104,7 @@ def test_attention_of_many_pairs_is_not_differentiated(shape, differentiated):
     parts = specs.registry()[case.op].parts(Call(tuple(operands), {}, operands[0]))
     trial: Any = SimpleNamespace(case=case, thorough=True, parts=parts)
     trial.implementation, trial.reference = SimpleNamespace(kernels=False), SimpleNamespace(value=operands[0])
-    assert (_most(trial) > MOST) is differentiated
+    assert (most_elements(trial) > MOST) is differentiated
 
 
 def test_dtypes_share_the_kinds():
