@@ -87,33 +87,33 @@ def frozen(function, arguments, given, wish):
     return functools.partial(plain, value, [some[number] for number in wish["wanted"][1:]], given[wish["dout"]])
 
 
-def stepped(function, args, kwargs, given, wish):
+def stepped(function, arguments, given, wish):
     """Make the call where the wanted operands have other contents; return what makes its backward pass, and puts their
-    own contents back."""
+    own contents back. Where the call raises, nobody looks at them.
+
+    :param arguments: As of ``frozen``.
+    """
     wanted = [given[number] for number in wish["wanted"]]
     # torch writes no tensor of which it is sure that several elements have one address.
     kept = [(one, one.detach().clone()) for one in wanted if torch._debug_has_internal_overlap(one) != 1]
-
-    def filled(factor):
-        with torch.no_grad():
-            for one, was in kept:
-                one.copy_(was * factor)
-
-    filled(STEPPED_BY)
-    try:
-        value = function(*args, **kwargs)
-    except BaseException:
-        filled(1)
-        raise
+    with torch.no_grad():
+        for one, was in kept:
+            one.copy_(was * STEPPED_BY)
+    args, kwargs = arguments([operand(one, wish["origin"]) for one in given])
+    value = function(*args, **kwargs)
 
     def end():
-        try:
-            if isinstance(value, torch.Tensor) and value.requires_grad:
-                plain(value, wanted, given[wish["dout"]])
-        finally:
-            filled(1)
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            plain(value, wanted, given[wish["dout"]])
+        with torch.no_grad():
+            for one, was in kept:
+                one.copy_(was)
 
     return end
+
+
+BEFORE = {FROZEN: frozen, STEPPED: stepped}
+"""Maps what is differentiated before to functions that make that call, and return what makes its backward pass."""
 
 
 def forget(tensors):

@@ -484,11 +484,9 @@ def _make(made, function, call, device, guard, offers, passed, given=None):
                 state = None if call["state"] else process_state.QUICK
                 noted = process_state.note(device, state)
                 try:
-                    if wish is not None and wish["evaluated"] in (gradient_calls.FROZEN, gradient_calls.STEPPED):
-                        if wish["evaluated"] == gradient_calls.FROZEN:
-                            earlier = gradient_calls.frozen(function, functools.partial(_arguments, call), given, wish)
-                        else:
-                            earlier = gradient_calls.stepped(function, args, kwargs, given, wish)
+                    if wish is not None and wish["evaluated"] in gradient_calls.BEFORE:
+                        make = gradient_calls.BEFORE[wish["evaluated"]]
+                        earlier = make(function, functools.partial(_arguments, call), given, wish)
                         made.reached = "backward"
                         earlier()
                         made.reached = "forward"

@@ -159,7 +159,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     kinds += [PLAIN[seed // 31 % len(PLAIN)]] * PLAIN_SHARE
     kind = kind_of_large(case, result.numel()) if large else kinds[seed // 23 % len(kinds)]
     dtype = str(result.dtype).removeprefix("torch.")
-    changed = {"overwritten": _overwritten(case), "in place": _RESULT}.get(kind, [None])
+    changed = {"overwritten": _overwritten(case), "in place": _AFTER_IN_PLACE}.get(kind, [None])
     if kind == "second order":
         asked, dtype = _ordinary(tamed(case), dtype, widened=bool(seed // 67 % 3))
     dout = result_gradient(kind, tuple(result.shape), dtype, seed)
@@ -354,8 +354,8 @@ def ordinary(case: Case, dtype: str | None = None) -> Case:
 _KEPT = ("normal", "positive", "unit", "uniform")
 
 
-_RESULT = (None, -1)
-"""What is changed in place after a call in place: nothing, or the result."""
+_AFTER_IN_PLACE = (None, -1)
+"""Nothing, or the result, is changed after a call in place, as of ``Wish.overwritten``."""
 
 
 def _overwritten(case: Case) -> Sequence[int | None]:

@@ -1,4 +1,4 @@
-"""How many elements a call has at most that is differentiated."""
+"""Limit the elements of calls that are differentiated, by what their oracles evaluate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from conformance import cases
 from conformance.checks.call_record import Trial
 from strategies import dtypes
 
+LONG = 1 << 10
+"""The size above which a dim is long."""
 MOST = 1 << 18
 """The most elements of operands and results together in calls that are differentiated."""
 MOST_OF_ROWS = 1 << 21
 """The same where kernels are not interpreted, and at most one dim is ``LONG``. Backward passes number rows in 16 bits,
 or put them in a dim of a grid that has as many."""
-LONG = 1 << 10
-MOST_OF_PAIRS = 1 << 24
-"""The most elements that the oracle evaluates of a call with several long dims, as attention's scores."""
 MOST_OF_STEP = 1 << 25
 """The same where a case makes all checks: of a training step's size there are few (``huge_calls``)."""
+MOST_OF_PAIRS = 1 << 24
+"""The most elements that the oracle evaluates of such a call with several long dims, as attention's scores."""
 
 
 def most_elements(trial: Trial) -> int:

@@ -36,7 +36,7 @@ with a probability of 0.9995 and 0.5."""
 SMALL = 1 << 12
 """The most elements of these calls."""
 RANDOMNESS = ("different", "different", "same", "error")
-"""What ``torch.func.vmap`` is told of the draws of a batch's parts."""
+"""Arguments of ``torch.func.vmap`` that say how the parts of a batch draw."""
 MANY_ELEMENTS = 1 << 22
 """Of more elements than these it is only counted how many are kept."""
 BITS = 90

@@ -83,13 +83,8 @@ class Statistics(torch.autograd.Function):
         return dout * KEPT[ctx.place]
 
 
-class Turned(torch.autograd.Function):
+class Turned(Noted):
     """A product that keeps the transposed second operand of its first backward pass, as that of one parameter."""
-
-    @staticmethod
-    def forward(ctx, input, other):
-        ctx.save_for_backward(input, other)
-        return input @ other
 
     @staticmethod
     def backward(ctx, dout):
