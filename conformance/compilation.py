@@ -27,8 +27,9 @@ import rich.progress
 import rich.table
 import torch
 
-from conformance import cases, drawing, load_checks, sass_checks
+from conformance import cases, drawing, far_memory, load_checks, sass_checks
 from conformance import spec as specs
+from conformance.case_changes import is_tied
 from conformance.cases import Case
 from conformance.implementations import DEFAULT, Implementation, NotProvided, load
 from conformance.names import unknown_name
@@ -170,8 +171,13 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
             current = spec.name
             function = implementation.function(spec.name)
             if function is not None:
-                for case, wanted in _calls(spec, examples):
+                for number, (case, wanted) in enumerate(_calls(spec, examples)):
                     operands = [_allocate(spec) for spec in cases.operands(case)]
+                    if (far := _far_apart(case, operands, number)) is not None:
+                        # Sizes and strides of 64 bits make kernels of their own.
+                        with contextlib.suppress(NotImplementedError):
+                            args, kwargs = cases.bind(case, far)
+                            function(*args, **kwargs)
                     args, kwargs = cases.bind(case, operands)
                     try:
                         function(*args, **kwargs)
@@ -185,6 +191,15 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
     finally:
         JITFunction.run = launch
     return list(found.values())
+
+
+def _far_apart(case: Case, operands: Sequence[torch.Tensor], turn: int) -> Sequence[torch.Tensor] | None:
+    """Return the operands of a call that writes none, the rows of one of them far apart; None where there is none, or
+    no memory for it."""
+    if specs.registry()[case.op].writes(case) or case.form or is_tied(case):
+        return None
+    found, number = far_memory.laid(tuple(operands), tuple(operands), far_memory.FAR_ROWS, turn)
+    return None if number is None else found
 
 
 def _differentiate(function: Any, case: Case, operands: Sequence[torch.Tensor], wanted: Collection[int] | None) -> None:

@@ -96,6 +96,7 @@ def stepped(function, arguments, given, wish):
     wanted = [given[number] for number in wish["wanted"]]
     # torch writes no tensor of which it is sure that several elements have one address.
     kept = [(one, one.detach().clone()) for one in wanted if torch._debug_has_internal_overlap(one) != 1]
+    memories = [one.untyped_storage().clone() for one, _ in kept]
     with torch.no_grad():
         for one, was in kept:
             one.copy_(was * STEPPED_BY)
@@ -106,8 +107,10 @@ def stepped(function, arguments, given, wish):
         if isinstance(value, torch.Tensor) and value.requires_grad:
             plain(value, wanted, given[wish["dout"]])
         with torch.no_grad():
-            for one, was in kept:
+            for (one, was), memory in zip(kept, memories, strict=True):
                 one.copy_(was)
+                # Where it is negated lazily a copy may lose the sign of NaN.
+                one.untyped_storage().copy_(memory)
 
     return end
 
@@ -299,19 +302,56 @@ def _negated(value, wanted, dout, _):
 
 def second_order(value, wanted, dout, _=None):
     """Return the gradients of a sum of ``dout * (value + value ** 2 / 2)``, in which that of the result depends on the
-    operands, and after them the gradients of a sum of these, each element times a factor of its own; zeros where there
-    are none, and None where an exception says so. Where autograd knows nothing of the first ones, these alone."""
+    operands; after them the gradients of a sum of these, each element times a factor of its own, and after these theirs
+    in the same way. An order has zeros where an operand has no gradient, and None for all of them where autograd cannot
+    or may not differentiate the order before; then it is the last. Where autograd knows nothing of the first ones,
+    these alone."""
     found = torch.autograd.grad(value, wanted, dout * (1 + value), create_graph=True, allow_unused=True)
-    terms = [(one * factors(one)).sum() for one in found if one is not None and one.requires_grad]
-    detached = [one if one is None else one.detach() for one in found]
-    if not terms:
-        return detached
+    if not any(one is not None and one.requires_grad for one in found):
+        return [one if one is None else one.detach() for one in found]
+    orders = [found, *_again(found, wanted)]
+    return [one if one is None else one.detach() for order in orders for one in order]
+
+
+def _again(found, wanted):
+    """Yield the gradients of gradients, and theirs."""
+    none = [None for _ in wanted]
+    second = _of_sum(found, wanted, True)
+    if second is None:
+        # Who has no third derivative may refuse to record the second.
+        yield _of_sum(found, wanted, False) or none
+        return
+    yield second
+    yield _of_sum(second, wanted, False) or none
+
+
+def _of_sum(found, wanted, create_graph):
+    """Return the gradients of a sum of ``found``, each element times its factor; None where there are none."""
+    known = [one for one in found if one is not None and one.requires_grad]
+    if not known or any(map(_may_not_be_differentiated, known)):
+        return None
+    total = sum((one * factors(one)).sum() for one in known)
     try:
-        again = torch.autograd.grad(sum(terms), wanted, allow_unused=True)
-    # Who has no second derivative says so, whatever the class of the exception.
+        again = torch.autograd.grad(total, wanted, retain_graph=True, create_graph=create_graph, allow_unused=True)
+    # Who has no such derivative says so, whatever the class of the exception.
     except Exception:  # noqa: BLE001
-        return *detached, *(None for _ in wanted)
-    return *detached, *(torch.zeros_like(own) if one is None else one for one, own in zip(again, wanted, strict=True))
+        return None
+    return [torch.zeros_like(own) if one is None else one for one, own in zip(again, wanted, strict=True)]
+
+
+def _may_not_be_differentiated(tensor):
+    """Tell whether the graph of a tensor has a node that raises, as of ``once_differentiable``: autograd does not come
+    to it on the way to operands, and finds them unused."""
+    left, seen = [tensor.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().endswith("autograd::Error"):
+            return True
+        seen.add(node)
+        left += [one for one, _ in node.next_functions]
+    return False
 
 
 def factors(tensor):

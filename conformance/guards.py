@@ -222,6 +222,15 @@ def read_only(tensor):
     return over(storage.untyped_storage(), tensor, tensor.storage_offset())
 
 
+def foreign(tensor):
+    """Return a CPU tensor's copy in memory that is not torch's, which it cannot resize; an ordinary one of none."""
+    memory = memory_of(tensor)
+    if not len(memory):
+        return over(torch.UntypedStorage(0), tensor, tensor.storage_offset())
+    storage = torch.frombuffer(bytearray(memory.numpy()), dtype=torch.uint8).untyped_storage()
+    return over(storage, tensor, tensor.storage_offset())
+
+
 def unwritten(first, second):
     """Tell which elements of the results of two equal calls still hold the poison, which differed between the calls."""
     rows = (bits(tensor) for tensor in (first, second))

@@ -7,6 +7,7 @@ since one takes seconds.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -53,17 +54,21 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
     kinds = [ways for ways in huge_kinds.KINDS if ways[0] is not huge_kinds.outer or _has_parts(spec)]
     own = kinds[turn % len(kinds) :: len(dtypes)]
     made = [_first(spec, ways, plain) for ways in own]
+    made = [one if one is None else _with_specials(spec, one) for one in made]
     if huge_kinds.MANY in own:
         if "distribution" in spec.checks:
             made.append(_first(spec, [huge_kinds.rare], plain))
         made.append(_in_place(spec, _first(spec, huge_kinds.MANY[::-1], plain)))
+        # Beside a number or a row the kernel may be another one.
+        made.append(_first(spec, huge_kinds.MANY, [case for case in plain if _is_of_one_shape(case)]))
     others = [one for one in sorted(dtypes) if one != "float64"]
     if dtype in others:
         made += _of_both(spec, _forms(small), others.index(dtype), len(others))
-    # Those of half types take too long on some CPUs.
-    if dtype == "float32" or "float32" not in dtypes:
-        products = [_first(spec, [partial(huge_kinds.product, numbers)], plain) for numbers in huge_kinds.PRODUCTS]
-        made += [huge_kinds.turned(one) if one and place % 2 else one for place, one in enumerate(products)]
+    # Those of half types take too long on some CPUs, but for a model's weights.
+    is_quick = dtype == "float32" or "float32" not in dtypes
+    numbers = huge_kinds.PRODUCTS * is_quick + huge_kinds.WEIGHTS * (dtype in others)
+    products = [_first(spec, [partial(huge_kinds.product, sizes)], plain) for sizes in numbers]
+    made += [huge_kinds.turned(one) if one and place % 2 else one for place, one in enumerate(products)]
     if kinds[0] in own:
         # Rows of another call as well: a plain one may not be of rows at all.
         made.append(_first(spec, kinds[0], small))
@@ -90,13 +95,12 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
 
 
 def _first(spec: OpSpec, ways: Sequence[huge_kinds.Kind], starts: Sequence[Case]) -> Case | None:
-    # What is small itself may have a result twice as large as anything else, a model's weights are larger than that,
-    # and a product's work is not that of its elements.
-    more = {huge_kinds.outer: 2, huge_kinds.product: 4}
+    # What is small itself may have a result twice as large as anything else, and so may what is of many elements; a
+    # model's weights are larger than that, and a product's work is not that of its elements.
+    more = {huge_kinds.outer: 2, huge_kinds.product: 4, huge_kinds.elements: 2}
     times = max(more.get(way.func if isinstance(way, partial) else way, 1) for way in ways)
-    made = (
-        one for way in ways for place in range(PLACES) for case in starts for one in way(case, place, _room(spec, case))
-    )
+    places = itertools.product(ways, range(PLACES), starts)
+    made = (one for way, place, case in places for one in way(case, place, times * _room(spec, case)))
     allowed = (one for one in made if is_allowed(spec, one, times * _room(spec, one), huge_kinds.FLOAT64))
     return next((one for one in allowed if _is_quick(spec, one)), None)
 
@@ -136,9 +140,31 @@ def starts(passed: Sequence[Case]) -> list[Case]:
     return [*found.values()][:STARTS]
 
 
+def _with_specials(spec: OpSpec, case: Case) -> Case:
+    """Return the call with NaN and infinities near the end of its largest operand, if each of its elements goes with
+    one element of the result, so that they hide nothing else."""
+    call = case_files.on_meta(case)
+    parts = spec.parts(call) if call is not None else None
+    if parts is None or call is None or "distribution" in spec.checks:
+        return case
+    specs = cases.operands(case)
+    most = max(math.prod(one.shape) for one in specs)
+    named = {**dict(enumerate(call.args)), **call.kwargs}
+    largest = [axes for key, axes in parts.axes.items() if named[key].numel() == most]
+    # Of vectors, and of keys and values, nothing is said.
+    is_alone = len(largest) == sum(math.prod(one.shape) == most for one in specs)
+    return huge_kinds.with_specials(case, most) if is_alone and None not in itertools.chain(*largest) else case
+
+
 def _plainness(case: Case) -> tuple[int, int]:
     rank = max((len(spec.shape) for spec in cases.operands(case)), default=0)
     return len(case.args) + len(case.kwargs), abs(rank - 2)
+
+
+def _is_of_one_shape(case: Case) -> bool:
+    """Tell whether a call has several operands, all of one shape."""
+    shapes = [spec.shape for spec in cases.operands(case)]
+    return len(shapes) > 1 and len({*shapes}) == 1
 
 
 def _most_operands(case: Case) -> int:

@@ -35,12 +35,14 @@ DISTANCE = (1 << 24) + 3
 """Elements from row to row, or in front of the first: odd, so that float32 does not hold it."""
 OUTER = (8_209, 8_221)
 """Sizes of two small operands whose result has more than 2^26 elements."""
-MANY_DIMS, BROADCAST_DIMS, FEW = 18, 3, 1 << 10
-"""More dims than 16, of which so many are broadcast from either side, for calls of few elements."""
+MANY_DIMS, BROADCAST_DIMS, FEW = 31, 3, 1 << 10
+"""More dims than 16 or 24, and no more than NumPy 1 takes; so many of them are broadcast from either side, for calls of
+few elements."""
 _OF_LAST_DIMS = ("weight", "bias")
 """Operands of the normalized dims."""
-STEPS = (8_219, 1_031), (1_031, 8_219), (16_411, 523)
-"""Tokens and columns: more than 128 blocks of 64 rows, or of 128, and than one block of 1,024 columns, or of 512."""
+STEPS = (8_219, 1_031), (1_031, 8_219), (16_411, 523), (32_771, 511)
+"""Tokens and columns: more than 128 blocks of 64 rows, or of 128, and than one block of 1,024 columns, or of 512; and
+more rows than 16 bits with a sign count."""
 PROMPT = (1_033, 67, 1_061)
 """Queries, dims and keys of attention that is differentiated."""
 BOTH = (8_209, 4_093), (2_053, 16_411), (65_539, 517), (517, 65_539), (16_411, 2_053)
@@ -48,8 +50,10 @@ BOTH = (8_209, 4_093), (2_053, 16_411), (65_539, 517), (517, 65_539), (16_411, 2
 second dim, in a loop, or in one block."""
 VOLUME = 8, 60, 1_031, 68
 """The same of heads of a batch, their queries and dims, or of matrices: so many in two dims, or all in one."""
-PRODUCTS = (1_549, 2_063, 1_543), (1_033, 4_099, 1_031), (3, 4_099, 14_341), (3, 14_341, 4_099)
-"""Rows, terms and columns of products: more tiles than multiprocessors, of many terms; and of a model's weights."""
+PRODUCTS = (1_549, 2_063, 1_543), (1_033, 4_099, 1_031)
+"""Rows, terms and columns of products: more tiles than multiprocessors, of many terms."""
+WEIGHTS = (3, 4_099, 14_341), (3, 14_341, 4_099), (3, 1_031, 50_261)
+"""The same of a few tokens and a model's weights, those of its vocabulary among them."""
 RARE, RARE_AMONG = 2.0**-17, (1 << 23) - 15
 """A probability, and the elements among which it is met often enough to be seen."""
 WORK = 1 << 33
@@ -67,7 +71,7 @@ def _rows(case: Case, place: int, room: int) -> Iterator[Case]:
             yield _marked(one, True)
 
 
-def _elements(number: int, case: Case, place: int, room: int) -> Iterator[Case]:
+def elements(number: int, case: Case, place: int, room: int) -> Iterator[Case]:
     for one in sized(_dense(case), [number], place, room):
         # Two operands of other shapes that share a size have it for terms: these would be too many.
         if len({spec.shape for spec in cases.operands(one) if number in spec.shape}) == 1:
@@ -128,7 +132,7 @@ def _apart(case: Case) -> Iterator[Case]:
         yield from apart(case, DISTANCE, (place + cases.seed(case)) % count)
 
 
-MANY: Sequence[Kind] = [partial(_elements, number) for number in ELEMENTS]
+MANY: Sequence[Kind] = [partial(elements, number) for number in ELEMENTS]
 KINDS: tuple[Sequence[Kind], ...] = (
     [_rows],
     MANY,
@@ -147,9 +151,9 @@ def rare(case: Case, place: int, room: int) -> Iterator[Case]:
 
 
 def both(numbers: tuple[int, int], case: Case, place: int, room: int) -> Iterator[Case]:
-    """Yield the call with so many rows and columns of an operand, where it is no product of two large ones."""
+    """Yield the call with so many rows and columns of an operand, where its products are quick."""
     for one in sized(_dense(case), numbers, place, room):
-        if any(spec.shape[-2:] == numbers for spec in cases.operands(one)) and not _work(one):
+        if any(spec.shape[-2:] == numbers for spec in cases.operands(one)) and _work(one) <= WORK:
             yield one
 
 
@@ -261,9 +265,10 @@ def step(numbers: tuple[int, int], case: Case, place: int, room: int) -> Iterato
 
 def _work(case: Case) -> float:
     """Return about how long the products of a call take, three of them where gradients are asked for: the terms of all
-    elements, and more of what is no float32."""
-    sizes = sorted(math.prod(spec.shape) for spec in cases.operands(case))[-2:]
-    if len(sizes) < 2 or sizes[0] < 1 << 20 or len({spec.shape for spec in cases.operands(case)}) == 1:
+    elements, and more of what is no float32; 0 beside a row or column."""
+    shapes = sorted((spec.shape for spec in cases.operands(case)), key=math.prod)
+    sizes = [*map(math.prod, shapes[-2:])]
+    if len({*shapes}) < 2 or sum(size > 1 for size in shapes[-2]) < 2:
         return 0.0
     half = any(spec.dtype in ("float16", "bfloat16") for spec in cases.operands(case))
     return math.sqrt(math.prod(sizes) * (case_files.result_elements(case) or 0)) * (16 if half else 1)
@@ -273,23 +278,38 @@ def _dense(case: Case) -> Case:
     return each_filled(case, lambda spec: msgspec.structs.replace(spec, layout=CONTIGUOUS))
 
 
+_AT_THE_END = (-1, "nan"), (-3, "inf"), (-4, "-inf")
+
+
+def with_specials(case: Case, most: int) -> Case:
+    """Return the call with NaN and infinities at the end of each operand of ``most`` elements, of floats, that has no
+    special values yet."""
+    return _planted(case, lambda spec: math.prod(spec.shape) == most and not spec.specials, _AT_THE_END)
+
+
+def _planted(case: Case, wanted: Callable[[TensorSpec], bool], values: Sequence[tuple[int, str]]) -> Case:
+    """Return the call with values at their places in the operands of floats, or with "max" and "min" of any dtype, that
+    are wanted. A place may count from the end."""
+    of_any = not any(value in ("nan", "inf") for _, value in values)
+
+    def planted(spec: TensorSpec) -> TensorSpec:
+        count = math.prod(spec.shape)
+        if not wanted(spec) or not (of_any or is_floating(spec.dtype)):
+            return spec
+        specials = tuple(Special(place % count, value) for place, value in values if place + count >= 0)
+        return msgspec.structs.replace(spec, specials=specials)
+
+    return each_filled(case, planted)
+
+
 def _marked(case: Case, early: bool) -> Case:
     """Return the call with values at the end that a test finds there, or, where a result says where it is, with a
     largest one near the end, and an ``early`` one besides."""
     call = case_files.on_meta(case)
     told = {result.dtype for result in case_files.results(call)} if call is not None else set()
+    values: Sequence[tuple[int, str]] = ()
     if told == {torch.bool}:
-        values: Sequence[tuple[int, str]] = ((-1, "nan"), (-3, "inf"), (-4, "-inf"))
+        values = _AT_THE_END
     elif told == {torch.int64}:
         values = (*(((7, "max"), (8, "min")) if early else ()), (-2, "max"), (-3, "min"))
-    else:
-        return case
-
-    def marked(spec: TensorSpec) -> TensorSpec:
-        count = math.prod(spec.shape)
-        if count < ROWS or not (is_floating(spec.dtype) or told == {torch.int64}):
-            return spec
-        specials = tuple(Special(place % count, value) for place, value in values)
-        return msgspec.structs.replace(spec, specials=specials)
-
-    return each_filled(case, marked)
+    return _planted(case, lambda spec: math.prod(spec.shape) >= ROWS, values) if values else case

@@ -177,7 +177,7 @@ class Prepared(msgspec.Struct, frozen=True):
         ``state``: compare the surroundings of the call before and after it. ``other``: make them as of
         ``process_state.other``. ``before``: make a call with other contents before, of the "same" operands, changed in
         place since, also "behind" torch's back, in "inference" mode, by "swapped" ``.data``, of other "parts" of them,
-        or of some that were freed for "new" ones; "read-only": none, and nothing may write what the call only reads.
+        or of some that were freed for "new" ones; others make none, and say in which memory operands lie.
         ``gradients``: the wanted ones, as of ``checks.gradient_kinds.Wish``; the last of ``inputs`` is that of the
         result. ``context``: where the call is made, as of ``context_calls.within``.
         """

@@ -19,6 +19,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 import types
 import warnings
 from pathlib import Path
@@ -46,8 +47,8 @@ guards, call_contexts, context_calls, gradient_calls, mode_calls = map(
 argument_calls, dispatcher_calls, gpu_calls, kind_calls, process_state, sequence_staging = map(
     _beside, ("argument_calls", "dispatcher_calls", "gpu_calls", "kind_calls", "process_state", "sequence_staging")
 )
-code_comparisons, code_numbers, code_paths, process_limits, random_calls = map(
-    _beside, ("code_comparisons", "code_numbers", "code_paths", "process_limits", "random_calls")
+code_comparisons, code_numbers, code_paths, far_memory, process_limits, random_calls = map(
+    _beside, ("code_comparisons", "code_numbers", "code_paths", "far_memory", "process_limits", "random_calls")
 )
 
 _CONTEXTS = {
@@ -230,6 +231,7 @@ class Made:
 READ_ONLY, SWAPPED, PARTS, INFERENCE, RETURNED = "read-only", "swapped", "parts", "inference", "returned"
 """Values of ``call["before"]`` with a function or branch of their own; the last three are for calls that write no
 operand."""
+FIXED = "fixed"
 _APART = 64
 """Bytes of which two parts of one tensor are a multiple apart: allocators align to as many."""
 
@@ -247,7 +249,7 @@ def perform(function, inputs, call, device, offers=None, passed=(), stage=None):
         on the same tensors or on others that lay where they lie, "behind" the version counter's back, by "swapped"
         ``.data``, on other "parts" of the same tensors, on the same of "inference" mode, or on what it has "returned";
         or "read-only" where there is none and what the call is not given to write lies in memory that may not be
-        written; ``gradients``, None or
+        written, or in memory of "fixed" size, or as ``far_memory`` says; ``gradients``, None or
         what ``_differentiated`` takes; ``context``, None or what ``context_calls.within`` and
         ``mode_calls.surroundings`` take.
     :param offers: Has ``conformance_configurations`` and ``conformance_settings`` where they are known.
@@ -406,7 +408,52 @@ def _of_results(function, inputs, call, device, offers, passed):
     return made
 
 
-_BEFORE = {SWAPPED: _swapped, PARTS: _parts, INFERENCE: _of_inference, RETURNED: _of_results}
+def _fixed(function, inputs, call, device, offers, passed):
+    """Perform a call on operands whose memory is somebody else's, as that of a NumPy array, which torch does not
+    resize. On a GPU they are ordinary ones."""
+    made = Made(tuple(_copy(one, device) if device.type == "cuda" else guards.foreign(one) for one in inputs))
+    _make(made, function, call, device, None, offers, passed)
+    if made.error is not None:
+        # torch gives a tensor its new shape before it finds that there is no memory for it.
+        pairs = zip(made.operands, inputs, strict=True)
+        made.operands = tuple(guards.over(x.untyped_storage(), was, was.storage_offset()) for x, was in pairs)
+    return made
+
+
+def _far(function, inputs, call, device, offers, passed):
+    """Perform a call one of whose operands lies far away, as ``far_memory`` says."""
+    near = tuple(_copy(tensor, device) for tensor in inputs)
+    # A view is of its operand as it lay.
+    views = {*_viewed([*call["args"], *call["kwargs"].values()])}
+    operands, number = far_memory.laid(near, inputs, call["before"], call["seed"] or 0, views)
+    made = Made(operands)
+    _make(made, function, call, device, None, offers, passed)
+    if number is not None:
+        back = far_memory.brought_back(made.operands[number], inputs[number])
+        made.operands, made.value = sequence_staging.exchanged(made.operands, made.value, {number: back})
+        value = made.value
+        made.value = tuple(map(far_memory.narrow, value)) if type(value) is tuple else far_memory.narrow(value)
+        del operands, value
+        if made.error is not None and device.type == "cuda":
+            # Its frames hold the operand.
+            traceback.clear_frames(made.error.__traceback__)
+            gc.collect()
+    far_memory.free(device)
+    return made
+
+
+def _viewed(arguments):
+    """Yield the numbers of the operands of which arguments, as ``decode`` takes them, are views."""
+    for one in arguments:
+        for kind, content in one.items() if isinstance(one, dict) else ():
+            if kind == "view":
+                yield content["operand"]
+            elif kind in ("list", "tuple"):
+                yield from _viewed(content)
+
+
+_BEFORE = {SWAPPED: _swapped, PARTS: _parts, INFERENCE: _of_inference, RETURNED: _of_results, FIXED: _fixed}
+_BEFORE |= dict.fromkeys((far_memory.FAR_OFFSET, far_memory.FAR_ROWS), _far)
 
 
 def _turn(tensor):

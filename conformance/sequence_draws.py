@@ -44,6 +44,8 @@ options, they may meet what the refused call has left. Any calls follow a few mo
 ELEMENTS = 2048
 """The most elements of the operands of a call in every other sequence: few caches depend on them, and small calls are
 quick to judge; ``WIDE`` is that of the others."""
+RELATIVES = 4
+"""The number of other operators of each sequence that are called with options."""
 TRIES = 3
 """Of so many large calls the one with the largest weight is taken."""
 
@@ -98,6 +100,28 @@ def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Itera
             name, number = AFTER_REFUSALS[place]
             legal = vary(VARIATIONS[name], ordinary, number)
         yield Step(legal)
+
+
+def _after_relatives(ordinary: Case, dtypes: Sequence[str], seed: str, turn: int) -> Iterator[Step]:
+    """Yield calls of other operators with their options, and after each one the ordinary call: a launcher or a
+    workspace that they share may be left as the last call wanted it. Each ``turn`` has other operators."""
+    able = {other: tuple(one for one in dtypes if one in registry()[other].dtypes) for other in relatives(ordinary.op)}
+    known = [(other, shared) for other, shared in able.items() if shared]
+    for place in range(min(RELATIVES, len(known))):
+        other, shared = known[(RELATIVES * turn + place) % len(known)]
+        found = _several(_small(other, shared, _is_ordinary), f"{seed}/{other}", TRIES)
+        if found:
+            yield Step(vary(plain, max(found, key=_richness), 0))
+            yield Step(ordinary)
+
+
+@cache
+def relatives(op: str) -> tuple[str, ...]:
+    """Return the operators that share at least two required parameter names with an operator, or all of them if it has
+    fewer."""
+    wanted = {*parameters(op, required=True)}
+    shared = {other: len(wanted & {*parameters(other, required=True)}) for other in registry() if other != op}
+    return tuple(other for other, count in shared.items() if count >= min(2, len(wanted)))
 
 
 def _richness(case: Case) -> tuple[int, int]:
@@ -367,5 +391,6 @@ def drawn(
             beyond = _beyond(vary(plain, rich, 0), numbers, f"{seed}/{op}/beyond/{number}")
             count_up = (Step(beyond, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
             options = _between(_with_options(beyond, legal), [Step(one) for one, _ in refused[1:]], number)
-            after = (*last, *_after_refusals(ordinary, refused[1:]))
+            relatives_too = _after_relatives(ordinary, dtypes, f"{seed}/{op}/relatives/{number}", number)
+            after = (*last, *_after_refusals(ordinary, refused[1:]), *relatives_too)
             yield CallSequence(steps=(*steps, *count_up, *options, *after))

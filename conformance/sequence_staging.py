@@ -214,14 +214,29 @@ def in_own_storages(operands, value, parts):
 
     :param parts: The first byte and the number of bytes of each part, by number.
     """
-    found = list(operands)
+    own = {}
     for number, (start, size) in parts.items():
         one = operands[number]
-        own = _memory(one)[start : start + size].clone().untyped_storage()
-        found[number] = _view(own, one, -start // one.itemsize)
+        memory = _memory(one)[start : start + size].clone().untyped_storage()
+        own[number] = _view(memory, one, -start // one.itemsize)
+    return exchanged(operands, value, own)
+
+
+def exchanged(operands, value, others):
+    """Return operands and results with other tensors in the place of some operands.
+
+    :param others: These tensors, by the numbers of the operands. A result that is a view of one of the operands becomes
+        a copy.
+    """
+    found = [others.get(number, one) for number, one in enumerate(operands)]
+    gone = [operands[number].untyped_storage()._cdata for number in others]
 
     def given(result):
-        return next((own for own, one in zip(found, operands, strict=True) if one is result), result)
+        same = next((own for own, one in zip(found, operands, strict=True) if one is result), None)
+        if same is not None:
+            return same
+        is_view = type(result) is torch.Tensor and result.layout is torch.strided
+        return result.clone() if is_view and result.untyped_storage()._cdata in gone else result
 
     return tuple(found), tuple(map(given, value)) if type(value) is tuple else given(value)
 

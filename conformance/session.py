@@ -215,8 +215,8 @@ class Run:
         """Judge a few calls without a short dim, and some past all sizes that are drawn, where calls are quick."""
         quick = self.settings.max_examples < PROFILES["ci"].max_examples
         checks = [check for check in OF_HUGE if self.checks is None or check in self.checks]
-        # What is rare shows in the few huge calls; the statistics of many long ones take minutes.
-        wanted = {"long": [check for check in checks if check != "distribution"], "huge": checks}
+        # What is rare shows in the few huge calls, and what is kept of weights; of many long ones both take minutes.
+        wanted = {"long": [check for check in checks if check not in ("bare", "distribution")], "huge": checks}
         if quick or self.large < LARGE[""] or not checks:
             return
         spec = specs.registry()[op]

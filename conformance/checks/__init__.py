@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from conformance import cases
 from conformance.checks import contexts, forms, gpu, least_tried
-from conformance.checks.bare import bare, state
+from conformance.checks.bare import bare, is_made, state
 from conformance.checks.call_record import (
     DEVIATION,
     FAILED,
@@ -125,6 +125,7 @@ take seconds."""
 
 _APPLY = {
     **dict.fromkeys(RARE, in_context),
+    "bare": is_made,
     "kinds": has_kinds,
     "signature": has_signature,
     "autocast": is_cast,
@@ -159,8 +160,9 @@ REFUSED_CHECKS = ("guard_bands", "errors", "inputs_unchanged", "state")
 """The checks that apply to a call that torch refuses."""
 
 
-OF_HUGE = ("metadata", "values", "gradients", "distribution")
-"""The checks of a call of more than ``HUGE`` elements, unless others are named: all together take minutes."""
+OF_HUGE = ("metadata", "values", "bare", "gradients", "distribution")
+"""The checks of a call of more than ``HUGE`` elements, unless others are named: all together take minutes. Of ``bare``
+it is one way, of weights."""
 
 HUGE = (1 << 24) + (1 << 16)
 """Elements of all operands, or of all results; large reductions go a little beyond 2^24, and are judged whole."""

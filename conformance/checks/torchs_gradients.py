@@ -20,8 +20,8 @@ def in_float64(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 def of_torch(
     trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype | None, again: bool = False
 ) -> list[torch.Tensor] | None:
-    """Return torch's own gradients of the wanted operands, and with ``again`` theirs after them; None: torch has none,
-    or not of such a call.
+    """Return torch's own gradients of the wanted operands, and with ``again`` theirs after them, and the third ones if
+    torch has these; None: torch has none, or not of such a call.
 
     :param dtype: The dtype of all floating-point operands; None: their own.
     """
@@ -32,10 +32,13 @@ def of_torch(
     # torch has no such derivative, or refuses operands that require one; then there is nothing to compare with.
     except (RuntimeError, TypeError):
         return None
-    if len(found) < (2 if again else 1) * len(wanted) or (again and found[-1] is None):
+    count = len(wanted) * (2 if again else 1)
+    if len(found) < count or (again and found[count - 1] is None):
         return None
-    owners = wanted * (2 if again else 1)
-    return [torch.zeros_like(own) if one is None else one.detach() for one, own in zip(found, owners, strict=True)]
+    count = len(found) if again and found[-1] is not None else count
+    owners = wanted * (count // len(wanted))
+    pairs = zip(found[:count], owners, strict=True)
+    return [torch.zeros_like(own) if one is None else one.detach() for one, own in pairs]
 
 
 def _graph_of_torch(

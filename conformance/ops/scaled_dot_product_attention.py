@@ -133,12 +133,14 @@ _NAMES = ("query", "key", "value", "attn_mask")
 
 
 def takes(case: Case) -> bool:
-    """Tell whether a mask without elements is one of no queries or no keys: where the result has no elements either,
-    torch takes any."""
+    """Tell whether a mask has two dims or more, which some kernels of torch on CUDA need; and whether one without
+    elements is of no queries or no keys: where the result has no elements either, torch takes any."""
     named = case_changes.named_arguments(case)
     mask, key = named.get("attn_mask"), named["key"]
-    if not isinstance(mask, TensorSpec) or 0 not in mask.shape:
+    if not isinstance(mask, TensorSpec) or (len(mask.shape) > 1 and 0 not in mask.shape):
         return True
+    if len(mask.shape) < 2:
+        return False
     query = named["query"]
     if (
         not isinstance(query, TensorSpec)

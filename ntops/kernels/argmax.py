@@ -19,7 +19,8 @@ def application(output, value, input, compute_dtype):
         values = ntl.cast(input[i], compute_dtype)
         better = (values > best) | ((values != values) & (best == best))
         best = ntl.where(better, values, best)
-        tile = ntl.where(better, i, tile)
+        # Sizes may have 64 bits.
+        tile = ntl.cast(ntl.where(better, i, tile), ntl.int32)
 
     index = tile * best.shape[1] + ntl.arange(0, best.shape[1])[None, :]
     nan = best != best
@@ -41,7 +42,8 @@ def application_parts(output, value, input, places, scale, compute_dtype):
         better = (values > best) | ((values != values) & (best == best))
         best = ntl.where(better, values, best)
         place = ntl.where(better, places[i], place)
-        tile = ntl.where(better, i, tile)
+        # Sizes may have 64 bits.
+        tile = ntl.cast(ntl.where(better, i, tile), ntl.int32)
 
     part = tile * best.shape[1] + ntl.arange(0, best.shape[1])[None, :]
     index = ntl.cast(part, ntl.int64) * scale + place

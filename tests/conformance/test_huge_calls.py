@@ -49,7 +49,8 @@ def reaches(case: Case) -> set[str]:
     found |= {"step"} if any(sizes >= {*step} for step in huge_kinds.STEPS) else set()
     found |= {"both"} if any(spec.shape[-2:] in huge_kinds.BOTH for spec in operands) else set()
     found |= {"volume"} if any(spec.shape[-2:] == huge_kinds.VOLUME[-2:] for spec in operands) else set()
-    found |= {"product"} if any(sizes >= {*numbers} for numbers in huge_kinds.PRODUCTS) else set()
+    products = huge_kinds.PRODUCTS + huge_kinds.WEIGHTS
+    found |= {"product"} if any(sizes >= {*numbers} for numbers in products) else set()
     found |= {"prompt"} if sizes >= {*huge_kinds.PROMPT} else set()
     found |= {"rare"} if case.kwargs.get("p") == huge_kinds.RARE else set()
     found |= {"in place"} if isinstance(case.kwargs.get("out"), cases.Same) else set()
@@ -90,8 +91,30 @@ def test_all_sizes_are_reached():
     assert shapes("softmax") >= {*huge_kinds.BOTH, *huge_kinds.STEPS, huge_kinds.VOLUME[-2:]}
     assert shapes("add") >= {*huge_kinds.BOTH, *huge_kinds.STEPS, huge_kinds.VOLUME[-2:]}
     for op in ("mm", "addmm", "bmm", "matmul"):
-        for rows, terms, columns in huge_kinds.PRODUCTS:
+        for rows, terms, columns in huge_kinds.PRODUCTS + huge_kinds.WEIGHTS:
             assert shapes(op) >= {(rows, terms), (terms, columns)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_weights_are_of_every_dtype(dtype):
+    spec, dtypes = specs.registry()["mm"], ["bfloat16", "float16", "float32"]
+    made = huge_calls.calls(spec, starts("mm", dtype), dtypes, dtype)
+    shapes = {spec.shape for case in made for spec in cases.operands(case)}
+    assert shapes >= {(terms, columns) for _, terms, columns in huge_kinds.WEIGHTS}
+
+
+def test_nan_is_where_it_hides_nothing():
+    def ends(op: str) -> set[bool]:
+        found = (max(cases.operands(case), key=lambda spec: math.prod(spec.shape)) for case in huge(op))
+        return {bool(spec.specials) for spec in found if {*spec.shape} & {*huge_kinds.ELEMENTS}}
+
+    assert True in ends("exp")
+    assert ends("softmax") == {False}
+
+
+def test_two_operands_of_one_shape_have_many_elements():
+    shapes = [[spec.shape for spec in cases.operands(case)] for case in huge("add")]
+    assert any(len(one) == 2 and one[0] == one[1] and math.prod(one[0]) > 1 << 25 for one in shapes)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +144,8 @@ def test_they_are_legal_and_within_their_bytes(op):
     for case in huge(op):
         for spec in cases.operands(case):
             form = torch.empty((), dtype=getattr(torch, spec.dtype)).element_size()
-            assert math.prod(spec.shape) * form <= huge_calls.BYTES * (2 if "product" in reaches(case) else 1) + (
-                1 << 21
-            )
+            times = 2 if reaches(case) & {"product", "elements"} else 1
+            assert math.prod(spec.shape) * form <= times * (huge_calls.BYTES + (1 << 21))
             assert layouts.storage_size(spec.layout, spec.shape) * form <= 4 * huge_calls.BYTES
         assert not isinstance(case.kwargs.get("out"), TensorSpec)
 
@@ -209,6 +231,12 @@ def test_a_search_ends_with_them_where_it_is_not_quick(profile, count, monkeypat
         ("dropout_probabilities_of_16_bits", "float32"),
         ("sub_gradient_sums_of_rows_in_bfloat16", "float32"),
         ("scaled_dot_product_attention_gradient_last_1024_keys", "float32"),
+        ("relu_huge_nan_is_smaller", "float32"),
+        ("add_huge_blocks_of_two_tensors", "float32"),
+        ("mm_huge_vocabulary", "bfloat16"),
+        ("mm_huge_weights_by_version", "float32"),
+        ("abs_huge_more_than_24_dims", "float32"),
+        ("mul_gradient_rows_of_16_bits", "float32"),
     ],
 )
 def test_what_shows_there_alone_is_caught(name, dtype):

@@ -345,3 +345,11 @@ def test_a_part_of_the_result_is_that_of_a_smaller_call(kwargs, shapes, free, by
     places = {dim: torch.tensor([0, size - 1]) for dim, size in enumerate(whole.result.shape[:-1]) if dim in free}
     sample = result_samples._sample(parts, whole, places)
     assert torch.equal(SPEC.expected(sample.call).value, sample.of(SPEC.expected(whole).value))
+
+
+@pytest.mark.parametrize(("shape", "taken"), [((), False), ((9,), False), ((1, 9), True), ((1, 1, 7, 9), True)])
+def test_no_mask_of_fewer_than_two_dims_is_derived(shape, taken):
+    """Some kernels of torch on CUDA refuse it, and its CPU takes it."""
+    operands = (TensorSpec((1, 1, 7, 8), "float32"), *(TensorSpec((1, 1, 9, 8), "float32"),) * 2)
+    case = Case(op="scaled_dot_product_attention", args=operands, kwargs={"attn_mask": TensorSpec(shape, "float32")})
+    assert registry()[case.op].takes(case) is taken

@@ -62,6 +62,16 @@ VIEWS = (
     ("layer_norm_swapped_in_training", "float32"),
     ("exp_inference_only", "float32"),
 )
+FAR = (
+    ("mul_far_rows_of_32_bits", "float32"),
+    ("mm_far_rows_of_32_bits", "bfloat16"),
+    ("sub_far_offset_of_32_bits", "float32"),
+    ("layer_norm_far_offset_of_32_bits", "float32"),
+    ("exp_far_rows_are_not_written", "float32"),
+    ("abs_other_memory_for_what_is_fixed", "float32"),
+    ("cumsum_other_memory_for_what_is_fixed", "int64"),
+    ("tanh_gradient_third_of_a_constant", "float32"),
+)
 SIZES = (
     ("mm_rest_of_parts", "float32"),
     ("fp8_gemm_rest_of_blocks", "float8_e4m3fn"),
@@ -124,7 +134,7 @@ def test_the_large_cases_of_one_dtype_show_the_defect(name, dtype):
     assert any(failing(BANK[name], dtype, "large", runner.LARGE[""]))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*CALLS, *VALUES, *FORMS, *LAYOUTS, *VIEWS, *SIZES, *MODELS])
+@pytest.mark.parametrize(("name", "dtype"), [*CALLS, *VALUES, *FORMS, *LAYOUTS, *VIEWS, *FAR, *SIZES, *MODELS])
 def test_the_cases_of_one_dtype_show_the_defect(name, dtype):
     assert any(any(failing(BANK[name], one)) for one in dtype.split())
 

@@ -11,11 +11,13 @@ from pathlib import Path
 import hypothesis
 import msgspec
 import pytest
+import torch
 from sequence_tools import CPU, EXP, HALF, of, other
 
 from conformance import __main__ as command_line
 from conformance import cases, corpus, sequence_draws, sequence_judge, sequence_search, sequence_variations, sequences
 from conformance.cases import Case, CaseError
+from conformance.implementations import Implementation
 from conformance.profiles import PROFILES
 from conformance.sequences import CallSequence, Settings, Step
 from conformance.session import Run
@@ -75,8 +77,8 @@ def test_what_is_drawn_is_always_the_same_and_can_be_saved(op):
     for sequence in first:
         assert sequences.decode(sequences.encode(sequence)) == sequences.canonical(sequence)
         assert sequence.ops[0] == op
-        required = parameters(op, required=True)
-        assert all(parameters(other, required=True) == required for other in sequence.ops)
+        required, relatives = parameters(op, required=True), sequence_draws.relatives(op)
+        assert all(parameters(other, required=True) == required or other in relatives for other in sequence.ops)
         assert sequence.count > 25
     assert [any(step.times == sequence_draws.RING for step in one.steps) for one in first] == [True, False]
     assert list(sequence_draws.drawn(op, dtypes, 2, 6)) != first
@@ -238,3 +240,37 @@ def test_rows_are_appended_to_one_cache_that_changes_in_between():
 def test_the_first_call_is_of_the_operator_that_is_judged(op):
     found = sequence_draws.drawn(op, ("float32",), 40, 0)
     assert all(sequence.ops[0] == op for sequence in found)
+
+
+@pytest.mark.parametrize("op", ["mm", "exp", "softmax"])
+def test_other_operators_are_called_with_options_before_the_ordinary_call(op):
+    sequences = list(sequence_draws.drawn(op, ("float32",), 4, 0))
+    relatives = [other for other in sequence_draws.relatives(op) if "float32" in registry()[other].dtypes]
+    called = [step.case.op for one in sequences for step in one.steps[-2 * sequence_draws.RELATIVES :]]
+    assert {*called} - {op} <= {*relatives}
+    assert len({*called} - {op}) >= min(len(relatives), sequence_draws.RELATIVES)
+    for one in sequences:
+        last = one.steps[-2 * min(len(relatives), sequence_draws.RELATIVES) :]
+        assert len({cases.case_id(step.case) for step in last[1::2]}) == 1
+        assert all(step.case.op in relatives for step in last[::2])
+
+
+def test_what_another_operator_leaves_shows():
+    """The factor of addmm stays in the launcher that mm shares."""
+    state = {"alpha": 1}
+
+    class Provider:
+        @staticmethod
+        def addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
+            state["alpha"] = alpha
+            return torch.addmm(input, mat1, mat2, beta=beta, alpha=alpha, out=out)
+
+        @staticmethod
+        def mm(input, mat2, *, out=None):
+            left, state["alpha"] = state["alpha"], 1
+            result = torch.mm(input, mat2, out=out)
+            return result if left == 1 or out is not None else result * left
+
+    implementation = Implementation("own", Provider, {}, {})
+    found = sequence_draws.drawn("mm", ("float32",), 3, 0)
+    assert any(sequence_judge.judge(sequence, implementation).failure for sequence in found)

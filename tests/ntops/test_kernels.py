@@ -157,6 +157,16 @@ def test_offsets_past_32_bits_reach_their_elements():
     assert far.tolist() == [[2, 3, 4], [5, 6, 7]]
 
 
+@pytest.mark.parametrize("name", ["argmax", "amax", "sum"])
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_reductions_reach_elements_past_32_bits(name, dim):
+    far = torch.empty(2**31 + 64, dtype=torch.int8, device=DEVICE).as_strided((3, 5), (2**30, 2))
+    far.copy_(torch.tensor([[1, 9, 3, 0, 2], [4, 5, 6, 8, 7], [3, 2, 9, 1, 4]]))
+    found = getattr(ntops.torch, name)(far) if dim is None else getattr(ntops.torch, name)(far, dim)
+    near = far.contiguous()
+    assert found.tolist() == (getattr(torch, name)(near) if dim is None else getattr(torch, name)(near, dim)).tolist()
+
+
 def test_no_kernel_negates_with_a_minus():
     """Triton's "-x" is 0 - x, which turns 0 into 0 and not -0: "x * -1.0" does, and "0 - x" of an integer says it."""
     negations = [
