@@ -129,9 +129,8 @@ def _storage(size, device):
 def _locked(device):
     """Tell whether no other process has such memory of the GPU."""
     if not _lock:
-        path = os.path.join(
-            tempfile.gettempdir(), f"conformance-far-{os.getuid()}-{torch.cuda.get_device_properties(device).uuid}"
-        )
+        gpu = getattr(torch.cuda.get_device_properties(device), "uuid", device.index)
+        path = os.path.join(tempfile.gettempdir(), f"conformance-far-{os.getuid()}-{gpu}")
         file = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -53,14 +53,14 @@ def missing_terms(trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], fou
         if not VANISHING < largest < limits.max / 4 or not off < coarse * largest:
             # Near the largest number what is added up on the way may overflow.
             continue
-        worst = float(torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf).amax())
+        errors = torch.where(sure, ours.double() - right, 0.0).abs().nan_to_num(nan=math.inf)
+        worst = float(errors.amax())
         if worst <= coarse * largest + 8 * off:
             continue
         if worst > coarse * largest + 8 * _moved(trial, way, inputs, place, right, sure, 2 * rounding):
-            number, index = way.wanted[place % len(way.wanted)], int((ours.double() - right).abs().argmax())
-            found_there = float(right.reshape(-1)[index])
+            which_element = way.wanted[place % len(way.wanted)], int(errors.argmax())
             is_third = place >= 2 * len(way.wanted)
-            if is_third and not _is_slope(trial, way, inputs, number, index, found_there, coarse * largest):
+            if is_third and not _is_slope(trial, way, inputs, *which_element, right, coarse * largest):
                 continue
             return f"the {name} is {worst:.3g} off, of {largest:.3g} at most"
     return ""
@@ -80,13 +80,20 @@ def _has_in_float32(trial: Trial, way: Wish) -> bool:
 
 
 def _is_slope(
-    trial: Trial, way: Wish, inputs: tuple[torch.Tensor, ...], number: int, index: int, right: float, coarse: float
+    trial: Trial,
+    way: Wish,
+    inputs: tuple[torch.Tensor, ...],
+    number: int,
+    index: int,
+    third: torch.Tensor,
+    coarse: float,
 ) -> bool:
     """Tell whether torch's third derivative for one element of an operand is, in float64, the slope of its second ones:
     those of its layer_norm lack terms, since its second ones take the mean and the deviation for constants.
 
-    :param right: The third derivative.
-    :param coarse: How far the slope may be from it.
+    :param number: The number of the operand; ``index``: the place of the element.
+    :param third: The third derivatives for that operand.
+    :param coarse: How far the slope may be from one.
     """
     wide, count = in_float64(inputs), len(way.wanted)
     step, sums = STEP * max(1.0, float(wide[number].abs().amax())), []
@@ -98,7 +105,7 @@ def _is_slope(
         if found is None:
             return False
         sums.append(sum(float((one * gradient_calls.factors(one)).sum()) for one in found[count : 2 * count]))
-    return abs((sums[0] - sums[1]) / (2 * step) - right) <= coarse
+    return abs((sums[0] - sums[1]) / (2 * step) - float(third.reshape(-1)[index])) <= coarse
 
 
 def _moved(
