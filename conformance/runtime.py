@@ -801,6 +801,9 @@ def describe(made, inputs):
             return {"operand": same}
         if (which := _foreign(value)) is not None:
             return {"foreign": which}
+        if value._is_zerotensor():
+            # Autograd may give zeros that have no memory.
+            value = torch.zeros_like(value)
         about = {
             "device": str(value.device),
             "place": _key(value.untyped_storage()),

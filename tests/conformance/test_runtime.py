@@ -334,3 +334,11 @@ def test_a_thread_of_autograd_may_let_go_of_operands_later(differentiated, lets_
     named = runtime._kept(made, storages, given, holders, differentiated)
     later.cancel()
     assert bool(named) != (differentiated and lets_go)
+
+
+def test_zeros_without_memory_are_sent():
+    """Autograd gives them for the derivatives of abs."""
+    made = runtime.Made((), torch._efficientzerotensor((3,)))
+    described, blobs = runtime.describe(made, ())
+    (sent,) = described["value"]["one"]
+    assert torch.equal(runtime.tensor_of(bytearray(blobs[0]), sent["tensor"]), torch.zeros(3))
