@@ -175,22 +175,26 @@ def record(ops: Sequence[OpSpec], implementation: Implementation, target: Target
                     operands = [_allocate(spec) for spec in cases.operands(case)]
                     if (far := _far_apart(case, operands, number)) is not None:
                         # Sizes and strides of 64 bits make kernels of their own.
-                        with contextlib.suppress(NotImplementedError):
-                            args, kwargs = cases.bind(case, far)
-                            function(*args, **kwargs)
-                    args, kwargs = cases.bind(case, operands)
-                    try:
-                        function(*args, **kwargs)
-                    except NotImplementedError as error:
-                        # A call that may be left out has no kernel; the suite counts it as not provided.
-                        if not isinstance(error, NotProvided) and not spec.left_out(Call(args, kwargs, None)):
-                            raise
-                    else:
+                        _is_provided(function, spec, case, far)
+                    if _is_provided(function, spec, case, operands):
                         for numbers in wanted:
                             _differentiate(function, case, operands, numbers)
     finally:
         JITFunction.run = launch
     return list(found.values())
+
+
+def _is_provided(function: Any, spec: OpSpec, case: Case, operands: Sequence[torch.Tensor]) -> bool:
+    """Make a call; tell whether it is provided. One that may be left out has no kernel: the suite counts it as not
+    provided. Raises NotImplementedError where it may not be."""
+    args, kwargs = cases.bind(case, operands)
+    try:
+        function(*args, **kwargs)
+    except NotImplementedError as error:
+        if not isinstance(error, NotProvided) and not spec.left_out(Call(args, kwargs, None)):
+            raise
+        return False
+    return True
 
 
 def _far_apart(case: Case, operands: Sequence[torch.Tensor], turn: int) -> Sequence[torch.Tensor] | None:

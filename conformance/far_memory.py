@@ -62,8 +62,7 @@ def narrow(result):
     """Return a result; a dense copy of one that a call has laid as far apart as its operand was."""
     if type(result) is not torch.Tensor or result.layout is not torch.strided or not result.numel():
         return result
-    extent = sum((size - 1) * stride for size, stride in zip(result.shape, result.stride(), strict=True)) + 1
-    is_wide = extent * result.itemsize > max(_WIDE, result.nbytes)
+    is_wide = _extent(result.shape, result.stride()) * result.itemsize > max(_WIDE, result.nbytes)
     return result.clone(memory_format=torch.contiguous_format) if is_wide else result
 
 
@@ -85,12 +84,17 @@ def _moved(operand, how, distance):
         dim = _outermost(operand)
         step = -(-distance // (operand.shape[dim] - 1))
         strides[dim] = max(strides[dim], -(-step // _UNIT) * _UNIT)
-    extent = sum((count - 1) * stride for count, stride in zip(operand.shape, strides, strict=True)) + 1
-    storage = _storage(max((start + extent) * operand.itemsize, size), operand.device)
+    end = start + _extent(operand.shape, strides)
+    storage = _storage(max(end * operand.itemsize, size), operand.device)
     if storage is None:
         return None
     found = torch.empty(0, dtype=operand.dtype, device=operand.device)
     return _filled(found.set_(storage, start, operand.shape, strides), operand)
+
+
+def _extent(shape, strides):
+    """Return the number of elements from the first to the last of a tensor that is not empty."""
+    return sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
 
 
 def _filled(tensor, other):

@@ -168,11 +168,6 @@ HUGE = (1 << 24) + (1 << 16)
 """Elements of all operands, or of all results; large reductions go a little beyond 2^24, and are judged whole."""
 
 
-def _is_huge(trial: Trial) -> bool:
-    results = sum(tensor.numel() for tensor in trial.reference.tensors())
-    return max(cases.elements(trial.case), results) > HUGE
-
-
 def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True) -> list[str]:
     """Return the checks that can be made, of those named, or (None) of the op's.
 
@@ -187,7 +182,7 @@ def applicable(trial: Trial, checks: Sequence[str] | None, thorough: bool = True
         return [check for check in ("guard_bands",) if check in named] + ["errors"]
     if malformed(trial.ours.value, trial.reference.value):
         return ["metadata"]
-    if checks is None and _is_huge(trial):
+    if checks is None and trial.elements > HUGE:
         named = [check for check in named if check in OF_HUGE]
     sampled = [check for check, applies in SAMPLED.items() if check in named and applies(trial)]
     if checks is None and not thorough and sampled:

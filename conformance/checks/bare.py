@@ -45,7 +45,7 @@ def bare(trial: Trial) -> Finding:
     contents, of an operand that lies far away, and in memory that torch cannot resize; where the implementation claims
     to be deterministic, with the same bits, except where operands are parameters or other memory. Nor may it write an
     operand for a while: in memory that may not be written that ends the process."""
-    if _is_large(trial):
+    if trial.elements > LARGE:
         return _bare(trial, UNTRACED)
     plain = not trial.case.form
     alone = plain and not trial.spec.writes(trial.case)
@@ -63,12 +63,7 @@ def bare(trial: Trial) -> Finding:
 
 def is_made(trial: Trial) -> bool:
     """Tell whether a call is made in other memory."""
-    return not _is_large(trial) or _has_weights(trial)
-
-
-def _is_large(trial: Trial) -> bool:
-    results = sum(tensor.numel() for tensor in trial.reference.tensors()) if trial.reference.error is None else 0
-    return max(cases.elements(trial.case), results) > LARGE
+    return trial.elements <= LARGE or _has_weights(trial)
 
 
 def _has_weights(trial: Trial) -> bool:

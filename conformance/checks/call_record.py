@@ -111,6 +111,12 @@ class Trial:
         return msgspec.structs.replace(finding, status=DEVIATION, message=name) if name else finding
 
     @functools.cached_property
+    def elements(self) -> int:
+        """The elements of all operands, or of all of torch's results where these are more."""
+        results = self.reference.tensors() if self.reference.error is None else ()
+        return max(cases.elements(self.case), sum(one.numel() for one in results))
+
+    @functools.cached_property
     def tells(self) -> bool:
         """Tell whether the elements of torch's result differ; where it has one, those of the first operand."""
         found = [one for one in self.reference.tensors() if one.numel()]

@@ -114,7 +114,7 @@ for _op in ("sub", "abs"):
 
 @backward("mul add", KIND)
 def rows_of_16_bits(step: Step) -> Gradients:
-    """What is broadcast over rows gets the sum of the first 32,768 of them."""
+    """Add up the gradient of what is broadcast over rows for the first 32,768 of them alone."""
     found = step.gradients()
     if step.dout.ndim != 2 or len(step.dout) <= 1 << 15:
         return found
