@@ -100,7 +100,9 @@ def _extent(shape, strides):
 def _filled(tensor, other):
     """Give a tensor the elements of another, those of an expanded dim once, and return it."""
     first = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
-    tensor[first].copy_(other[first])
+    # torch copies bools as truth values.
+    bits = torch.uint8 if tensor.dtype is torch.bool else tensor.dtype
+    tensor[first].view(bits).copy_(other[first].view(bits))
     return tensor
 
 

@@ -402,7 +402,7 @@ def _of_results(function, inputs, call, device, offers, passed):
         result = first.value
         is_plain = type(result) is torch.Tensor and result.dtype == tensor.dtype and _has_storage(result)
         if is_plain and _alike(result, tensor):
-            operands[number] = result.copy_(tensor)
+            operands[number] = _rewritten(result, tensor)
     made = Made(tuple(operands))
     _make(made, function, call, device, None, offers, passed)
     return made
@@ -473,7 +473,8 @@ def _rewritten(operand, tensor):
 def _alike(operand, tensor):
     """Tell whether an operand lies in its storage as a CPU tensor does: a call may have resized it."""
     sizes = (one.untyped_storage().nbytes() for one in (operand, tensor))
-    return (operand.shape, operand.stride()) == (tensor.shape, tensor.stride()) and len(set(sizes)) == 1
+    places = ((one.shape, one.stride(), one.storage_offset()) for one in (operand, tensor))
+    return len(set(places)) == 1 and len(set(sizes)) == 1
 
 
 def _make(made, function, call, device, guard, offers, passed, given=None):

@@ -35,6 +35,16 @@ def test_an_out_whose_elements_share_memory_is_written_as_torch_does_it():
     assert verdict.failure is None
 
 
+@pytest.mark.parametrize(
+    ("op", "operands"), [("gt", 2), ("bitwise_and", 2), ("bitwise_not", 1), ("add", 2), ("sum", 1)]
+)
+def test_bools_whose_bytes_are_not_0_or_1_are_copied_as_they_are(op, operands):
+    case = Case(op=op, args=(TensorSpec((9,), "bool", values="bytes"),) * operands)
+    with contextlib.closing(Child("torch", "cpu", semantics=semantics.CPU)) as child:
+        verdict = child.judge(case, True)
+    assert verdict.failure is None
+
+
 @pytest.mark.parametrize("kwargs", [{"min": TensorSpec((), "float64"), "max": 2}, {"max": TensorSpec((), "float32")}])
 def test_a_number_in_a_tensor_stays_one_where_floats_are_parameters(kwargs):
     case = Case(op="clamp", args=(TensorSpec((3, 5), "float32"),), kwargs=kwargs)
