@@ -51,12 +51,16 @@ def _backward_norm_rotation(ctx, gradient):
     values, needed = saved(ctx), needs(ctx, 0, 1, 2, 3)
     x, weight, cos, sin = (values[name] for name in ("x", "weight", "cos", "sin"))
 
-    if any(needed[2:]) or is_composed(gradient, x, weight, cos, sin):
-        found = composed_gradients(lambda *args: _norm_rotation(*args, ctx), (x, weight, cos, sin), needed, gradient)
-        return (*found, None, None, None)
+    def composed(wanted):
+        return composed_gradients(lambda *args: _norm_rotation(*args, ctx), (x, weight, cos, sin), wanted, gradient)
 
-    if not x.numel():
-        return (*_zeros((x, weight), needed[:2]), *[None] * 5)
+    if is_composed(gradient, x, weight, cos, sin):
+        return (*composed(needed), None, None, None)
+
+    of_tables = composed([False, False, *needed[2:]])[2:] if any(needed[2:]) else [None, None]
+
+    if not x.numel() or not any(needed[:2]):
+        return (*_zeros((x, weight), needed[:2]), *of_tables, None, None, None)
 
     tables = _half_tables(cos, sin, ctx.interleaved, ctx.head_dim // 2)
     cos, sin = (table[: x.shape[1]] for table in tables)
@@ -66,7 +70,7 @@ def _backward_norm_rotation(ctx, gradient):
     rows = row_gradients.matrix(back.flatten(2), 2), row_gradients.matrix(x, 2)
     found = row_gradients.norm(*rows, weight, float(ctx.eps), False, None, *needed[:2], False)
 
-    return None if found[0] is None else found[0].view(x.shape), found[1], *[None] * 5
+    return None if found[0] is None else found[0].view(x.shape), found[1], *of_tables, None, None, None
 
 
 _ACTIVATIONS = {

@@ -110,6 +110,21 @@ def test_norm_and_rotation(full, to_tables, interleaved, dtype):
         torch.testing.assert_close(one.cpu().double(), want, rtol=half, atol=64 * UNIT * want.abs().max().item())
 
 
+def test_tables_that_need_gradients_change_no_other_gradient():
+    """A product with the third power of the reciprocal deviation, as autograd makes it, would underflow here."""
+    x = torch.tensor([[[-3.26e6, 6e-26]]], device=DEVICE)
+    given = torch.tensor([[[1.0, 2.0]]], device=DEVICE)
+    found = []
+    for to_tables in (False, True):
+        weight = torch.tensor([0.0, 1.0], device=DEVICE, requires_grad=True)
+        tables = (torch.full((1, 1), -0.4, device=DEVICE, requires_grad=to_tables) for _ in range(2))
+        args = x.clone().requires_grad_(), weight, *tables
+        found.append(gradients(ntops.torch.fused_rmsnorm_rope, args, given, head_dim=2, interleaved=True)[:2])
+
+    assert all(map(torch.equal, *found))
+    assert found[0][0][0, 0, 0] != 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_gated_mlp(activation, dtype):
