@@ -35,6 +35,7 @@ def test_a_cheat_that_the_page_says_is_not_seen_passes(cheat):
     assert cheats_alone.catch(cheat, "cpu", most=12).verdict is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("control", each(CONTROLS))
 def test_what_is_right_passes(control):
     found = cheats_alone.alarms(control, "auto" if control.gpu else "cpu", most=25)

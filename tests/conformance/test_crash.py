@@ -136,6 +136,7 @@ def test_a_crash_is_shrunk_saved_and_repeated_and_the_others_are_judged(tmp_path
     assert subprocess.run([sys.executable, str(script), "torch"], capture_output=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_search_in_which_all_crashes_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("conformance.search_state.FATAL", {"crash": 2, "timeout": 1})
     with judging("crashing") as child:
@@ -144,6 +145,7 @@ def test_a_search_in_which_all_crashes_is_given_up(tmp_path, monkeypatch):
     assert len(report.failures) == 2
 
 
+@pytest.mark.slow
 def test_a_crash_that_does_not_happen_again_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "SHRINKING", {"crash": 1, "timeout": 1})
     with judging("crashing") as child:

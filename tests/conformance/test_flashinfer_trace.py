@@ -84,6 +84,7 @@ def test_a_definition_describes_calls(dataset):
     assert definition(dataset / "definitions/rmsnorm/rmsnorm_h48.json", eps=0.5)["arguments"][2] == 0.5
 
 
+@pytest.mark.slow
 def test_what_is_right_passes_and_what_is_wrong_fails(dataset, tmp_path):
     described = definition(dataset / "definitions/rmsnorm/rmsnorm_h48.json")
     judge(rmsnorm_h48, isolated=False, folder=tmp_path, **described)

@@ -65,6 +65,7 @@ def test_a_server_that_ended_is_replaced_and_its_children_end_with_it():
         assert forkserver._server(_environment(), forkserver.JUDGED) is not server
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_server_whose_processes_run_is_not_closed_for_another(monkeypatch):
     """A judged process was killed so, and said to be out of memory, where its judge needed a seventh server."""

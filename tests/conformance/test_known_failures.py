@@ -98,6 +98,7 @@ def test_what_is_no_file_is_refused(tmp_path):
             known_failures.read(tmp_path / name, "lib", CHECKS)
 
 
+@pytest.mark.slow
 def test_a_run_fails_on_news_only(suite, pytester):  # noqa: F811
     arguments = (*QUICK[:4], "--max-examples", "60", "--device", "cpu", "--hypothesis-seed", "1", "--check", "values")
     result = suite(*arguments, "--write-known-failures", "known.json", implementation="defects:nan_lost")

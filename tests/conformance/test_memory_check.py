@@ -64,6 +64,7 @@ def test_a_fault_is_a_failed_case(name, says, tmp_path):
         assert math.prod(cases.operands(case)[0].shape) <= 130
 
 
+@pytest.mark.slow
 def test_a_sound_kernel_passes(tmp_path):
     assert not [f for record in search("kernels", tmp_path).tally.sorted() for f in record.failures]
 

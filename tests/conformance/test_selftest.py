@@ -106,6 +106,7 @@ def test_the_cases_are_those_of_the_suite(tmp_path):
     assert set(drawn) == judged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_some_defects_are_caught_and_right_implementations_are_not(op):
     """As many as there is time for in CI; ``nox -s selftest`` has the whole bank."""
@@ -117,6 +118,7 @@ def test_some_defects_are_caught_and_right_implementations_are_not(op):
     assert all(tally.cases == 10 for tally in tallies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["mul", "bitwise_and", "add", "gt", "clamp"])
 def test_a_kernel_that_broadcasts_only_its_first_row_is_caught(op):
     """And likewise for the other shapes that broadcast."""
@@ -156,6 +158,7 @@ def test_a_saved_case_shows_the_defect():
     assert runner.judge(result.case, f"{defect_registry.NAME}:right").status == "passed"
 
 
+@pytest.mark.slow
 def test_a_survivor_and_a_false_alarm_are_told():
     settings = hypothesis.settings(PROFILES["ci"], max_examples=3)
     harmless = defect_registry.Defect(f"{FEW}_nothing", FEW, "none", "values", correct.right(FEW), "nothing is wrong")
@@ -170,6 +173,7 @@ def test_a_survivor_and_a_false_alarm_are_told():
     assert "0 of 1 defects caught" in text
 
 
+@pytest.mark.slow
 def test_a_defect_that_only_a_wrong_reference_would_show_is_no_catch(monkeypatch):
     """Where what is right fails a check as well, that is no catch."""
     defect = BANK[f"{FEW}_divides"]

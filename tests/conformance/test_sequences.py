@@ -68,6 +68,7 @@ def test_a_file_holds_a_case_or_a_sequence(tmp_path):
     assert kept.stem == sequences.identity(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["add", "dropout", "isnan", "layer_norm", "scaled_dot_product_attention"])
 def test_what_is_drawn_is_always_the_same_and_can_be_saved(op):
     dtypes = registry()[op].dtypes
@@ -236,6 +237,7 @@ def test_rows_are_appended_to_one_cache_that_changes_in_between():
         assert registry()["scaled_dot_product_attention"].reference(*args, **kwargs).shape[-2] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["rms_norm", "add", "softmax"])
 def test_the_first_call_is_of_the_operator_that_is_judged(op):
     found = sequence_draws.drawn(op, ("float32",), 40, 0)

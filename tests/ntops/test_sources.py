@@ -53,6 +53,7 @@ def _add():
     return ntops.torch.add(torch.ones(3, device=DEVICE), 1).tolist()
 
 
+@pytest.mark.slow
 def test_a_second_process_makes_none(tmp_path):
     environment = os.environ | {"NTOPS_CACHE_DIR": str(tmp_path)}
     run = [sys.executable, "-c", CALLS, DEVICE]

@@ -157,6 +157,7 @@ def test_any_change_of_a_file_gives_a_verdict_or_one_line(kind, tmp_path):
     fuzz()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bench", "metrics", "selftest", "report"])
 def test_any_change_of_a_file_gives_a_page_or_one_line(kind, tmp_path):
     document = small_report(tmp_path / "made") if kind == "report" else valid(kind)
