@@ -194,16 +194,20 @@ def collapse(shape, strides, in_order=False):
     return tuple(reversed(sizes)), [tuple(reversed(own)) for own in steps]
 
 
-def specialize(views):
+def specialize(views, apart=False):
     """Return what is compiled into the kernel for these operands: unit strides, alignment, and the width of offsets.
 
     :param views: The tensors as the kernel sees them, by the kernel's names.
+    :param apart: Whether dims of one number are others in each tensor: the right factor of a product, with K innermost,
+        is walked along dim 0, where the left one has its rows, of any number.
     """
     unit_strides = tuple((name, dim) for name, view in views.items() for dim in _unit_stride(view))
     # Along these dims neighbours are loaded together, as many as divide everything that enters an address.
     walked = {dim for _, dim in unit_strides}
     is_aligned = walked and _are_aligned(views)
-    numbers = [view.shape[dim] for view in views.values() for dim in walked]
+    numbers = [
+        view.shape[dim] for name, view in views.items() for dim in walked if not apart or (name, dim) in unit_strides
+    ]
     numbers += [
         stride
         for name, view in views.items()
@@ -214,7 +218,8 @@ def specialize(views):
     itemsize = min(view.itemsize for view in views.values())
     unit = common_unit(numbers, itemsize) if is_aligned else 1
 
-    return Specialization(unit_strides, unit, tuple(views), any(_is_wide(view) for view in views.values()))
+    wide = any(_is_wide(view) for view in views.values())
+    return Specialization(unit_strides, unit, tuple(views), wide, apart=apart)
 
 
 def with_whole_tiles(specialization, views, tile):

@@ -242,7 +242,7 @@ def _launch(premake, result, input, mat2, added, scales, chosen=None):
 
     with on_device(result.device):
         for views in calls:
-            kernel = make(premake, arguments, config, specialize(views))
+            kernel = make(premake, arguments, config, specialize(views, apart=True))
             kernel(*views.values(), *(numbers if partial is None else ()), *constants)
 
         if partial is not None:

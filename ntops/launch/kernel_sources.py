@@ -34,13 +34,14 @@ class Specialization:
 
     :param unit_strides: The pairs (tensor name, dim) whose stride is 1.
     :param unit: The power of 2, at most 16, of which all strides of the tensors ``vectors`` are multiples, and the
-        sizes of each dim that has a unit stride in one of them. With more than 1, their pointers are multiples of 16
-        bytes.
+        sizes of each dim that has a unit stride in one of them, or, with ``apart``, in the same one. With more than 1,
+        their pointers are multiples of 16 bytes.
     :param vectors: The names of these tensors.
     :param wide: Whether offsets need 64 bits.
     :param filled: The pairs (tensor name, dim) whose size equals the tile's, so that nothing is masked along the dim.
     :param whole: The elements of a tile of tensors with one dim, where tiles that are whole are computed apart from the
         last one and without its mask; 0: all tiles are masked.
+    :param apart: Whether dims of one number are others in each tensor, as the rows and terms of a product's factors.
     """
 
     unit_strides: tuple[tuple[str, int], ...] = ()
@@ -49,6 +50,7 @@ class Specialization:
     wide: bool = False
     filled: tuple[tuple[str, int], ...] = ()
     whole: int = 0
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,13 +104,12 @@ def _launch_checked(kernel, specialization, *arguments):
     """
     unit = specialization.unit
     tensors = dict(zip(kernel.__code__.co_varnames, arguments, strict=False))
-    walked = _walked(specialization)
 
     for name in specialization.vectors if 1 < unit < _UNIT else ():
         for dim, (size, stride) in enumerate(zip(tensors[name].shape, tensors[name].stride(), strict=True)):
             is_told = (name, dim) not in specialization.unit_strides and size > 1
 
-            if (is_told and stride % unit) or (dim in walked and size % unit):
+            if (is_told and stride % unit) or (_is_walked(specialization, name, dim) and size % unit):
                 shape, strides = tuple(tensors[name].shape), tensors[name].stride()
                 raise RuntimeError(
                     f"{kernel.__name__} assumes multiples of {unit}, and a size or stride of tensor {name!r}, of shape "
@@ -118,11 +119,12 @@ def _launch_checked(kernel, specialization, *arguments):
     return kernel(*arguments)
 
 
-def _walked(specialization):
-    """Return the dims along which a tensor whose sizes and strides are told has a unit stride."""
+def _is_walked(specialization, name, dim):
+    """Tell whether a tensor whose sizes and strides are told has a unit stride along a dim: with ``apart``, this one."""
     # Triton itself tells which are multiples of 16, of any tensors.
     any_tensor = specialization.unit == _UNIT
-    return {dim for name, dim in specialization.unit_strides if any_tensor or name in specialization.vectors}
+    walked = [pair for pair in specialization.unit_strides if any_tensor or pair[0] in specialization.vectors]
+    return (name, dim) in walked if specialization.apart else any(dim == along for _, along in walked)
 
 
 def _source(name, key):
@@ -200,7 +202,6 @@ def _specialize(source, kernel_name, scalar_types, specialization):
     constants = {ninetoothed.Tensor(1, name=name).stride_string(dim) for name, dim in specialization.unit_strides}
     constants |= {ninetoothed.Tensor(1, name=name).size_string(dim) for name, dim in specialization.filled}
     vectors, unit = specialization.vectors, specialization.unit
-    walked = {str(dim) for dim in _walked(specialization)}
     arguments = {argument.arg for argument in kernel.args.args}
 
     if missing := [
@@ -231,7 +232,7 @@ def _specialize(source, kernel_name, scalar_types, specialization):
             argument.annotation = ast.Constant(scalar_types[name])
 
         of = next((found.group(1) for found in (size, stride, pointer) if found), None)
-        enters = name not in scalar_types and not (size and size.group(3) not in walked)
+        enters = name not in scalar_types and not (size and not _is_walked(specialization, of, int(size.group(3))))
 
         if not enters or (unit < _UNIT and not (pointer and unit > 1 and of in vectors)):
             fixed.append(name)

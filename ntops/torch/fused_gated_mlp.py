@@ -141,7 +141,7 @@ def _launch(output, x, gate_weight, up_weight, activation, chosen=None):
         gate_weight, up_weight = gate_weight.contiguous(), up_weight.contiguous()
 
     views = {"output": output, "x": x, "gate": gate_weight, "up": up_weight}
-    kernel = make(premake, {"activation": activation}, chosen, specialize(views))
+    kernel = make(premake, {"activation": activation}, chosen, specialize(views, apart=True))
 
     with on_device(output.device):
         kernel(*views.values(), TRITON_DTYPES[accumulate_dtype(dtype)], "ieee" if ieee else "tf32")

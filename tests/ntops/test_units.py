@@ -119,6 +119,24 @@ def test_a_product_of_rows_of_vectors_is_right(rows, terms, columns, units):
     assert set(units) <= {2, 4}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [48, 40])
+@pytest.mark.parametrize("rows", [1, 2, 5, 33])
+def test_any_number_of_rows_is_multiplied_in_vectors(rows, columns, dtype, units):
+    """With K innermost in one factor and not in the other, a dim of one number is rows of one and terms of the other."""
+    first = torch.randint(-3, 4, (rows, 80)).to(dtype)
+    second, weight = (torch.randint(-3, 4, shape).to(dtype) for shape in ((rows, columns), (columns, 80)))
+    tiles = product_configs.Options(16, 32, 32, 4, 2)
+
+    with config_selection.forced("mm", tiles):
+        for left, right in ((first, weight.mT), (weight, first.mT), (first.mT, second)):
+            torch.testing.assert_close(ntops.torch.mm(left, right), left @ right)
+
+    unit = 16 if columns % 16 == 0 else 16 // dtype.itemsize
+    # The rows of the second product's result are as short as there are rows.
+    assert units[::2] == [unit, unit]
+
+
 @pytest.mark.parametrize("shape", [(8, 40), (2, 3, 40), (2, 40, 24), (12, 5)], ids=str)
 def test_losses_of_rows_of_vectors_are_right(shape, units):
     logits = torch.randint(-3, 4, shape).float()
