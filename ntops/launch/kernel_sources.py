@@ -120,7 +120,7 @@ def _launch_checked(kernel, specialization, *arguments):
 
 
 def _is_walked(specialization, name, dim):
-    """Tell whether a tensor whose sizes and strides are told has a unit stride along a dim: with ``apart``, this one."""
+    """Tell whether a tensor whose numbers are told has a unit stride along a dim: with ``apart``, this tensor."""
     # Triton itself tells which are multiples of 16, of any tensors.
     any_tensor = specialization.unit == _UNIT
     walked = [pair for pair in specialization.unit_strides if any_tensor or pair[0] in specialization.vectors]

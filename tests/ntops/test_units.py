@@ -123,7 +123,7 @@ def test_a_product_of_rows_of_vectors_is_right(rows, terms, columns, units):
 @pytest.mark.parametrize("columns", [48, 40])
 @pytest.mark.parametrize("rows", [1, 2, 5, 33])
 def test_any_number_of_rows_is_multiplied_in_vectors(rows, columns, dtype, units):
-    """With K innermost in one factor and not in the other, a dim of one number is rows of one and terms of the other."""
+    """With K innermost in one factor alone, a dim of one number is rows of one and terms of the other."""
     first = torch.randint(-3, 4, (rows, 80)).to(dtype)
     second, weight = (torch.randint(-3, 4, shape).to(dtype) for shape in ((rows, columns), (columns, 80)))
     tiles = product_configs.Options(16, 32, 32, 4, 2)
