@@ -203,7 +203,10 @@ def _far_apart(case: Case, operands: Sequence[torch.Tensor], turn: int) -> Seque
     if specs.registry()[case.op].writes(case) or case.form or is_tied(case):
         return None
     found, number = far_memory.laid(tuple(operands), tuple(operands), far_memory.FAR_ROWS, turn)
-    return None if number is None else found
+    if number is None:
+        return None
+    far_memory.keep_from_children(found[number])
+    return found
 
 
 def _differentiate(function: Any, case: Case, operands: Sequence[torch.Tensor], wanted: Collection[int] | None) -> None:

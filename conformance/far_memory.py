@@ -5,7 +5,9 @@ Offsets of 32 bits, of elements or of bytes, end before that. On the CPU the sys
 between, which nobody touches. ``runtime`` loads this file by its path, and it imports nothing of the harness.
 """
 
+import ctypes
 import fcntl
+import mmap
 import os
 import tempfile
 
@@ -64,6 +66,16 @@ def narrow(result):
         return result
     is_wide = _extent(result.shape, result.stride()) * result.itemsize > max(_WIDE, result.nbytes)
     return result.clone(memory_format=torch.contiguous_format) if is_wide else result
+
+
+def keep_from_children(tensor):
+    """Leave a CPU tensor's memory, which nobody may touch, out of processes that are forked: the system may refuse
+    these so much."""
+    storage = tensor.untyped_storage()
+    # The page before has what the allocator needs to free it.
+    start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = storage.data_ptr() + storage.nbytes() - start
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTFORK)
 
 
 def free(device):
