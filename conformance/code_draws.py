@@ -22,7 +22,7 @@ from conformance.sequence_variations import NUMBERS
 from conformance.spec import OpSpec
 from strategies.dtypes import format_of, is_floating
 from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
-from strategies.values import LISTED, MASKS, STORED
+from strategies.values import LISTED, MASKS, SLOPES, STORED
 
 T = TypeVar("T", int, float)
 
@@ -255,7 +255,7 @@ def _planted(case: Case, number: float, place: int) -> Iterator[Case]:
 
 def _takes_numbers(spec: TensorSpec) -> bool:
     """Tell whether any numbers may be planted: not in masks and bools, and not among indices."""
-    named = spec.values in MASKS or spec.values.startswith((LISTED, STORED))
+    named = spec.values in (*MASKS, *SLOPES) or spec.values.startswith((LISTED, STORED))
     return spec.dtype != "bool" and not named
 
 

@@ -40,7 +40,8 @@ VALUES = {
     "normal_tiny": "scaled", "rising": "ordered", "steep": "ordered", "first_large": "scaled", "cancelling": "scaled",
     "powers": "scaled", "shifted": "scaled",
     "magnitudes": "plain", "bytes": "plain",
-    "masked": "mask", "prefix": "mask", "late": "mask", "partly_plain": "plain", "sure": "scaled",
+    "masked": "mask", "prefix": "mask", "late": "mask", "causal": "mask", "window": "mask", "slopes": "ordered",
+    "partly_plain": "plain", "sure": "scaled",
     "halves": "repeated", "neighbours": "repeated",
 }  # fmt: skip
 """The class of each recipe of values."""

@@ -180,9 +180,11 @@ def _is_freed(value, wanted, dout):
 
 
 def _between(value, wanted, dout, calls):
-    """Return the gradients of a call after which another one with other contents was made and differentiated,
-    ``LAYERS`` more were made, and one with other options, and torch was seeded; another one follows before they are
-    looked at. Another thread asks for them, as in a pipeline of stages."""
+    """Return the gradients of a call after which another one with other contents was made without gradients, and one
+    that was differentiated, ``LAYERS`` more were made, and one with other options, and torch was seeded; another one
+    follows before they are looked at. Another thread asks for them, as in a pipeline of stages."""
+    with torch.no_grad():
+        calls.other()
     following, operands = calls.other()
     if following.requires_grad:
         plain(following, operands, dout)
@@ -228,11 +230,12 @@ def _in_a_thread(function):
 
 
 def _accumulated(value, wanted, dout, _):
-    """Return the gradients as two times ``backward`` leaves them in ``.grad``, where there were zeros: the second one
-    adds nothing."""
+    """Return the gradients as ``backward`` leaves them in ``.grad``, where there were zeros, for one operand after the
+    other, as a pipeline has it that needs those of weights later; and then for all and zeros, which adds nothing."""
     for one in wanted:
         one.grad = torch.zeros_like(one)
-    value.backward(dout, retain_graph=True)
+    for one in wanted:
+        value.backward(dout, retain_graph=True, inputs=[one])
     first = [one.grad.detach().clone() for one in wanted]
     value.backward(torch.zeros_like(dout))
     # Where a derivative is infinite, zero times it is NaN.

@@ -13,7 +13,6 @@ import torch
 
 from conformance import calls, cases, cpu_cuda_differences, deviations, forms, runtime, semantics
 from conformance import spec as specs
-from conformance.calls import Local
 from conformance.cases import Case
 from conformance.checks import (
     CHECKS,
@@ -135,7 +134,7 @@ class Prepared(msgspec.Struct, frozen=True):
     def _ask(self) -> Answered:
         on_cpu, reference = self.device.type == "cpu", self.spec.reference
         asked = cpu_cuda_differences.answer(self.case.op, reference, self.given) if on_cpu else reference
-        outcome = msgspec.structs.replace(self, case=forms.asked(self.case)).invoke(Local(asked))
+        outcome = msgspec.structs.replace(self, case=forms.asked(self.case)).invoke(calls.Local(asked))
         if outcome.error is not None and calls.is_out_of_memory(outcome.error):
             raise outcome.error
         value = calls.on_cpu(outcome.value) if outcome.error is None else None
@@ -147,7 +146,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
     def invoke(
         self,
-        maker: Local | Remote,
+        maker: calls.Local | Remote,
         *,
         seeded: bool = True,
         seed_by: int = 0,
@@ -206,7 +205,7 @@ class Prepared(msgspec.Struct, frozen=True):
         )
         return maker.made(call, inputs, self.device)
 
-    def new_paths(self, maker: Local | Remote, differentiate: bool) -> calls.Reached:
+    def new_paths(self, maker: calls.Local | Remote, differentiate: bool) -> calls.Reached:
         """Let ``maker`` make the call, with the backward pass if that is wanted, and return what it came to in the
         code."""
         args, kwargs = forms.bind(self.case, self.inputs)
@@ -227,7 +226,7 @@ class Prepared(msgspec.Struct, frozen=True):
         """Return the same for another call that follows from this case."""
         return prepare(case, self.device)
 
-    def guarded(self, maker: Local | Remote, *, fill: int = 0, around: int = 0, **how: Any) -> Outcome:
+    def guarded(self, maker: calls.Local | Remote, *, fill: int = 0, around: int = 0, **how: Any) -> Outcome:
         """Make the call as ``invoke`` does, with margins around all memory. ``fill`` and ``around`` choose the poison,
         as of ``Guard``."""
         return self.invoke(maker, guard=(fill, around), **how)
@@ -298,8 +297,7 @@ def judge_prepared(
         makes_others = check in (*DERIVED, *RARE, "bare", "gradients")
         if makes_others and any(finding.status == FAILED for finding in findings):
             continue
-        found = trial.excused(CHECKS[check](trial), case, check)
-        findings.append(as_torchs(found, prepared, trial, check))
+        findings.append(as_torchs(trial.excused(CHECKS[check](trial), case, check), prepared, trial, check))
         if check in LAST_WORD and findings[-1].status == FAILED:
             break
     worst = [status for status in (FAILED, DEVIATION) if any(finding.status == status for finding in findings)]
@@ -312,6 +310,8 @@ def as_torchs(finding: Finding, prepared: Prepared, trial: Trial, check: str) ->
     if finding.status != FAILED or not semantics.of_cpu() or trial.implementation.name == TORCH:
         return finding
     torchs = [dataclasses.replace(load(TORCH), name=name) for name in (TORCH, "")]  # Nothing excuses the second.
+    if torchs[0].function(prepared.case.op) is None:
+        return finding
     named, unexcused = (tried(prepared, one, False, trial.thorough) for one in torchs)
     found, theirs = named.excused(CHECKS[check](named), prepared.case, check), CHECKS[check](unexcused)
     alike = len({one.message.partition("; the worst")[0].rpartition(": ")[2] for one in (finding, theirs)}) == 1
@@ -379,7 +379,7 @@ def tried(prepared: Prepared, implementation: Implementation, watch: bool = Fals
 
 def _of_torch(prepared: Prepared, function: Any = None, on_cpu: bool = False, **how: Any) -> Outcome:
     prepared = msgspec.structs.replace(prepared, device=torch.device("cpu")) if on_cpu else prepared
-    return prepared.invoke(Local(function or prepared.spec.reference), **how)
+    return prepared.invoke(calls.Local(function or prepared.spec.reference), **how)
 
 
 def excuses(implementation: Implementation, device: torch.device) -> Callable[[Case, str], str | None]:

@@ -18,7 +18,7 @@ from strategies import scalars as _scalars
 from strategies import tensors as _tensors
 from strategies.shapes import Shape
 from strategies.specs import Layout, Special, TensorSpec
-from strategies.values import LISTED, MASKED, MASKS
+from strategies.values import LISTED, MASKED, MASKS, SLOPES
 
 VARIANTS = ("UPPER_LEFT", "LOWER_RIGHT")
 
@@ -73,7 +73,7 @@ REGIMES = (
 """Recipes of query and key: weights of a few keys, of all alike, of all equal, of one key alone; scores beyond
 those that half types hold exactly, of one sign, and beyond the largest number of float16 before they are scaled."""
 VALUES = ("normal", "integers", "ascending", "uniform", "one_hot", "positive", "near_overflow", "normal_large")
-_FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MASKS)
+_FLOAT_MASKS = ("normal", "zeros", "ascending", "large_mean", "descending", *MASKS, *SLOPES)
 _BOOL_MASKS = ("constant", "normal", "one_hot", "zeros", *MASKS)
 _SCENES = st.sampled_from((*("as many",) * 4, *("token",) * 4, *("part",) * 2, "prompt"))
 PADDED = 512

@@ -12,47 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from strategies import masks
+from strategies.chunks import Chunk, normal, spread
 from strategies.dtypes import Format
 from strategies.encoding import Bits, encode
-
-_ONE_SIGMA = math.sqrt(8 * (65536**2 - 1) / 12)  # of the sum of eight 16-bit integers
-
-
-class Chunk:
-    """Elements ``start`` to ``stop`` (row-major) of a tensor in the making, with its random words."""
-
-    def __init__(self, philox: np.random.Philox, shape: tuple[int, ...], start: int, stop: int, form: Format):
-        self.shape, self.start, self.stop, self.form = shape, start, stop, form
-        self._philox = philox
-
-    def words(self) -> np.ndarray:
-        """One random 64-bit word per element; for a given recipe always in the same order."""
-        return self._philox.random_raw(self.stop - self.start)
-
-    def two_words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two for each element."""
-        words = self._philox.random_raw(2 * (self.stop - self.start))
-        return words[0::2], words[1::2]
-
-    def index(self) -> np.ndarray:
-        return np.arange(self.start, self.stop, dtype=np.int64)
-
-    def normal(self) -> np.ndarray:
-        """Sum of eight 16-bit integers, centred, unit variance: bell-shaped within +-4.9."""
-        return _normal(self._philox.random_raw(2 * (self.stop - self.start)))
-
-    def unit(self) -> np.ndarray:
-        """Uniform on the multiples of 2^-53 in [0, 1)."""
-        return (self.words() >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _normal(words: np.ndarray) -> np.ndarray:
-    # The four 16-bit fields are added two at a time, in the halves of a word.
-    low = np.uint64(0x0000FFFF0000FFFF)
-    pairs = (words & low) + ((words >> np.uint64(16)) & low)
-    pairs = pairs[0::2] + pairs[1::2]
-    total = (pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))
-    return (total.astype(np.float64) - 4 * 65535.0) * (1 / _ONE_SIGMA)
 
 
 def _scaled_normal(scale: float) -> Callable[[Chunk], Bits]:
@@ -136,7 +99,7 @@ def _zeros(chunk: Chunk) -> Bits:
 
 
 def _constant(words: np.ndarray, chunk: Chunk) -> Bits:
-    return np.repeat(_number(_normal(words), chunk.form, integers=4.0), chunk.stop - chunk.start)
+    return np.repeat(_number(normal(words), chunk.form, integers=4.0), chunk.stop - chunk.start)
 
 
 def _one_hot(words: np.ndarray, chunk: Chunk) -> Bits:
@@ -145,33 +108,6 @@ def _one_hot(words: np.ndarray, chunk: Chunk) -> Bits:
     row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
     hot = ((words[0] + row * (words[1] | np.uint64(1))) % np.uint64(columns)) == column
     return _number(hot.astype(np.float64), chunk.form)
-
-
-def _mask(kept: np.ndarray, form: Format) -> Bits:
-    """Of a mask: True or 0 where kept, else False or -inf."""
-    if form.kind == "bool":
-        return kept.astype(np.uint8)
-    return np.where(kept, form.carrier.type(0), form.carrier.type(form.sign_bit | form.inf_bits))
-
-
-def _masked(chunk: Chunk) -> Bits:
-    """Three in four are kept."""
-    return _mask(chunk.words() >> np.uint64(62) != 0, chunk.form)
-
-
-def _prefix(words: np.ndarray, chunk: Chunk) -> Bits:
-    """Of each row of the last dim so many of the first are kept, from none to all: a batch that was padded."""
-    columns = chunk.shape[-1] if chunk.shape else 1
-    row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
-    return _mask(column < _spread(words, row) % np.uint64(columns + 1), chunk.form)
-
-
-def _late(words: np.ndarray, chunk: Chunk) -> Bits:
-    """All are kept up to a quarter or a half of the rows, and from there three in four."""
-    columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
-    rows = math.prod(chunk.shape[:-1])
-    early = chunk.index() // columns < rows * (1 + int(words[0] & np.uint64(1))) // 4
-    return _mask(early | (chunk.words() >> np.uint64(62) != 0), chunk.form)
 
 
 def _repeating(halves: bool) -> Callable[[np.ndarray, Chunk], Bits]:
@@ -255,14 +191,14 @@ def _sure(words: np.ndarray, chunk: Chunk) -> Bits:
     these is lost beside that of 18; the sum of those of a long row is not."""
     columns = max(chunk.shape[-1] if chunk.shape else 1, 1)
     row, column = np.divmod(chunk.index().astype(np.uint64), np.uint64(columns))
-    is_sure = column == _spread(words, row) % np.uint64(columns)
+    is_sure = column == spread(words, row) % np.uint64(columns)
     return encode(chunk.normal() * 0.0625 + np.where(is_sure, 18.0, 0.0), chunk.form)
 
 
 def _uneven(words: np.ndarray, chunk: Chunk) -> Bits:
     """Rows of the last dim that are not alike: deviations from 2^-6 to 2^4, and a mean of 0, 64 or -64."""
     rows = chunk.index().astype(np.uint64) // np.uint64(max(chunk.shape[-1] if chunk.shape else 1, 1))
-    mixed = _spread(words, rows)
+    mixed = spread(words, rows)
     scale = np.ldexp(1.0, (mixed % np.uint64(11)).astype(np.int64) - 6)
     mean = np.array((0.0, 64.0, 0.0, -64.0))[(mixed >> np.uint64(12) & np.uint64(3)).astype(np.int64)]
     return encode(chunk.normal() * scale + mean, chunk.form)
@@ -273,13 +209,7 @@ def _level(words: np.ndarray, chunk: Chunk) -> Bits:
     sign: they have no variance, whatever a difference of sums makes of it."""
     rows = chunk.index().astype(np.uint64) // np.uint64(max(chunk.shape[-1] if chunk.shape else 1, 1))
     most = min(2.0**14, chunk.form.largest)
-    return encode((_spread(words, rows).astype(np.float64) * 2.0**-30 - 1) * most, chunk.form)
-
-
-def _spread(words: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """31 bits for each row, which differ from row to row."""
-    # 2^64 times the golden ratio's fraction spreads the rows (Fibonacci hashing).
-    return (words[0] + rows * (np.uint64(0x9E3779B97F4A7C15) ^ (words[1] & np.uint64(0xFF00)))) >> np.uint64(33)
+    return encode((spread(words, rows).astype(np.float64) * 2.0**-30 - 1) * most, chunk.form)
 
 
 def _cancelling(chunk: Chunk) -> Bits:
@@ -382,9 +312,12 @@ BY_NAME: dict[str, tuple[tuple[str, ...], Callable[..., Bits]]] = {
     "sure": (_FLOAT, _sure),
     "powers": (_FLOAT, _powers),
     "ties": (_FLOAT, _ties),
-    "masked": (_MASK, _masked),
-    "prefix": (_MASK, _prefix),
-    "late": (_MASK, _late),
+    "masked": (_MASK, masks.masked),
+    "prefix": (_MASK, masks.prefix),
+    "late": (_MASK, masks.late),
+    "causal": (_MASK, masks.causal),
+    "window": (_MASK, masks.window),
+    "slopes": (_FLOAT, masks.slopes),
     "halves": (_FLOAT, _repeating(halves=True)),
     "neighbours": (_FLOAT, _repeating(halves=False)),
 }

@@ -12,9 +12,10 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
+from strategies.chunks import Chunk
 from strategies.dtypes import Format, format_of
 from strategies.encoding import Bits, encode
-from strategies.recipes import BY_NAME, Chunk
+from strategies.recipes import BY_NAME
 
 CHUNK = 1 << 15  # elements made at once: the temporaries stay in the cache, and memory stays small
 
@@ -90,13 +91,15 @@ def filler_bits(form: Format) -> int:
     return 1 if form.kind == "bool" else int.from_bytes(b"\xa5" * (form.bits // 8), "little")
 
 
-MASKS = ("masked", "prefix", "late")
+MASKS = ("masked", "prefix", "late", "causal", "window")
 """Attention masks, bool (True takes part) or added to scores (0 or -inf)."""
+SLOPES = ("slopes",)
+"""Attention masks that are added to scores alone: the distance of a key, times a slope."""
 TABLES = ("halves", "neighbours")
 """Tables of sines or cosines that say each number twice."""
 ROWS = ("normal_tiny", "rising", "first_large", "cancelling", "level", "steep", "partly_plain", "sure")
 """Rows of which sums, maxima and variances are hard to have, or that look plain at their ends."""
-NAMED = (*MASKS, *TABLES, *ROWS, "shifted", "powers", "ties", "flags")
+NAMED = (*MASKS, *SLOPES, *TABLES, *ROWS, "shifted", "powers", "ties", "flags")
 """Recipes that are drawn only where they are named."""
 LISTED = "listed:"
 """``listed:3,0,5`` is no recipe but the very elements, over and over: positions, which are structure and not data, and
@@ -117,6 +120,9 @@ _WHOLE_TENSOR = (
     "partly_plain",
     "sure",
     "late",
+    "causal",
+    "window",
+    "slopes",
     *TABLES,
 )
 

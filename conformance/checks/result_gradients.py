@@ -26,9 +26,15 @@ def result_gradient(kind: str, shape: tuple[int, ...], dtype: str, seed: int) ->
     match kind if kind in PLAIN else _LAYOUTS[seed // 29 % len(_LAYOUTS)]:
         case "transposed" if rank > 1:
             orders = _orders(rank)
-            layout = Layout(order=orders[seed // 41 % len(orders)])
+            order = orders[seed // 41 % len(orders)]
+            # In half of them rows, or what they are rows of, lie apart, as in a gradient of queries, keys and values.
+            apart = order[-1 - seed // 83 % 2] if seed // 79 % 2 else None
+            layout = Layout(order=order, padding=tuple(3 if dim == apart else 0 for dim in range(rank)))
         case "expanded" if rank:
-            layout = Layout(expanded=(seed // 13 % rank,))
+            # One dim, or two of several that follow each other: of a sum over pixels.
+            first = seed // 13 % rank
+            both = rank > 2 and first + 1 < rank and seed // 79 % 2
+            layout = Layout(expanded=(first, first + 1) if both else (first,))
         case "one for all":
             layout = Layout(expanded=tuple(range(rank)))
             values = (values, _ONES)[seed // 47 % 2]
@@ -49,6 +55,10 @@ def result_gradient(kind: str, shape: tuple[int, ...], dtype: str, seed: int) ->
     if rank and kind not in _WITHOUT_SPECIALS and seed // 53 % 4 == 0:
         # One element of another size, as an overflow of a scaled loss leaves it: nothing else may become like it.
         specials = (Special(seed // 59 % max(math.prod(shape), 1), _SPECIALS[seed // 61 % len(_SPECIALS)]),)
+    elif rank > 1 and kind not in _WITHOUT_SPECIALS and seed // 53 % 4 == 1:
+        # Tokens without a loss, as those of a prompt: half of the rows, at the beginning or the end.
+        half = math.prod(shape) // shape[-1] // 2 * shape[-1] if shape[-1] else 0
+        specials = (Special(half * (seed // 59 % 2), "0", half),) if half else ()
     return TensorSpec(shape, dtype, values, seed // 17 % 256, layout, specials)
 
 

@@ -101,6 +101,13 @@ def test_who_calls_torch_is_excused_as_torch_is(name):
     assert [one.message for one in verdicts[0].findings] == [name]
 
 
+def test_what_torch_lacks_is_judged():
+    case = Case(op="fused_gated_mlp", args=(TensorSpec((3, 4), "float32"), *[TensorSpec((5, 4), "float32")] * 2))
+    wrong = Implementation("wrong", SimpleNamespace(fused_gated_mlp=lambda *args, **kwargs: torch.zeros(3, 5)), {})
+    with semantics.within(semantics.CPU):
+        assert runner.judge(case, wrong, "cpu", ["values"]).failure.check == "values"
+
+
 def test_other_results_are_wrong_all_the_same():
     given = call(GELU_OF_INF)
     right = torch.nn.functional.gelu(given.args[0].double()).float()

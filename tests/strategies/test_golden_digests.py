@@ -30,7 +30,7 @@ LAYOUTS = (
 )
 
 
-LATER = ("level", "steep", "partly_plain", "late", "sure")
+LATER = ("level", "steep", "partly_plain", "late", "sure", "causal", "window")
 """Recipes that came later than others of their group."""
 
 
@@ -39,7 +39,10 @@ def specs() -> list[tuple[TensorSpec, int]]:
     found = []
     # In the order in which they came to be.
     rows = tuple(recipe for recipe in values.ROWS if recipe not in LATER)
-    single = [(recipe,) for recipe in ("magnitudes", "bytes", "level", "shifted", "steep", "flags", *LATER[2:])]
+    single = [
+        (recipe,)
+        for recipe in ("magnitudes", "bytes", "level", "shifted", "steep", "flags", *LATER[2:], *values.SLOPES)
+    ]
     later = (
         tuple(recipe for recipe in values.MASKS if recipe not in LATER),
         values.TABLES,

@@ -108,7 +108,7 @@ def test_bits_differ_between_seeds_and_operands(name, recipe):
         return {bits_of(tensor).tobytes() for tensor in made}
 
     # A constant has few values to choose from in bool and among small integers, and so have seven rows of 8-bit floats.
-    distinct = {"constant": 2, "level": 6, "steep": 4}.get(recipe, 8)
+    distinct = {"constant": 2, "level": 6, "steep": 4, "causal": 2, "window": 4, "slopes": 2}.get(recipe, 8)
     assert len(several(seeds=8)) >= distinct
     assert len(several(operands=8)) >= distinct
 
@@ -261,6 +261,32 @@ def test_masks_keep_some_and_are_drawn_where_they_are_named(examples, name):
     short = elements(name, "prefix", (64, 3)) == (1 if name == "bool" else 0)
     assert set(short.sum(1)) == {0, 1, 2, 3}
     assert set(examples(values.recipes(name, values.MASKS), 50)) == set(values.MASKS)
+
+
+@pytest.mark.parametrize("name", ["float32", "bool"])
+def test_masks_of_structure_are_as_models_make_them(name):
+    one = 1 if name == "bool" else 0
+    rows, columns = np.mgrid[:9, :12]
+    causal = [elements(name, "causal", (2, 9, 12), seed) == one for seed in range(8)]
+    shifts = {shift for found in causal for shift in (0, 3) if (found == (columns <= rows + shift)).all()}
+    assert shifts == {0, 3}
+    for seed in range(30):
+        (first, second) = elements(name, "window", (2, 9, 12), seed) == one
+        assert (first == second).all()
+        assert np.diagonal(first).all()
+        assert not first[columns > rows].any()
+    assert any((elements(name, "window", (9, 12), seed) == one)[8, 0] for seed in range(30))
+
+
+def test_slopes_grow_with_the_distance():
+    below, distance = np.tril(np.ones((9, 12), bool)), np.subtract.outer(np.arange(9), np.arange(12))
+    behind = set()
+    for seed in range(20):
+        found = elements("float32", "slopes", (3, 9, 12), seed)
+        for head, number in zip(found, range(3), strict=True):
+            assert (head[below] == found[0][1, 0] * 2.0**-number * distance[below]).all()
+            behind |= {*head[~below]}
+    assert behind == {0, -math.inf}
 
 
 @pytest.mark.parametrize("name", FLOATS)
