@@ -32,9 +32,9 @@ def result_gradient(kind: str, shape: tuple[int, ...], dtype: str, seed: int) ->
             layout = Layout(order=order, padding=tuple(3 if dim == apart else 0 for dim in range(rank)))
         case "expanded" if rank:
             # One dim, or two of several that follow each other: of a sum over pixels.
-            first = seed // 13 % rank
-            both = rank > 2 and first + 1 < rank and seed // 79 % 2
-            layout = Layout(expanded=(first, first + 1) if both else (first,))
+            first, both = seed // 13 % rank, rank > 2 and seed // 79 % 2
+            begin = min(first, rank - 2)
+            layout = Layout(expanded=(begin, begin + 1) if both else (first,))
         case "one for all":
             layout = Layout(expanded=tuple(range(rank)))
             values = (values, _ONES)[seed // 47 % 2]

@@ -233,6 +233,9 @@ def _wrong_mask(wrong: str, mask: torch.Tensor, part: Part, score: torch.Tensor)
         mask = mask[:1]
     if wrong == "mask_query":
         mask = mask[..., :1, :]
+    if wrong == "mask_like_padding" and mask.is_floating_point():
+        first = mask[..., :1, :]
+        mask = torch.where(mask > -math.inf, 0.0, mask) if ((first == 0) | (first == -math.inf)).all() else mask
     if wrong == "mask_key" and mask.shape[-1] == 1 and score.shape[-1] > 1:
         neutral = torch.full_like(mask, True) if mask.dtype == torch.bool else torch.zeros_like(mask)
         mask = torch.cat([mask, neutral.expand(*mask.shape[:-1], score.shape[-1] - 1)], -1)

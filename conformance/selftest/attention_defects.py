@@ -39,6 +39,7 @@ VALUES: dict[str, dict[str, str]] = {
         "mask_rounded": "a float32 mask is rounded to the half type of the queries",
         "mask_3d_by_batch": "the first dim of a mask of three is the batch",
         "mask_strides": "a mask is read as if it were contiguous",
+        "mask_like_padding": "a float mask is one of bools if its first row has only 0 and -inf",
         "masked_row_nan": "a row without keys is NaN",
         "masked_row_mean": "a bool mask is a large negative number, and a row without keys the mean of all values",
         "masked_row_first": "a row without keys has the first value",

@@ -44,6 +44,18 @@ def rows_of_full_blocks(step: Step) -> Gradients:
     return step.only(len(step.operands) - 1, step.gradients(dout))
 
 
+@backward("mm addmm", "sums")
+def rows_behind_zeros(step: Step) -> Gradients:
+    """The second factor's gradient ends at the first block of 16 rows without a gradient, as of a prompt."""
+    starts = range(0, step.dout.shape[-2] - 15, 16) if step.dout.ndim > 1 else ()
+    zeros = next((start for start in starts if not step.dout[..., start : start + 16, :].any()), None)
+    if zeros is None:
+        return step.gradients()
+    dout = step.dout.clone()
+    dout[..., zeros:, :] = 0
+    return step.only(len(step.operands) - 1, step.gradients(dout))
+
+
 @backward("mm bmm", "formula")
 def not_transposed(step: Step) -> Gradients:
     """Where the factors are square they are not transposed."""
