@@ -130,8 +130,12 @@ def _elements(spec: TensorSpec, operand: int, limit: int) -> int:
 
 
 def on_meta(case: Case) -> Call | None:
-    """Return torch's call with meta tensors, which have no elements; None where torch refuses it."""
-    tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta") for spec in operands(case)]
+    """Return torch's call with meta tensors, which have no elements; None where torch refuses it, or such tensors."""
+    try:
+        tensors = [torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta") for spec in operands(case)]
+    except RuntimeError:
+        # They would have more than 2^63 bytes.
+        return None
     args, kwargs = bind(case, tensors)
     try:
         with warnings.catch_warnings(action="ignore"):

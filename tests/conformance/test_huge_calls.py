@@ -11,7 +11,7 @@ import pytest
 import torch
 from op_tools import drawn
 
-from conformance import cases, checks, huge_calls, huge_kinds, profiles, runner, session
+from conformance import case_files, cases, checks, huge_calls, huge_kinds, profiles, runner, session
 from conformance import spec as specs
 from conformance.cases import Case
 from conformance.checks.gradient_kinds import KINDS_OF_STEP, wish
@@ -251,3 +251,11 @@ def test_a_tensor_without_dims_has_no_row_that_is_reduced():
     scalar = Case(op="cumsum", args=(TensorSpec((), "float32"),), kwargs={"dim": 0})
     assert not huge_kinds.is_reduced(scalar, huge_kinds.ROWS)
     huge_calls.calls(specs.registry()["cumsum"], [scalar], ["float32"], "float32")
+
+
+def test_a_call_of_more_bytes_than_can_be_counted_is_none():
+    """Several dims get a large size where they share one, as of weights in blocks."""
+    call = Case(op="quantize_fp8", args=(TensorSpec((14341, 14341, 1, 4099, 4099, 14341), "bfloat16"),))
+    assert case_files.on_meta(call) is None
+    case = Case(op="quantize_fp8", args=(TensorSpec((3, 3, 1, 5, 5, 3), "bfloat16"),), kwargs={"granularity": "block"})
+    huge_calls.calls(specs.registry()["quantize_fp8"], [case], ["bfloat16"], "bfloat16")
