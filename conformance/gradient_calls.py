@@ -130,6 +130,11 @@ def plain(value, wanted, dout, _other=None, retain_graph=False):
     return torch.autograd.grad(value, wanted, dout, retain_graph=retain_graph, allow_unused=True)
 
 
+def of_factors(value, wanted):
+    """Return the gradients of the ``wanted`` operands where that of the result ``value`` is ``factors``."""
+    return plain(value, wanted, factors(value))
+
+
 def to_be_written(operand, is_view):
     """Return a tensor with the elements of an operand that depends on it, for a call to write in place, and the tensor
     of which it is a part, as a gate is of what one product has given; None: of none."""

@@ -100,12 +100,14 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A result or operand of a call of a sequence that the user has kept: which one, and where its elements are."""
+    """A result, operand or gradient of a call of a sequence that the user has kept: which one, and where its elements
+    are, or the exception that was raised in its place."""
 
     call: int
     what: str
     index: int
-    tensor: dict[str, Any]
+    tensor: dict[str, Any] = {}
+    raised: str = ""
 
 
 class About(msgspec.Struct, frozen=True):
@@ -171,16 +173,15 @@ class Judged:
         """Begin a sequence of calls. ``sizes``: bytes of the largest operand of each number. Raises Lost."""
         self._ask({"ask": "follow", "memory": list(sizes)})
 
-    def kept(self) -> list[tuple[int, str, int, torch.Tensor]]:
-        """Return what ``sequence_staging.Stage.kept`` returns for that sequence. Raises Lost."""
+    def kept(self) -> list[tuple[int, str, int, torch.Tensor | str]]:
+        """Return what ``sequence_staging.Stage.kept`` returns for that sequence, texts for exceptions. Raises Lost."""
         header, blobs = self._ask({"ask": "kept"})
-        told = valid(header.get("kept"), list[Kept])
+        told, left = valid(header.get("kept"), list[Kept]), iter(blobs)
         try:
             return [
-                (one.call, one.what, one.index, runtime.tensor_of(blob, one.tensor))
-                for one, blob in zip(told, blobs, strict=True)
+                (one.call, one.what, one.index, one.raised or runtime.tensor_of(next(left), one.tensor)) for one in told
             ]
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, StopIteration, TypeError, ValueError) as error:
             raise Lost(f"it broke the protocol: {error}") from None
 
     def lost(self) -> str:

@@ -165,7 +165,7 @@ def _differentiated(case: Case, verdict: Verdict, device: torch.device) -> tuple
         raise ReproError("of gradients that depend on what was drawn")
     inputs = way.inputs()
     result = prepare(way.case, device).reference.value
-    answers = expected_gradients(prepared.spec, way, inputs, result)
+    answers = expected_gradients(prepared.spec, way.case, way.wanted, inputs, result)
     results = []
     for number, answer in zip(way.wanted, answers, strict=True):
         one = torch.zeros(inputs[number].shape, dtype=inputs[number].dtype)

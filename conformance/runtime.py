@@ -926,7 +926,7 @@ class _Server:
             self.stage = None
             return {}, ()
         if asked["ask"] == "follow":
-            self.stage = sequence_staging.Stage(self.device, asked["memory"])
+            self.stage = sequence_staging.Stage(self.device, asked["memory"], gradient_calls.of_factors)
             return {}, ()
         if asked["ask"] == "kept":
             return self._kept()
@@ -952,14 +952,16 @@ class _Server:
 
     def _kept(self):
         kept = self.stage.kept() if self.stage is not None else []
-        found = [
-            (*where, tensor.detach().cpu().clone(memory_format=torch.contiguous_format)) for *where, tensor in kept
-        ]
-        told = [
-            {"call": call, "what": what, "index": index, "tensor": describe_tensor(tensor, 0)}
-            for call, what, index, tensor in found
-        ]
-        return {"kept": told}, [_bytes(guards.bits(tensor)) for *_, tensor in found]
+        told, blobs = [], []
+        for call, what, index, one in kept:
+            told.append({"call": call, "what": what, "index": index})
+            if isinstance(one, Exception):
+                told[-1]["raised"] = f"{type(one).__name__}: {said(one)}"
+                continue
+            tensor = one.detach().cpu().clone(memory_format=torch.contiguous_format)
+            told[-1]["tensor"] = describe_tensor(tensor, 0)
+            blobs.append(_bytes(guards.bits(tensor)))
+        return {"kept": told}, blobs
 
     def _settings(self, op):
         try:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import torch
 
-from conformance import calls, cases, forms, sequence_staging
+from conformance import calls, cases, forms, gradient_calls, runtime, sequence_gradients, sequence_staging
 from conformance.calls import Outcome
 from conformance.checks.call_record import different
 from conformance.guards import memory_of
@@ -32,19 +33,22 @@ class Calls:
         ordered = [sizes[number] for number in sorted(sizes)]
         judged = implementation.judged
         self._stage: sequence_staging.Stage | Judged = (
-            sequence_staging.Stage(device, ordered) if judged is None else judged
+            sequence_staging.Stage(device, ordered, gradient_calls.of_factors) if judged is None else judged
         )
         if judged is not None:
             judged.follow(ordered)
         self._then: dict[Kept, torch.Tensor] = {}
+        self._now: list[tuple[int, str, int, Any]] = []
 
     def make(self, number: int, prepared: Prepared, step: Step) -> Outcome:
         """Make the next call: bare, without guards."""
         case, inputs = prepared.case, prepared.inputs
         settings = msgspec.to_builtins(step.settings)
+        wanted = sequence_gradients.wanted(prepared) if step.gradients else []
         # torch may resize an ``out``.
         resized = sorted(cases.written(case)) if "out" in case.kwargs else []
         how = {"call": number, "memory": step.memory, "result": step.result, "resized": resized, "settings": settings}
+        how |= {"gradients": step.gradients, "wanted": wanted}
         args, kwargs = forms.bind(case, inputs)
         described = {"form": case.form, "written": sorted(prepared.spec.writes(case)), "seed": cases.seed(case)}
         call = calls.described(case.op, args, kwargs, inputs, **described, follow=how)
@@ -59,9 +63,22 @@ class Calls:
                     self._then[number, "result", index] = result.detach().cpu().clone()
         return outcome
 
+    def finish(self) -> None:
+        """Make the backward passes that are left, and look at what was kept; no call follows."""
+        self._now = self._stage.kept()
+
+    def result(self, number: int) -> torch.Tensor | None:
+        """Return what a call has returned first; None: no tensor."""
+        return self._then.get((number, "result", 0))
+
+    def gradients(self, number: int) -> list[torch.Tensor | str]:
+        """Return the gradients of a call; where its backward pass raised, the exception as a text."""
+        found = [one for call, what, _, one in self._now if (call, what) == (number, sequence_staging.GRADIENT)]
+        return [f"{type(one).__name__}: {runtime.said(one)}" if isinstance(one, Exception) else one for one in found]
+
     def changed(self) -> tuple[int, str] | None:
         """Return the first call of which a kept result or operand has changed, and how; None: there is none."""
-        for call, what, index, now in self._stage.kept():
+        for call, what, index, now in self._now:
             then = self._then.get((call, what, index))
             if then is None:
                 continue

@@ -7,23 +7,22 @@ variations of any cases.
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
-from typing import NamedTuple, TypeVar, get_args
+from typing import NamedTuple, get_args
 
+import torch
 from hypothesis import strategies as st
 
-from conformance import case_files, cases, code_draws, drawing, profiles
-from conformance.case_changes import is_tied, named_arguments, with_argument
+from conformance import case_files, cases, code_draws, drawing, forms, profiles, sequence_cases, training_steps
+from conformance.case_changes import is_listed, is_tied, named_arguments, with_argument, with_size
 from conformance.cases import Case, Same, View
-from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, plain, twin, vary, whole
+from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, fresh_batch, plain, twin, vary
 from conformance.sequences import CallSequence, Memory, Result, Settings, Step
 from conformance.spec import parameters, registry
 from strategies.specs import TensorSpec
-
-T = TypeVar("T")
 
 PAIRS = 6
 """The number of pairs of calls in a sequence, of any case and a variation of it; but any two calls may disturb one
@@ -41,14 +40,15 @@ OPTIONS = 24
 AFTER_REFUSALS = (("dim", 0), ("word", 0), ("twin", 3), ("twin", 5), ("causal", 1))
 """The variations of the ordinary case that follow refused calls at the end of each sequence: of another dim or with
 options, they may meet what the refused call has left. Any calls follow a few more."""
-ELEMENTS = 2048
-"""The most elements of the operands of a call in every other sequence: few caches depend on them, and small calls are
-quick to judge; ``WIDE`` is that of the others."""
 RELATIVES = 4
 """The number of other operators of each sequence that are called with options."""
-TRIES = 3
-"""Of so many large calls the one with the largest weight is taken."""
+EMPTIED = 3
+"""The most sizes of such a call that are 0 in further ones, one at a time."""
+TRAINED = 8
+"""The number of other operators of each sequence that are differentiated between calls that are, too."""
 
+OUT = ("float64", "float32", "int64", "bool")
+"""The dtypes of an ``out``, as far as torch casts results to them."""
 SETTINGS = (
     Settings(mode="inference"),
     Settings(precision="high"),
@@ -66,13 +66,13 @@ SETTINGS = (
 def sequences(draw: st.DrawFn, ordinary: Case, dtypes: tuple[str, ...]) -> CallSequence:
     """Return the strategy of sequences of calls of the op of an ordinary case, whose other cases are of ``dtypes``."""
     spec = registry()[ordinary.op]
-    bases = [ordinary, *(draw(_small(spec.name, dtypes, _is_any)) for _ in range(2))]
+    bases = [ordinary, *(draw(sequence_cases.small(spec.name, dtypes, sequence_cases.is_any)) for _ in range(2))]
     pairs = [_known(ordinary, known) for known in KNOWN]
     for _ in range(PAIRS):
         base, name, number = draw(_BASE), draw(_NAME), draw(_NUMBER)
         case = bases[base]
         if name == "refused":
-            pair = (draw(_refused(spec.name, dtypes)), case)
+            pair = (draw(sequence_cases.refused(spec.name, dtypes)), case)
         else:
             pair = _pair(name, case, number)
             # Now and then later variations start from the varied case.
@@ -89,7 +89,7 @@ def sequences(draw: st.DrawFn, ordinary: Case, dtypes: tuple[str, ...]) -> CallS
 @cache
 def _refusals(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[tuple[Case, Case]]:
     """Return the strategy of a refused call and a legal one."""
-    return st.tuples(_refused(op, dtypes), _small(op, dtypes, _is_any))
+    return st.tuples(sequence_cases.refused(op, dtypes), sequence_cases.small(op, dtypes, sequence_cases.is_any))
 
 
 def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Iterator[Step]:
@@ -102,17 +102,53 @@ def _after_refusals(ordinary: Case, drawn: Sequence[tuple[Case, Case]]) -> Itera
         yield Step(legal)
 
 
-def _after_relatives(ordinary: Case, dtypes: Sequence[str], seed: str, turn: int) -> Iterator[Step]:
+def _after_relatives(
+    ordinary: Case, beyond: Callable[[str], Case], dtypes: Sequence[str], seed: str, turn: int
+) -> Iterator[Step]:
     """Yield calls of other operators with their options, and after each one the ordinary call: a launcher or a
-    workspace that they share may be left as the last call wanted it. Each ``turn`` has other operators."""
+    workspace that they share may be left as the last call wanted it; and then such calls of no elements, each before a
+    call that ``beyond`` returns for a seed. Each ``turn`` has other operators."""
     able = {other: tuple(one for one in dtypes if one in registry()[other].dtypes) for other in relatives(ordinary.op)}
     known = [(other, shared) for other, shared in able.items() if shared]
     for place in range(min(RELATIVES, len(known))):
         other, shared = known[(RELATIVES * turn + place) % len(known)]
-        found = _several(_small(other, shared, _is_ordinary), f"{seed}/{other}", TRIES)
+        draws = sequence_cases.small(other, shared, sequence_cases.is_ordinary)
+        found = sequence_cases.several(draws, f"{seed}/{other}", sequence_cases.TRIES)
         if found:
-            yield Step(vary(plain, max(found, key=_richness), 0))
+            richest = vary(plain, max(found, key=sequence_cases.richness), 0)
+            yield Step(richest)
             yield Step(ordinary)
+            specs = cases.operands(richest)
+            # Indices belong to sizes.
+            sizes = [] if any(map(is_listed, specs)) else sorted({size for spec in specs for size in spec.shape})
+            # With nothing to do, as of an expert without tokens, what was taken may not be given back.
+            for empty in (vary(lambda one, size: with_size(one, size, 0), richest, size) for size in sizes[-EMPTIED:]):
+                yield Step(empty)
+                yield Step(beyond(f"{seed}/{cases.case_id(empty)}"))
+
+
+def _written(ordinary: Case) -> Iterator[Step]:
+    """Yield calls of sizes of their own with an ``out``, of each of a few dtypes, and after each the call without: the
+    dtype of the result may be kept for a shape. None of ops that take none, or write an operand."""
+    if "out" not in forms.signature(ordinary.op) or cases.written(ordinary):
+        return
+    for number, wanted in enumerate(OUT):
+        case = vary(fresh_batch, ordinary, number)
+        call = case_files.on_meta(case)
+        result = None if call is None else call.result
+        if isinstance(result, torch.Tensor) and torch.can_cast(result.dtype, getattr(torch, wanted)):
+            out = TensorSpec(tuple(result.shape), wanted, "zeros")
+            yield Step(with_argument(case, "out", out))
+            yield Step(case)
+
+
+def _trained(op: str, dtypes: Sequence[str], seed: str) -> list[Case]:
+    """Return calls of other operators that have gradients."""
+    able = {name: tuple(one for one in dtypes if one in spec.dtypes) for name, spec in registry().items()}
+    known = [name for name, shared in able.items() if shared and name != op and registry()[name].gradients]
+    chosen = Random(seed).sample(known, min(TRAINED, len(known)))
+    draws = [sequence_cases.small(name, able[name], sequence_cases.is_ordinary) for name in chosen]
+    return [case for one in draws for case in sequence_cases.several(one, seed, 1)]
 
 
 @cache
@@ -124,20 +160,26 @@ def relatives(op: str) -> tuple[str, ...]:
     return tuple(other for other, count in shared.items() if count >= min(2, len(wanted)))
 
 
-def _richness(case: Case) -> tuple[int, int]:
-    return len(named_arguments(case)), cases.elements(case)
-
-
-def _beyond(case: Case, numbers: Sequence[float], seed: str) -> Case:
-    """Return the call with sizes of one more than some numbers of the code, from which on it may keep more; the call
-    itself where that is none, or too large."""
-    random, known = Random(seed), [int(number) for number in numbers if number == int(number)]
-    fit = [number for number in known if code_draws.LEAST <= number < WIDE]
+def _beyond(found: Sequence[Case], numbers: Sequence[float], seed: str) -> Case:
+    """Return the first of some calls that can have sizes of one more than some numbers of the code, with these: from
+    them on it may keep more. The first call itself where there are no such numbers, or all are too large."""
+    random, fit = Random(seed), _sizes(numbers)
     if not fit:
-        return case
+        return found[0]
     # Beyond the largest one it is beyond all that count elements.
     wanted = [random.choice((max(fit), *fit)) + 1 for _ in range(random.choice((1, 1, 2, 3)))]
-    return next(filter(_is_allowed, code_draws.sized(case, wanted, random.randrange(60), WIDE)), case)
+    sized = (one for case in found for one in code_draws.sized(case, wanted, random.randrange(60), WIDE))
+    return next(filter(_is_allowed, sized), found[0])
+
+
+def _is_usual(case: Case) -> bool:
+    return sequence_cases.is_ordinary(case) and training_steps.is_usual(case)
+
+
+def _sizes(numbers: Sequence[float]) -> list[int]:
+    """Return the numbers of the code that may be sizes."""
+    known = [int(number) for number in numbers if number == int(number)]
+    return [number for number in known if code_draws.LEAST <= number < WIDE]
 
 
 def _is_allowed(case: Case) -> bool:
@@ -279,93 +321,6 @@ _SETTINGS = st.one_of(*(st.just(Settings()),) * 2, st.sampled_from(SETTINGS))
 _RESULT = st.sampled_from(("kept", *get_args(Result)))
 
 
-@cache
-def _small(op: str, dtypes: tuple[str, ...], wanted: Callable[[Case], bool]) -> st.SearchStrategy[Case]:
-    """Return the strategy of cases of few elements."""
-    spec = registry()[op]
-    of = {dtype: spec.cases((dtype,)).filter(_is_small).filter(_has_room).filter(wanted) for dtype in dtypes}
-    return st.sampled_from(dtypes).flatmap(of.__getitem__)
-
-
-@cache
-def _wide(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[Case]:
-    """Return the strategy of cases of long rows or large weights, but for float64, which takes long to judge; of few
-    elements where an op has no large ones."""
-    spec, affordable = registry()[op], tuple(dtype for dtype in dtypes if dtype != "float64")
-    if spec.large is None or not affordable:
-        return _small(op, dtypes, _is_ordinary)
-    calls = spec.large(WIDE)
-    of = {dtype: calls((dtype,)).filter(_has_wide_room).filter(_is_wide) for dtype in affordable}
-    return st.sampled_from(affordable).flatmap(of.__getitem__)
-
-
-@cache
-def _refused(op: str, dtypes: tuple[str, ...]) -> st.SearchStrategy[Case]:
-    return registry()[op].refused(dtypes).filter(_is_small)
-
-
-def _is_any(case: Case) -> bool:
-    return True
-
-
-def _is_ordinary(case: Case) -> bool:
-    """Tell whether a call has a result of its own that is not empty."""
-    found = cases.operands(case)
-    own = not cases.written(case) and not any(isinstance(x, Same | View) for x in (*case.args, *case.kwargs.values()))
-    return own and bool(found) and all(0 not in spec.shape for spec in found)
-
-
-def _is_small(case: Case) -> bool:
-    return cases.elements(case) <= ELEMENTS
-
-
-def _is_wide(case: Case) -> bool:
-    """Tell whether it has many elements where a library may keep a copy."""
-    return _is_ordinary(case) and (len(cases.operands(case)) == 1 or _kept(case) >= ELEMENTS // 2)
-
-
-def _kept(case: Case) -> int:
-    """Return how many elements a library may keep a copy of: those of the largest operand that is not the first."""
-    return max((math.prod(spec.shape) for spec in cases.operands(case)[1:]), default=0)
-
-
-def _has_wide_room(case: Case) -> bool:
-    return _has_room(case, 4 * WIDE)
-
-
-def _has_room(case: Case, most: int = 2 * ELEMENTS) -> bool:
-    """Tell whether its variations, with their result and the memory that their operands lie in, are small too."""
-    try:
-        case_files.validate(case, max_elements=most)
-    except cases.TooLarge:
-        return False
-    return True
-
-
-def _ordinary(op: str, dtypes: tuple[str, ...], count: int, seed: str) -> Iterator[Case]:
-    """Yield so many cases, every other one of many elements: what is kept of these alone is not left to chance. The
-    first one has few: where there is no other, calls are to be quick."""
-    large, small = count // 2, -(-count // 2)
-    # Some things are kept from more elements on than most calls have.
-    wide = _several(_wide(op, dtypes), f"{seed}/wide", TRIES * large)
-    found = [max(wide[n::large], key=lambda case: (_kept(case), cases.elements(case))) for n in range(large)]
-    others = _several(_small(op, dtypes, _is_ordinary), f"{seed}/small", small)
-    for number in range(count):
-        yield vary(whole, (others, found)[number % 2][number // 2], 0)
-
-
-def _several(draws: st.SearchStrategy[T], seed: str, count: int) -> list[T]:
-    """Return so many values, the last of them again and again where Hypothesis finds fewer."""
-    # Small calls are few among those of products and attention. The first is the simplest there is.
-    found = drawing.drawn(draws, seed, 1 + count, filtered=True)[1:][:count] if count else []
-    return [*found, *found[-1:] * (count - len(found))]
-
-
-def _one(draws: st.SearchStrategy[T], seed: str) -> T:
-    """Return one value that is not the simplest."""
-    return drawing.drawn(draws, seed, 2, filtered=True)[-1]
-
-
 def drawn(
     op: str, dtypes: Sequence[str], examples: int, seed: int, numbers: Sequence[float] = ()
 ) -> Iterator[CallSequence]:
@@ -375,8 +330,9 @@ def drawn(
     # In rounds, as cases: from the eleventh on Hypothesis draws variations of those before.
     for start in range(0, examples, profiles.ROUND):
         count = min(profiles.ROUND, examples - start)
-        for number, ordinary in enumerate(_ordinary(op, tuple(dtypes), count, f"{seed}/{op}/ordinary/{start}"), start):
-            sequence = _one(sequences(ordinary, tuple(dtypes)), f"{seed}/{op}/sequences/{number}")
+        ordinary_calls = sequence_cases.ordinary(op, tuple(dtypes), count, f"{seed}/{op}/ordinary/{start}")
+        for number, ordinary in enumerate(ordinary_calls, start):
+            sequence = sequence_cases.one(sequences(ordinary, tuple(dtypes)), f"{seed}/{op}/sequences/{number}")
             times = (1, (RING, WARM, 1)[number % RINGS])
             steps = [step for step in sequence.steps if step.times in times]
             # Calls of the first operator are judged.
@@ -387,10 +343,17 @@ def drawn(
             last = (step for known in LAST for step in _known(ordinary, known))
             legal = [one for _, one in refused[1:]]
             # Only an option that a call has can be left out, and only of many elements something depends on it.
-            rich = max((ordinary, *filter(_is_ordinary, legal)), key=_richness)
-            beyond = _beyond(vary(plain, rich, 0), numbers, f"{seed}/{op}/beyond/{number}")
+            able = (ordinary, *filter(sequence_cases.is_ordinary, legal))
+            rich = [vary(plain, case, 0) for case in sorted(able, key=sequence_cases.richness, reverse=True)]
+            further = functools.partial(_beyond, rich, numbers)
+            beyond = further(f"{seed}/{op}/beyond/{number}")
             count_up = (Step(beyond, times=most + 2) for most in often[number - 2 :][:1] if number > 1)
             options = _between(_with_options(beyond, legal), [Step(one) for one, _ in refused[1:]], number)
-            relatives_too = _after_relatives(ordinary, dtypes, f"{seed}/{op}/relatives/{number}", number)
-            after = (*last, *_after_refusals(ordinary, refused[1:]), *relatives_too)
-            yield CallSequence(steps=(*steps, *count_up, *options, *after))
+            relatives_too = _after_relatives(ordinary, further, dtypes, f"{seed}/{op}/relatives/{number}", number)
+            usual = sequence_cases.small(op, tuple(dtypes), _is_usual)
+            few = sequence_cases.several(usual, f"{seed}/{op}/usual/{number}", sequence_cases.TRIES)
+            trained = [*[beyond] * (number % 3 > 0), *few, ordinary, *rich]
+            others = _trained(op, tuple(dtypes), f"{seed}/{op}/trained/{number}")
+            training = training_steps.steps(trained, others, dtypes, _sizes(numbers))
+            after = (*_after_refusals(ordinary, refused[1:]), *relatives_too, *_written(ordinary), *training)
+            yield CallSequence(steps=(*steps, *count_up, *options, *last, *after))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
-from conformance import calls, runner
+from conformance import calls, runner, sequence_gradients
 from conformance.checks import DEVIATION, FAILED, PASSED, Finding, Outcome, Trial
 from conformance.checks.call_record import malformed
 from conformance.checks.result import errors, inputs_unchanged, judged, metadata, versions, written
@@ -96,6 +96,10 @@ def _findings(made: Sequence[Made], implementation: Implementation) -> Iterator[
         else:
             # Another op is judged where it is asked for; here it may disturb the others.
             calls.make(number, one.prepared, one.how)
+    calls.finish()
+    for number, one in enumerate(made):
+        if one.how.gradients and one.prepared.case.op == made[0].prepared.case.op:
+            yield from _gradients(calls, number, one, len(made), implementation)
     if found := calls.changed():
         number, how = found
         message = f"after {_which(number, len(made))}, what the user kept of it changed: {how}"
@@ -124,6 +128,20 @@ def _call(calls: Calls, number: int, one: Made, count: int, implementation: Impl
     elif found is not None:
         message = f"{_which(number, count)}, {found.check}: {found.message}"
         yield Finding(SEQUENCE, found.status, message, index=(one.step,), case=prepared.case)
+
+
+def _gradients(calls: Calls, number: int, one: Made, count: int, implementation: Implementation) -> Iterator[Finding]:
+    """Yield what is wrong with the gradients of a call that has returned something."""
+    prepared, result = one.prepared, calls.result(number)
+    if result is None or not sequence_gradients.wanted(prepared):
+        return
+    with applied(_of_reference(one.how.settings)):
+        wrong = sequence_gradients.wrong(prepared, calls.gradients(number), result, implementation)
+    if wrong:
+        message = f"{_which(number, count)}, gradients {one.how.gradients}: {wrong}"
+        name = runner.excuses(implementation, prepared.device)(prepared.case, "gradients")
+        found = Finding(SEQUENCE, FAILED, message, index=(one.step,), case=prepared.case)
+        yield Finding("gradients", DEVIATION, name) if name else found
 
 
 def _first(trial: Trial, settings: Settings, prepared: Prepared) -> Finding | None:

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch.utils import dlpack
 
+GRADIENT = "gradient"
+"""What is kept of a call that was differentiated."""
 PLAIN = {
     "precision": "highest",
     "default_dtype": "float32",
@@ -24,15 +26,18 @@ class Stage:
 
     :param device: The device on which they are made.
     :param sizes: The most bytes that the operand of each number needs.
+    :param differentiate: Returns the gradients of a result, for a list of operands.
     """
 
-    def __init__(self, device, sizes):
+    def __init__(self, device, sizes, differentiate):
         self._device, self._sizes, self._places = torch.device(device), sizes, {}
         self._last, self._alive = {}, []
         """The operands of the call before, by number, and the operands of earlier calls."""
         self._pending = None
         """The call before and how it was made, until it is known what becomes of it."""
         self._kept = []
+        self._differentiate, self._passes = differentiate, []
+        """Number, result, operands and time of each backward pass that is still to be made."""
         self._parts = {}
         """The first byte in the arena and the number of bytes of each operand there, by its number."""
         self._thread = None
@@ -43,7 +48,8 @@ class Stage:
 
         :param how: ``call``, its number; ``memory``, where they lie; ``result``, what becomes of the result;
             ``resized``, numbers of operands that torch may resize, which need a storage of torch's own;
-            ``settings``, what the user has set.
+            ``settings``, what the user has set; ``gradients``, when the call is differentiated; ``wanted``, numbers of
+            the operands that require a gradient.
         :param written: The numbers of operands that the call writes.
         """
         self._settle()
@@ -74,22 +80,52 @@ class Stage:
                 _again(last.get(number), operand, memory == "same" and placed[number][1])
                 for number, operand in enumerate(operands)
             ]
+        operands = [
+            one if one.requires_grad == (number in how["wanted"]) or isinstance(one, torch.nn.Parameter) else _leaf(one)
+            for number, one in enumerate(operands)
+        ]
         self._last = dict(enumerate(operands))
         return tuple(operands)
 
     def apart(self, operands, value, how):
         """Return the operands of a call as they were given, those in an arena as copies in storages of their own; and
-        its results, of which those that are operands are these."""
+        its results, of which those that are operands are these. Those of a call that is differentiated are detached."""
+        if how["wanted"]:
+            own = tuple(one.detach() for one in operands)
+            given = (detached for detached, one in zip(own, operands, strict=True) if one is value)
+            return own, next(given, value.detach() if isinstance(value, torch.Tensor) else value)
         return in_own_storages(operands, value, self._parts) if how["memory"] == "arena" else (operands, value)
 
     def made(self, operands, value, how):
         """Take in the results of a call; they are kept, dropped or overwritten before the next call."""
         self._pending = operands, value, how
+        if how["wanted"] and isinstance(value, torch.Tensor) and value.requires_grad:
+            self._passes.append((how["call"], value, [operands[number] for number in how["wanted"]], how["gradients"]))
+            if how["gradients"] == "at once":
+                self._pass_back(self._passes.pop())
 
     def kept(self):
-        """Return what the user has kept, as ``(call, what, index, tensor)``, as it is now."""
+        """Return what the user has kept, as ``(call, what, index, tensor)``, as it is now, after all backward passes.
+        In the place of the gradients of a pass that raised stands its exception."""
         self._settle()
+        self._passes.sort(key=lambda one: one[-1] != "in order")
+        while self._passes:
+            self._pass_back(self._passes.pop(0 if self._passes[0][-1] == "in order" else -1))
         return self._kept
+
+    def _pass_back(self, about):
+        call, value, wanted, _ = about
+        try:
+            found = self._differentiate(value, wanted)
+        # The implementation is somebody else's code.
+        except Exception as error:  # noqa: BLE001
+            found = [error]
+        for index, (one, gradient) in enumerate(zip(wanted, found, strict=False)):
+            # One that is not there stands for zeros.
+            shown = torch.zeros_like(one) if gradient is None else gradient
+            if isinstance(shown, torch.Tensor) and shown.layout is not torch.strided:
+                shown = TypeError(f"a gradient has the layout {shown.layout}")
+            self._kept.append((call, GRADIENT, index, shown))
 
     def _settle(self):
         if self._pending is None:
@@ -184,6 +220,11 @@ def _put(put, before, now):
 
 def _set_default_dtype(name):
     torch.set_default_dtype(getattr(torch, name))
+
+
+def _leaf(tensor):
+    """Return a tensor of the same memory that requires a gradient where this one does not."""
+    return tensor.detach().requires_grad_(not tensor.requires_grad)
 
 
 def _memory(tensor):

@@ -261,6 +261,17 @@ def fresh(case: Case, number: int) -> Case:
     return case
 
 
+def fresh_batch(case: Case, number: int) -> Case:
+    """Give the batch a size that no variation has."""
+    batch = registry()[case.op].batch(case)
+    return case if batch is None else _in_batch(case, 4 * batch.size + number)
+
+
+def batch_beyond(case: Case, number: int) -> Case:
+    """Give the batch two parts of so many, and one more."""
+    return case if registry()[case.op].batch(case) is None else _in_batch(case, 2 * number + 1)
+
+
 def _in_batch(case: Case, size: int) -> Case:
     batch = registry()[case.op].batch(case)
     assert batch is not None

@@ -30,6 +30,11 @@ Result = Literal["kept", "view", "dropped", "overwritten"]
 into it."""
 
 
+Gradients = Literal["", "at once", "in order", "in reverse"]
+"""When a call is differentiated: never, right after it, or after the last call of the sequence: first those "in order",
+and then the others in the reverse order, as a network's layers are."""
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The user's settings while a call is made."""
 
@@ -56,8 +61,15 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     result: Result = "kept"
     settings: Settings = Settings()
     times: int = 1
+    gradients: Gradients = ""
 
     def __post_init__(self) -> None:
+        able = ("new", "same") if self.gradients == "at once" else ("new",)
+        if self.gradients and (self.memory not in able or self.result == "overwritten" or self.settings.mode != "grad"):
+            raise ValueError(
+                f"gradients {self.gradients!r} need the mode 'grad', a result that nobody overwrites, and memory "
+                f"that is {' or '.join(map(repr, able))}"
+            )
         if not 1 <= self.times <= MAX_CALLS:
             raise ValueError(f"times must be from 1 to {MAX_CALLS}, got {self.times}")
 

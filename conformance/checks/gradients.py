@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import operator
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -64,17 +65,19 @@ def has_gradients(case: Case, call: Call, result: Any) -> bool:
     return bool(floating_operands(case))
 
 
-def expected(spec: OpSpec, way: Wish, inputs: tuple[torch.Tensor, ...], result: Any) -> list[Expected | None]:
+def expected(
+    spec: OpSpec, case: Case, wanted: Sequence[int], inputs: tuple[torch.Tensor, ...], result: Any
+) -> list[Expected | None]:
     """Return the oracle's answer for each wanted operand; None: it says nothing of that one.
 
-    :param inputs: The inputs of ``way``.
+    :param inputs: The operands, and after them the gradient of the result.
     :param result: The result of the call itself.
     """
     assert spec.gradients is not None
     # The oracle knows the plain form.
-    args, kwargs = cases.bind(way.case, inputs)
+    args, kwargs = cases.bind(case, inputs)
     found = spec.gradients(Call(tuple(args), kwargs, result), inputs[-1])
-    return [_summed(found, way.case, number, inputs[number].dtype) for number in way.wanted]
+    return [_summed(found, case, number, inputs[number].dtype) for number in wanted]
 
 
 def _summed(found: Any, case: Case, operand: int, dtype: torch.dtype) -> Expected | None:
@@ -200,7 +203,7 @@ def _wrong(
         return f"{OTHER_RESULT}: {told}", None
     if way.kind == "second order":
         return missing_terms(trial, way, inputs, found), None
-    answers = expected(trial.spec, way, inputs, result)
+    answers = expected(trial.spec, way.case, way.wanted, inputs, result)
     worst: Comparison | None = None
     for turn in range(1 + way.twice):
         for number, gradient, answer in zip(way.wanted, found[turn * count :], answers, strict=False):

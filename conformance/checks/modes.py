@@ -242,7 +242,7 @@ def _is_allowed(trial: Trial, way: Wish, result: torch.Tensor, gradient: torch.T
     inputs = tuple(
         one.to(result.dtype) if one.is_floating_point() and one.dtype != torch.float64 else one for one in way.inputs()
     )
-    answer = expected(trial.spec, way, inputs, result)[place]
+    answer = expected(trial.spec, way.case, way.wanted, inputs, result)[place]
     operand = inputs[way.wanted[place]]
     return answer is not None and not compared(gradient.detach().cpu().to(operand.dtype), operand, answer)[0]
 

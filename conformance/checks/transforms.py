@@ -74,7 +74,7 @@ def transforms(trial: Trial) -> Finding:
         if message := unlike_plain(trial, inputs, plain, first, "a call and the same under a transform", theirs):
             return failed(trial, "transforms", trial.case, f"{where}: {message}")
     way = Wish("contiguous", case, numbers, TensorSpec(tuple(result.shape), str(result.dtype).removeprefix("torch.")))
-    answers = expected(trial.spec, way, (*inputs, gradient_calls.factors(result)), result)
+    answers = expected(trial.spec, way.case, way.wanted, (*inputs, gradient_calls.factors(result)), result)
     for place, (number, gradient, answer) in enumerate(zip(numbers, found, answers, strict=True), 1):
         message, ours = compared(gradient, inputs[number], answer)
         if not message:

@@ -110,15 +110,22 @@ def defect(
     return enter
 
 
-def plant_state(ops: str, name: str, kind: str, make: Callable[[Function], Function], about: str) -> None:
+def plant_state(
+    ops: str,
+    name: str,
+    kind: str,
+    make: Callable[[Function], Function],
+    about: str,
+    trained: Callable[[str], Function] | None = None,
+) -> None:
     """Enter a mistake in what is kept between calls as a defect of each of ``ops``. ``make``: the wrong function with
-    nothing kept, of the right one."""
+    nothing kept, of the right one. ``trained``: returns the right one with gradients; None: it has none."""
     from conformance.selftest import correct
 
     for op in ops.split():
         # What is right is found when it is needed.
         def anew(op: str = op) -> Function:
-            return correct.with_names(op, make(correct.right(op)))
+            return make(trained(op)) if trained else correct.with_names(op, make(correct.right(op)))
 
         full = f"{op}_{name}"
         if full in _DEFECTS:
