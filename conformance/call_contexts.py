@@ -181,8 +181,8 @@ def together(operands, writes, apart):
 
 def parts(operands, writes, columns):
     """Return the operands, of which contiguous ones that fit beside each other are parts of one tensor: of its columns,
-    the last one first, as halves are after a swap; or of its rows, which come in turns, as gate and up projections are
-    merged."""
+    the last one first, as halves are after a swap, with a row cut off of an odd number of them, as of sequences; or of
+    its rows, which come in turns, as gate and up projections are merged."""
     given, alike = list(operands), {}
     for number, one in enumerate(given):
         # Of others the order of dims in memory would be another one, and that of the result.
@@ -193,6 +193,8 @@ def parts(operands, writes, columns):
             continue
         several = [_exact(given[number]) for number in (reversed(numbers) if columns else numbers)]
         whole = torch.cat(several, -1) if columns else torch.stack(several, -2)
+        if columns and whole.ndim > 2 and whole.shape[-2] % 2:
+            whole = torch.cat([whole, whole[..., :1, :]], -2)[..., :-1, :]
         place, memory = 0, whole.untyped_storage()
         for number in reversed(numbers) if columns else numbers:
             strides = whole.stride() if columns else (*whole.stride()[:-2], whole.stride(-1))

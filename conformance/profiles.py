@@ -116,7 +116,7 @@ def rounds(
         yield from of("scenes", spec.all_scenes(dtype), scenes - scenes // 2 if apart else scenes)
         for place, calls in enumerate(apart):
             # One more: the first is the simplest there is.
-            examples = 1 + max(round(scenes / (2 * len(apart))), 1)
+            examples = 1 - (-scenes // (2 * len(apart)))
             yield from _in_rounds("scenes", calls, examples, f"{seed}/{op}/{dtype}/scenes {place}", str(place))
     if found := code_draws.calls(spec, numbers, large or FEW_ELEMENTS):
         yield from of("code", found, all_examples // (CODE_SHARE_OF_QUICK if quick else CODE_SHARE))

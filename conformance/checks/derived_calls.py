@@ -161,7 +161,8 @@ def _shifted(case: Case) -> Case:
 
 def aliases(case: Case, apart: bool, broadcasts: bool) -> Variants:
     """Return calls with two inputs of one dtype that are one tensor, or views of one: turned, or (``apart``) one
-    element apart, or (where it ``broadcasts``) a row of it; and with all of more inputs one tensor."""
+    element apart, or (where it ``broadcasts``) a row of it or, of two, a column; and with all of more inputs one
+    tensor."""
     if any(isinstance(x, Same | View) for x in (*case.args, *case.kwargs.values())):
         return {}
     specs = [spec for spec in case.args if isinstance(spec, TensorSpec)]
@@ -184,6 +185,10 @@ def aliases(case: Case, apart: bool, broadcasts: bool) -> Variants:
                     found[f"{names} a column and its row"] = with_operand(
                         turned, first, lambda spec, column=column: _of_shape(spec, column)
                     )
+            columns = earlier.shape[-1] if len(earlier.shape) > 1 and len(case.args) == len(specs) == 2 else 1
+            if broadcasts and columns > 1 and "out" not in case.kwargs:
+                args[place] = View(first, len(earlier.shape) - 1, (0, columns - 1)[cases.seed(case) // 19 % 2], 1)
+                found[f"operand {number} a column of operand {first}"] = replace(case, args=tuple(args), digests=())
             if broadcasts and earlier.shape and earlier.shape[0] > 1 and "out" not in case.kwargs:
                 args[place] = View(first, 0, 0, 1)
                 row = replace(case, args=tuple(args), digests=())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from conformance.checks.other_options import other_options
 from conformance.checks.result_gradients import PLAIN, result_gradient
 from conformance.spec import Call, registry
 from strategies import dtypes, layouts
-from strategies.specs import CONTIGUOUS, Layout, TensorSpec
+from strategies.specs import CONTIGUOUS, Layout, Special, TensorSpec
 from strategies.tensors import materialize
 
 OTHERS = ("twice", "overwritten", "between", "accumulated", "second order", "in place")
@@ -143,6 +144,7 @@ def wish(case: Case, result: torch.Tensor) -> Wish:
     some = one if seed // 97 % 2 else tuple(n for place, n in enumerate(floating) if seed >> place & 1) or one
     # Three of four cases hold finite numbers only: one NaN hides all others of its row or sum.
     asked = case if seed // 5 % 4 == 0 else tamed(case)
+    asked = _at_its_numbers(asked, floating[0])
     if seed // 53 % 3 == 0:
         asked = _as_heads_lie(asked, seed // 159)
     left_out = () if _is_in_place(case, result) else ("in place",)
@@ -323,6 +325,18 @@ def _as_heads_lie(case: Case, number: int) -> Case:
         return case
     laid = msgspec.structs.replace(first, layout=Layout(order=orders[number % len(orders)]))
     return msgspec.structs.replace(case, args=(laid, *case.args[1:]), digests=())
+
+
+def _at_its_numbers(case: Case, operand: int) -> Case:
+    """Return the case with an operand of which a part equals the call's floats, as far as its dtype can hold them:
+    there derivatives jump."""
+    numbers = [one for one in (*case.args, *case.kwargs.values()) if isinstance(one, float)]
+    spec = cases.operands(case)[operand]
+    run = -(-math.prod(spec.shape) // (4 * max(len(numbers), 1)))
+    if not numbers or not run or any(special.run > 1 for special in spec.specials):
+        return case
+    specials = tuple(Special(2 * place * run, repr(number), run) for place, number in enumerate(numbers))
+    return with_operand(case, operand, lambda one: msgspec.structs.replace(one, specials=specials))
 
 
 def _ordinary(case: Case, dtype: str, widened: bool) -> tuple[Case, str]:

@@ -14,7 +14,7 @@ _WITHOUT_SPECIALS = ("zeros", "expanded", "one for all", "second order", "twice"
 _SPECIALS = ("nan", "inf", "-inf", "100000", "-1e+30")
 """One element of the result's gradient is one of these at times, but not of the kinds above, whose elements have to
 be alike or finite."""
-_LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "cut")
+_LAYOUTS = ("contiguous", "transposed", "expanded", "expanded", "sliced", "cut")
 _ONES = LISTED + "1"
 
 
@@ -31,10 +31,11 @@ def result_gradient(kind: str, shape: tuple[int, ...], dtype: str, seed: int) ->
             apart = order[-1 - seed // 83 % 2] if seed // 79 % 2 else None
             layout = Layout(order=order, padding=tuple(3 if dim == apart else 0 for dim in range(rank)))
         case "expanded" if rank:
-            # One dim, or two of several that follow each other: of a sum over pixels.
-            first, both = seed // 13 % rank, rank > 2 and seed // 79 % 2
-            begin = min(first, rank - 2)
-            layout = Layout(expanded=(begin, begin + 1) if both else (first,))
+            # One dim, or two of several that follow each other: of a sum over pixels. Of one element it says nothing.
+            dims = [dim for dim, size in enumerate(shape) if size > 1] or [0]
+            count = 2 if len(dims) > 2 and seed // 79 % 3 else 1
+            first = min(seed // 13 % len(dims), len(dims) - count)
+            layout = Layout(expanded=tuple(dims[first : first + count]))
         case "one for all":
             layout = Layout(expanded=tuple(range(rank)))
             values = (values, _ONES)[seed // 47 % 2]

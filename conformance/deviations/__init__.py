@@ -8,13 +8,15 @@ the CPU) needs no entry: it is not judged.
 
 from __future__ import annotations
 
+import msgspec
 import torch
 
 from conformance import cases, cpu_cuda_differences, cuda_refusals
-from conformance.cases import Case
+from conformance.cases import Argument, Case, View
 from conformance.deviations import attention, contexts, elementwise, gradients, products, rows
 from conformance.deviations.table import Deviation
 from conformance.spec import Call
+from strategies.specs import CONTIGUOUS
 
 __all__ = ["DEVIATIONS", "Deviation", "named_deviation"]
 
@@ -42,9 +44,25 @@ def named_deviation(case: Case, check: str, device: torch.device | str) -> str |
         if check == "errors":
             refusal = cuda_refusals.find(case.op, call)
             return refusal.name if refusal else None
+    case = _apart(case)
     for deviation in DEVIATIONS:
         among = not deviation.ops or case.op in deviation.ops
         asked = among and check in deviation.checks and kind in deviation.devices
         if asked and deviation.applies(case) and deviation.present():
             return deviation.name
     return None
+
+
+def _apart(case: Case) -> Case:
+    """Return the case with a tensor of the same shape for each argument that is a part of another one: deviations ask
+    for the dtypes and shapes of arguments."""
+    specs = cases.operands(case)
+
+    def own(argument: Argument) -> Argument:
+        if not isinstance(argument, View):
+            return argument
+        spec = specs[argument.operand]
+        shape = (*spec.shape[: argument.dim], argument.length, *spec.shape[argument.dim + 1 :])
+        return msgspec.structs.replace(spec, shape=shape, layout=CONTIGUOUS)
+
+    return msgspec.structs.replace(case, args=tuple(map(own, case.args)), digests=())

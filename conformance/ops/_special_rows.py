@@ -66,6 +66,28 @@ def _masked(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
     return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
 
 
+def filtered_rows(cases_of: Cases) -> Cases:
+    """Calls of an op over the last dim, of rows of several tiles of which a filter leaves so many of the first as it
+    happens: more than fit in one tile, and fewer than half."""
+
+    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
+        floats = tuple(name for name in dtypes if is_floating(name) and name != "float64")
+        return _filtered(cases_of(floats)) if floats else st.nothing()
+
+    return draws
+
+
+@st.composite
+def _filtered(draw: st.DrawFn, calls: st.SearchStrategy[Case]) -> Case:
+    case = draw(calls.filter(lambda one: isinstance(one.args[0], TensorSpec)))
+    input = case.args[0]
+    assert isinstance(input, TensorSpec)
+    kwargs = {name: value for name, value in case.kwargs.items() if name != "out"}
+    shape = draw(_BATCH) + 1, draw(st.sampled_from(_TILES)) * 1024 + draw(st.integers(0, 300))
+    args = (TensorSpec(shape, input.dtype, "prefix", input.seed), -1, *case.args[2:])
+    return registry()[case.op].defined(msgspec.structs.replace(case, args=args, kwargs=kwargs))
+
+
 def marked_rows(cases_of: Cases, *, several: bool = False) -> Cases:
     """Calls of an op over the last dim, of rows of several tiles, in each of which another special number stands alone;
     or, if it takes ``several`` dims, over two of three, of matrices of which one element, row or column is such."""

@@ -100,6 +100,7 @@ SPEC = OpSpec(
         _scenes.plain_rows(_CASES),
         _special_rows.masked_rows(_CASES),
         _special_rows.marked_rows(_CASES),
+        _special_rows.filtered_rows(_CASES),
     ),
     refused=_renamed(softmax.refused),
     dtypes=(*softmax.DTYPES, *softmax.CAST),

@@ -97,6 +97,7 @@ SPEC = OpSpec(
         _scenes.plain_rows(_CASES),
         _special_rows.masked_rows(_CASES),
         _special_rows.marked_rows(_CASES, several=True),
+        _special_rows.filtered_rows(_CASES),
     ),
     refused=reductions.refused("logsumexp", _result, dtype=False, empty=True, wrong_outs=dtype_names.INTEGRAL),
     dtypes=dtype_names.ALL,

@@ -191,6 +191,7 @@ SPEC = OpSpec(
         _scenes.plain_rows(cases),
         _special_rows.masked_rows(cases),
         _special_rows.marked_rows(cases),
+        _special_rows.filtered_rows(cases),
     ),
     refused=refused,
     dtypes=(*DTYPES, *CAST),

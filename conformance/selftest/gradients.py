@@ -39,6 +39,16 @@ def expanded_once(step: Step) -> Gradients:
     return step.gradients(dout)
 
 
+@backward(("gelu", "tanh", "layer_norm"), "dout")
+def expanded_in_two_dims(step: Step) -> Gradients:
+    """Of a gradient of the result with strides of 0 in its last two dims that are not of one element, and others in
+    front, as behind a sum over pixels, one row is read on into the next ones."""
+    dims = [dim for dim, size in enumerate(step.dout.shape) if size > 1]
+    if len(dims) < 3 or any(step.dout.stride(dim) for dim in dims[-2:]) or not step.dout.stride(dims[-3]):
+        return step.gradients()
+    return step.gradients(step.dout.roll(1, dims[-3]))
+
+
 @backward(("exp", "relu", "tanh", "softmax", "layer_norm"), "dout")
 def written_to_dout(step: Step) -> Gradients:
     """The gradient is written over that of the result."""

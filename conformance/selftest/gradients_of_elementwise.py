@@ -162,3 +162,16 @@ def in_bfloat16(step: Step) -> Gradients:
     if step.result.dtype != torch.float32:
         return found
     return [one if one is None else one.bfloat16().double() for one in found]
+
+
+@backward("clamp", "numbers")
+def bound_not_rounded(step: Step) -> Gradients:
+    """An element of a half type that equals a bound as that is rounded counts as beyond the very number."""
+    found, bounds = step.gradients(), dict(zip(("min", "max"), step.args[1:], strict=False)) | step.kwargs
+    input = step.operands[0].double()
+    if found[0] is None or input.shape != step.result.shape:
+        return found
+    for name, compared in (("min", torch.lt), ("max", torch.gt)):
+        if isinstance(bound := bounds.get(name), float):
+            found[0] = found[0].masked_fill(compared(input, bound), 0.0)
+    return found

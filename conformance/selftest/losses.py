@@ -109,6 +109,15 @@ def weights_not_in_mean(call: Call) -> torch.Tensor | None:
     return call.reduced(call.losses(), (~call.ignored).sum()) if call.is_index else None
 
 
+@of_losses("labels")
+def rows_of_weight_0_skipped(call: Call) -> torch.Tensor | None:
+    """Rows whose class has the weight 0 are skipped, with what smoothing gives them of other classes."""
+    if not call.is_index or not call.smoothing:
+        return None
+    losses = call.of_targets() * (1 - call.smoothing) + call.smoothed() * (call.smoothing / call.classes)
+    return call.reduced(losses.masked_fill(call.ignored | (call.picked(call.weights) == 0), 0.0))
+
+
 @of_losses("reduction")
 def mean_of_elements(call: Call) -> torch.Tensor | None:
     """The mean of probabilities divides by the number of elements."""

@@ -170,3 +170,14 @@ def log_over_last_dim(right, input, dim, dtype=None):
     """The sum goes over the last dim, whatever the dim."""
     result = right(input, dim, dtype)
     return result.copy_(torch.log_softmax(_cast(input, dtype), -1)) if result.ndim else result
+
+
+@defect("softmax log_softmax", "padding")
+def room_for_filtered(right, input, dim, dtype=None):
+    """Of a row of which more than half is -inf, what is left is packed, and there is room for 1024 elements."""
+    result = right(input, dim, dtype)
+    if not result.ndim or result.shape[dim] <= 1024:
+        return result
+    left = input != -math.inf
+    behind = left & (left.cumsum(dim) > 1024) & (2 * left.sum(dim, keepdim=True) < input.shape[dim])
+    return result.copy_(right(input.masked_fill(behind, -math.inf), dim, dtype))

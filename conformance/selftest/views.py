@@ -55,6 +55,29 @@ def with_itself(right: Right, input: Any, other: Any, *args: Any, **kwargs: Any)
     return result
 
 
+@defect("sub mul eq", "views", "aliasing")
+def rows_by_address(right: Right, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operands that begin at one address, with rows as far apart, are loaded once: a column of the first one is taken
+    for its whole rows."""
+    both = all(isinstance(x, torch.Tensor) and x.numel() for x in (input, other)) and "out" not in kwargs
+    if both and input.ndim == other.ndim > 1 and other.shape[-1] == 1 and input.data_ptr() == other.data_ptr():
+        other = input if input.stride()[:-1] == other.stride()[:-1] and input.dtype == other.dtype else other
+    return right(input, other, *args, **kwargs)
+
+
+@defect("mul", "views", "plain_operands")
+def halves_of_cut_rows(right: Right, input: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operands that are halves of the rows of one tensor are walked as if no rows had been cut off of it."""
+    result = right(input, other, *args, **kwargs)
+    if not _one_storage(input, other) or "out" in kwargs or input.shape != other.shape or input.ndim < 3:
+        return result
+    rows, width = input.shape[-2:]
+    side_by_side = input.stride() == other.stride() and input.stride()[-2:] == (2 * width, 1)
+    if side_by_side and input.stride(-3) > 2 * width * rows and input.shape[-3] > 1:
+        result = result.roll(1, -3)
+    return result
+
+
 @defect("add mul sub pow clamp exp neg bitwise_or", "views", "out_argument")
 def out_of_any_strides(right: Right, input: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
     """An ``out`` that is the operand, turned, is not refused."""

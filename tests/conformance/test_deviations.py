@@ -10,7 +10,7 @@ import torch
 from op_tools import by_torch, call, judged, normal
 
 from conformance import cpu_cuda_differences, cuda_refusals, deviations, runner
-from conformance.cases import Case, NonFinite
+from conformance.cases import Case, NonFinite, View
 from conformance.implementations import load
 from conformance.spec import registry
 from strategies.specs import Layout, Special, TensorSpec
@@ -227,3 +227,12 @@ def test_queries_of_other_strides_are_not_excused(layout):
     query = TensorSpec((2, 3, 5, 19), "float64", layout=layout)
     case = Case(op="scaled_dot_product_attention", args=(query, *(TensorSpec((2, 3, 8, 19), "float64"),) * 2))
     assert deviations.named_deviation(case, "values", "cpu") is None
+
+
+@pytest.mark.parametrize("op", ["add", "mul", "addmm", "bmm"])
+def test_arguments_that_are_parts_of_others_are_looked_at_as_tensors(op):
+    spec = TensorSpec((4, 4), "float16")
+    args = (spec, View(0, 1, 0, 1), *[TensorSpec((1, 4), "float16")] * (op == "addmm"))
+    names = {None, *(one.name for one in deviations.DEVIATIONS)}
+    for check in ("values", "gradients", "batch_invariant"):
+        assert deviations.named_deviation(Case(op=op, args=args), check, "cpu") in names

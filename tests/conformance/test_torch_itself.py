@@ -67,3 +67,14 @@ def test_a_product_of_parameters_may_have_other_bits():
     case = Case(op="mm", args=(TensorSpec((3, 5), "float32"), TensorSpec((5, 4), "float32")))
     with contextlib.closing(Child("parameters_apart", "cpu")) as child:
         assert child.judge(case, True, ("bare",)).failure is None
+
+
+def test_strides_of_a_result_follow_those_of_rows_that_are_far_apart():
+    """Among operands that are broadcast the order of a result's dims is that of torch for the very strides."""
+    input = TensorSpec((1, 9, 9, 73), "float32", "one_hot", 186, Layout(order=(0, 2, 3, 1), padding=(0, 9, 0, 0)))
+    low = TensorSpec((9, 9, 1), "float32", "positive", 66, Layout(order=(0, 2, 1), padding=(0, 0, 1), offset=1))
+    high = TensorSpec((1, 1, 9, 1, 1), "float32", "ascending", 254, Layout(order=(3, 0, 1, 4, 2)))
+    case = Case(op="clamp", args=(input, low, high))
+    with contextlib.closing(Child("torch", "cpu", semantics=semantics.CPU)) as child:
+        verdict = child.judge(case, True, ("bare",))
+    assert verdict.failure is None
