@@ -181,8 +181,8 @@ def together(operands, writes, apart):
 
 def parts(operands, writes, columns):
     """Return the operands, of which contiguous ones that fit beside each other are parts of one tensor: of its columns,
-    the last one first, as halves are after a swap, with a row cut off of an odd number of them, as of sequences; or of
-    its rows, which come in turns, as gate and up projections are merged."""
+    the last one first, as halves are after a swap, which has one more row that is not used where their number is odd;
+    or of its rows, which come in turns, as gate and up projections are merged."""
     given, alike = list(operands), {}
     for number, one in enumerate(given):
         # Of others the order of dims in memory would be another one, and that of the result.

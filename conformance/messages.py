@@ -98,6 +98,7 @@ def steps(sequence: CallSequence) -> str:
     def text(number: int, step: Step) -> str:
         settings = msgspec.to_builtins(step.settings)
         times = [f"{step.times} times, other contents each"] * (step.times > 1)
+        times += [f"gradients {step.gradients}"] * (step.gradients != "")
         told = (_MEMORY[step.memory], _RESULT[step.result], *times, *(f"{k}={v}" for k, v in settings.items()))
         return f"{number + 1}. {'; '.join(told)}\n{call(step.case)}"
 

@@ -176,6 +176,8 @@ class Judged:
     def kept(self) -> list[tuple[int, str, int, torch.Tensor | str]]:
         """Return what ``sequence_staging.Stage.kept`` returns for that sequence, texts for exceptions. Raises Lost."""
         header, blobs = self._ask({"ask": "kept"})
+        if lost := header.get("lost"):
+            raise Lost(f"{GONE}: {lost}")
         told, left = valid(header.get("kept"), list[Kept]), iter(blobs)
         try:
             return [

@@ -929,7 +929,13 @@ class _Server:
             self.stage = sequence_staging.Stage(self.device, asked["memory"], gradient_calls.of_factors)
             return {}, ()
         if asked["ask"] == "kept":
-            return self._kept()
+            try:
+                return self._kept()
+            except RuntimeError:
+                # After a backward pass the gradients may be out of reach.
+                if not (lost := _lost(self.device)):
+                    raise
+                return {"lost": lost}, ()
         if asked["ask"] == "forget paths":
             code_paths.forget()
             return {}, ()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from conformance import case_files, cases, code_draws, drawing, forms, profiles, sequence_cases, training_steps
 from conformance.case_changes import is_listed, is_tied, named_arguments, with_argument, with_size
 from conformance.cases import Case, Same, View
-from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, fresh_batch, plain, twin, vary
+from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, fresh_size, plain, twin, vary
 from conformance.sequences import CallSequence, Memory, Result, Settings, Step
 from conformance.spec import parameters, registry
 from strategies.specs import TensorSpec
@@ -122,18 +122,21 @@ def _after_relatives(
             # Indices belong to sizes.
             sizes = [] if any(map(is_listed, specs)) else sorted({size for spec in specs for size in spec.shape})
             # With nothing to do, as of an expert without tokens, what was taken may not be given back.
-            for empty in (vary(lambda one, size: with_size(one, size, 0), richest, size) for size in sizes[-EMPTIED:]):
+            emptied = (vary(lambda one, size: with_size(one, size, 0), richest, size) for size in sizes[-EMPTIED:])
+            for empty in (one for one in emptied if one != richest):
                 yield Step(empty)
                 yield Step(beyond(f"{seed}/{cases.case_id(empty)}"))
 
 
 def _written(ordinary: Case) -> Iterator[Step]:
     """Yield calls of sizes of their own with an ``out``, of each of a few dtypes, and after each the call without: the
-    dtype of the result may be kept for a shape. None of ops that take none, or write an operand."""
-    if "out" not in forms.signature(ordinary.op) or cases.written(ordinary):
+    dtype of the result may be kept for a shape. Nothing for an op that takes no ``out``, a call that writes an operand,
+    or one of which no size can be another."""
+    is_able = "out" in forms.signature(ordinary.op) and not cases.written(ordinary)
+    if not is_able or vary(fresh_size, ordinary, 0) == ordinary:
         return
     for number, wanted in enumerate(OUT):
-        case = vary(fresh_batch, ordinary, number)
+        case = vary(fresh_size, ordinary, number)
         call = case_files.on_meta(case)
         result = None if call is None else call.result
         if isinstance(result, torch.Tensor) and torch.can_cast(result.dtype, getattr(torch, wanted)):
@@ -355,5 +358,10 @@ def drawn(
             trained = [*[beyond] * (number % 3 > 0), *few, ordinary, *rich]
             others = _trained(op, tuple(dtypes), f"{seed}/{op}/trained/{number}")
             training = training_steps.steps(trained, others, dtypes, _sizes(numbers))
-            after = (*_after_refusals(ordinary, refused[1:]), *relatives_too, *_written(ordinary), *training)
+            after = (
+                *_after_refusals(ordinary, refused[1:]),
+                *relatives_too,
+                *_written(max((ordinary, *few), key=_is_usual)),
+                *training,
+            )
             yield CallSequence(steps=(*steps, *count_up, *options, *last, *after))

@@ -196,7 +196,10 @@ def _simpler(step: Step) -> Iterator[dict[str, object]]:
     yield {"times": 1}
     yield {"times": math.ceil(step.times / 2)}
     yield {"memory": "new"}
-    yield {"result": "dropped"}
+    if step.gradients:
+        yield {"gradients": ""}
+    else:
+        yield {"result": "dropped"}
 
 
 def _reported(run: Run, report: Report, played: list[CallSequence], sequence: CallSequence, verdict: Verdict) -> Failed:

@@ -99,10 +99,6 @@ class Stage:
     def made(self, operands, value, how):
         """Take in the results of a call; they are kept, dropped or overwritten before the next call."""
         self._pending = operands, value, how
-        if how["wanted"] and isinstance(value, torch.Tensor) and value.requires_grad:
-            self._passes.append((how["call"], value, [operands[number] for number in how["wanted"]], how["gradients"]))
-            if how["gradients"] == "at once":
-                self._pass_back(self._passes.pop())
 
     def kept(self):
         """Return what the user has kept, as ``(call, what, index, tensor)``, as it is now, after all backward passes.
@@ -119,7 +115,8 @@ class Stage:
             found = self._differentiate(value, wanted)
         # The implementation is somebody else's code.
         except Exception as error:  # noqa: BLE001
-            found = [error]
+            # Its frames would hold the graph.
+            found = [error.with_traceback(None)]
         for index, (one, gradient) in enumerate(zip(wanted, found, strict=False)):
             # One that is not there stands for zeros.
             shown = torch.zeros_like(one) if gradient is None else gradient
@@ -131,6 +128,13 @@ class Stage:
         if self._pending is None:
             return
         (operands, value, how), self._pending = self._pending, None
+        if how["wanted"] and isinstance(value, torch.Tensor) and value.requires_grad:
+            about = how["call"], value, [operands[number] for number in how["wanted"]], how["gradients"]
+            # By now the judge has the result as the call has returned it.
+            if how["gradients"] == "at once":
+                self._pass_back(about)
+            else:
+                self._passes.append(about)
         if how["memory"] == "new":
             # No other call is given these operands.
             self._kept += [(how["call"], "operand", index, one) for index, one in enumerate(map(_memory, operands))]

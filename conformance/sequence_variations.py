@@ -248,31 +248,30 @@ def without(case: Case, number: int) -> Case:
 def larger(case: Case, number: int) -> Case:
     """Give the batch another size: one, one less, one more, twice as many."""
     batch = registry()[case.op].batch(case)
-    return case if batch is None else _in_batch(case, (1, batch.size - 1, batch.size + 1, 2 * batch.size)[number % 4])
+    return case if batch is None else in_batch(case, (1, batch.size - 1, batch.size + 1, 2 * batch.size)[number % 4])
 
 
 def fresh(case: Case, number: int) -> Case:
     """Draw ordinary numbers, of float32 where floats are drawn, in a batch of a size that no other variation has."""
     batch, known = registry()[case.op].batch(case), registry()[case.op].dtypes
-    case = plain(case if batch is None else _in_batch(case, (2 + number % 2) * batch.size + 3), number)
+    case = plain(case if batch is None else in_batch(case, (2 + number % 2) * batch.size + 3), number)
     if is_floating(cases.dtype_of(case)) and cases.dtype_of(case) != "float32" and "float32" in known:
         others = [name for name in known if name != cases.dtype_of(case)]
         case = dtype(case, others.index("float32"))
     return case
 
 
-def fresh_batch(case: Case, number: int) -> Case:
-    """Give the batch a size that no variation has."""
-    batch = registry()[case.op].batch(case)
-    return case if batch is None else _in_batch(case, 4 * batch.size + number)
+def fresh_size(case: Case, number: int) -> Case:
+    """Give the batch, or where there is none the largest size, a size that no other variation has."""
+    batch, specs = registry()[case.op].batch(case), cases.operands(case)
+    if batch is not None:
+        return in_batch(case, 4 * batch.size + 16 + number)
+    largest = max((size for spec in specs for size in spec.shape), default=0)
+    return case if any(map(is_listed, specs)) else with_size(case, largest, 4 * largest + 16 + number)
 
 
-def batch_beyond(case: Case, number: int) -> Case:
-    """Give the batch two parts of so many, and one more."""
-    return case if registry()[case.op].batch(case) is None else _in_batch(case, 2 * number + 1)
-
-
-def _in_batch(case: Case, size: int) -> Case:
+def in_batch(case: Case, size: int) -> Case:
+    """Give the batch, which the case has, another size."""
     batch = registry()[case.op].batch(case)
     assert batch is not None
     along = iter(batch.operands)

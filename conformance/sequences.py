@@ -65,10 +65,11 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     def __post_init__(self) -> None:
         able = ("new", "same") if self.gradients == "at once" else ("new",)
-        if self.gradients and (self.memory not in able or self.result == "overwritten" or self.settings.mode != "grad"):
+        is_held = self.result in ("kept", "view")
+        if self.gradients and (self.memory not in able or not is_held or self.settings.mode != "grad"):
             raise ValueError(
-                f"gradients {self.gradients!r} need the mode 'grad', a result that nobody overwrites, and memory "
-                f"that is {' or '.join(map(repr, able))}"
+                f"gradients {self.gradients!r} need the mode 'grad', a result that is kept, and memory that is "
+                f"{' or '.join(map(repr, able))}"
             )
         if not 1 <= self.times <= MAX_CALLS:
             raise ValueError(f"times must be from 1 to {MAX_CALLS}, got {self.times}")

@@ -11,17 +11,22 @@ from conformance.case_changes import is_listed, with_sizes
 from conformance.cases import Case
 from conformance.checks import gradient_kinds
 from conformance.checks.gradients import has_gradients
-from conformance.sequence_variations import VARIATIONS, batch_beyond, vary
+from conformance.sequence_variations import VARIATIONS, in_batch, vary
 from conformance.sequences import Gradients, Memory, Step
+from conformance.spec import registry
 
 LAYERS = 4
 """The calls of one shape, with contents of their own, that are differentiated in the order of the calls."""
 PARTS = 2
 """The numbers of the code, the largest ones, of which a batch has two parts and one more element."""
-KNOWN: tuple[tuple[str, int, Gradients, Memory], ...] = (
+Known = tuple[tuple[str, int, Gradients, Memory], ...]
+FIRST: Known = (
     ("same", 0, "in reverse", "new"),
     # What is kept for one size, or in memory for the largest so far.
     *(("resized", number, ("in reverse", "in order")[number % 2], "new") for number in range(6)),
+)
+"""Variations of the first call, when they are differentiated, and where their operands lie."""
+THEN: Known = (
     # What is kept for weights that are those of the step before, beside a batch of another size, and of others.
     *(("larger", number, "at once", "same") for number in (3, 1, 0, 2)),
     *(("contents", number, "at once", "same") for number in range(2)),
@@ -30,9 +35,7 @@ KNOWN: tuple[tuple[str, int, Gradients, Memory], ...] = (
     *(("regrouped", number, "in reverse", "new") for number in range(2)),
     *(("contents", number, "in order", "new") for number in range(3)),
 )
-"""Variations of the first call, when they are differentiated, and where their operands lie."""
-FIRST_AGAIN = "larger", 3
-"""The first of those whose weights stay as they are; before it stand larger batches still."""
+"""Likewise, those after larger batches whose weights stay as they are, too."""
 
 
 def is_trained(case: Case) -> bool:
@@ -58,16 +61,25 @@ def steps(
         return
     first = max(able, key=is_usual)
     between = [one for one in (_like(ordinary(other), first) for other in others) if is_trained(one)]
-    beyond = [vary(batch_beyond, first, number) for number in sorted(numbers)[-PARTS:]]
-    for name, number, when, memory in KNOWN:
-        if (name, number) == FIRST_AGAIN:
-            yield from (Step(case, "same", gradients="at once") for case in beyond if case != first)
-        case = vary(VARIATIONS[name], first, number)
-        yield Step(case, memory, gradients=when if is_trained(case) else "")
-        # What is made again on the same tensors follows at once.
-        if memory == "new" and between:
-            yield Step(between.pop(), gradients="in reverse")
+    beyond = [vary(_batch_beyond, first, number) for number in sorted(numbers)[-PARTS:]]
+
+    def varied(known: Known) -> Iterator[Step]:
+        for name, number, when, memory in known:
+            case = vary(VARIATIONS[name], first, number)
+            yield Step(case, memory, gradients=when if is_trained(case) else "")
+            # What is made again on the same tensors follows at once.
+            if memory == "new" and between:
+                yield Step(between.pop(), gradients="in reverse")
+
+    yield from varied(FIRST)
+    yield from (Step(case, "same", gradients="at once") for case in beyond if case != first)
+    yield from varied(THEN)
     yield Step(first, gradients="in order", times=LAYERS)
+
+
+def _batch_beyond(case: Case, number: int) -> Case:
+    """Return the case with a batch of two parts of so many, and one more."""
+    return case if registry()[case.op].batch(case) is None else in_batch(case, 2 * number + 1)
 
 
 def is_usual(case: Case) -> bool:
@@ -82,4 +94,6 @@ def _like(case: Case, first: Case) -> Case:
     if any(map(is_listed, cases.operands(case))):
         return case
     theirs, ours = (max((spec.shape for spec in cases.operands(one)), key=math.prod)[::-1] for one in (case, first))
-    return vary(lambda one, _: with_sizes(one, dict(zip(theirs, ours, strict=False))), case, 0)
+    # Of a size that several dims have the last dim counts.
+    wanted = dict(reversed([*zip(theirs, ours, strict=False)]))
+    return vary(lambda one, _: with_sizes(one, wanted), case, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from conformance import cases
@@ -106,7 +108,9 @@ def _bare(trial: Trial, how: str) -> Finding:
         if refused is not None:
             return Finding("bare", PASSED)
     found = failing(trial, outcome)
-    if found and not (how == FAR_ROWS and found.check == "metadata" and _is_laid_as_torchs(trial, outcome)):
+    if found and how == FAR_ROWS and found.check == "metadata" and _is_laid_as_torchs(trial, outcome):
+        found = failing(dataclasses.replace(trial, spec=dataclasses.replace(trial.spec, strides=False)), outcome)
+    if found:
         what = f"in {_WHERE[how]}"
         message = f"called without anything around it, {what}: {found.check}: {found.message}"
         return trial.excused(Finding("bare", FAILED, message, index=found.index), trial.case, found.check)

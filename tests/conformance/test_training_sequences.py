@@ -9,7 +9,7 @@ import pytest
 import torch
 from sequence_tools import CPU, EXP, of
 
-from conformance import case_files, cases, sequence_draws, sequence_judge, training_steps
+from conformance import case_files, cases, messages, sequence_draws, sequence_judge, training_steps
 from conformance.cases import Case
 from conformance.implementations import Implementation, load
 from conformance.sequences import Settings, Step
@@ -122,6 +122,7 @@ def test_the_same_weights_are_the_same_tensors():
         {"memory": "address"},
         {"memory": "same", "gradients": "in order"},
         {"result": "overwritten"},
+        {"result": "dropped"},
         {"settings": Settings(mode="no_grad")},
     ],
     ids=str,
@@ -179,3 +180,35 @@ def test_calls_without_out_follow_those_with_one():
     pairs = [(first, second) for first, second in pairs if first.case.args == second.case.args]
     outs = {first.case.kwargs["out"].dtype for first, second in pairs if "out" not in second.case.kwargs}
     assert outs >= {"float32", "float64"}
+
+
+def test_who_leaves_gradients_out_has_to_say_so():
+    class Refused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input):
+            return input.exp()
+
+        @staticmethod
+        def backward(ctx, *douts):
+            raise NotImplementedError("no gradients")
+
+    step = Step(EXP, gradients="at once")
+    assert judged(implementation(lambda input, *, out=None: Refused.apply(input)), step) is None
+    failure = judged(implementation(lambda input, *, out=None: Refused.apply(input), ("gradients",)), step)
+    assert failure is not None
+    assert "the backward pass raised NotImplementedError: no gradients" in failure.message
+
+
+def test_a_pass_that_changes_its_result_is_told_as_that():
+    def call(input, *, out=None):
+        result = input.exp()
+        result.register_hook(lambda gradient: result.detach().zero_())
+        return result
+
+    failure = judged(implementation(call), Step(EXP, gradients="at once"))
+    assert failure is not None
+    assert "gradients at once" in failure.message or "what the user kept of it changed" in failure.message
+
+
+def test_messages_say_when_a_call_is_differentiated():
+    assert "gradients in reverse" in messages.steps(of(Step(EXP, gradients="in reverse")))
