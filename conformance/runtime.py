@@ -890,6 +890,11 @@ def said(error):
         return f"(its text cannot be had: str() of it raises {_text(type(again).__name__)})"
 
 
+def named(error):
+    """Return the class of an exception and its text."""
+    return f"{type(error).__name__}: {said(error)}"
+
+
 def _text(value):
     """Return a text that can be sent and printed, whatever it holds."""
     plain = str.__str__(value) if isinstance(value, str) else "?"
@@ -962,7 +967,7 @@ class _Server:
         for call, what, index, one in kept:
             told.append({"call": call, "what": what, "index": index})
             if isinstance(one, Exception):
-                told[-1]["raised"] = f"{type(one).__name__}: {said(one)}"
+                told[-1]["raised"] = named(one)
                 continue
             tensor = one.detach().cpu().clone(memory_format=torch.contiguous_format)
             told[-1]["tensor"] = describe_tensor(tensor, 0)
@@ -975,7 +980,7 @@ class _Server:
                 return [str(name) for name in names]
         # The implementation is somebody else's code.
         except Exception as error:  # noqa: BLE001
-            return {"failed": f"{type(error).__name__}: {said(error)}"}
+            return {"failed": named(error)}
 
 
 def _lost(device):

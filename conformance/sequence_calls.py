@@ -74,7 +74,7 @@ class Calls:
     def gradients(self, number: int) -> list[torch.Tensor | str]:
         """Return the gradients of a call; where its backward pass raised, the exception as a text."""
         found = [one for call, what, _, one in self._now if (call, what) == (number, sequence_staging.GRADIENT)]
-        return [f"{type(one).__name__}: {runtime.said(one)}" if isinstance(one, Exception) else one for one in found]
+        return [runtime.named(one) if isinstance(one, Exception) else one for one in found]
 
     def changed(self) -> tuple[int, str] | None:
         """Return the first call of which a kept result or operand has changed, and how; None: there is none."""

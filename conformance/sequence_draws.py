@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 import torch
 from hypothesis import strategies as st
 
-from conformance import case_files, cases, code_draws, drawing, forms, profiles, sequence_cases, training_steps
+from conformance import case_files, cases, code_draws, drawing, forms, profiles, sequence_cases, sequence_training
 from conformance.case_changes import is_listed, is_tied, named_arguments, with_argument, with_size
 from conformance.cases import Case, Same, View
 from conformance.sequence_variations import TWINS, VARIATIONS, WIDE, dtype, fresh_size, plain, twin, vary
@@ -176,7 +176,7 @@ def _beyond(found: Sequence[Case], numbers: Sequence[float], seed: str) -> Case:
 
 
 def _is_usual(case: Case) -> bool:
-    return sequence_cases.is_ordinary(case) and training_steps.is_usual(case)
+    return sequence_cases.is_ordinary(case) and sequence_training.is_usual(case)
 
 
 def _sizes(numbers: Sequence[float]) -> list[int]:
@@ -357,7 +357,7 @@ def drawn(
             few = sequence_cases.several(usual, f"{seed}/{op}/usual/{number}", sequence_cases.TRIES)
             trained = [*[beyond] * (number % 3 > 0), *few, ordinary, *rich]
             others = _trained(op, tuple(dtypes), f"{seed}/{op}/trained/{number}")
-            training = training_steps.steps(trained, others, dtypes, _sizes(numbers))
+            training = sequence_training.steps(trained, others, dtypes, _sizes(numbers))
             after = (
                 *_after_refusals(ordinary, refused[1:]),
                 *relatives_too,

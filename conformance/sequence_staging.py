@@ -8,7 +8,7 @@ import torch
 from torch.utils import dlpack
 
 GRADIENT = "gradient"
-"""What is kept of a call that was differentiated."""
+"""Names what is kept of a call that was differentiated."""
 PLAIN = {
     "precision": "highest",
     "default_dtype": "float32",

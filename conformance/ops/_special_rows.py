@@ -3,7 +3,7 @@ tile of a row, or along any dim."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from hypothesis import strategies as st
@@ -31,9 +31,17 @@ def masked_rows(cases_of: Cases) -> Cases:
     """Calls of an op over the last dim, of rows whose first elements are all -inf, or those behind the first ones that
     a window never drops, or of rows of many tiles that rise or fall all the way, or of which one element is sure."""
 
+    return _of_floats(cases_of, _masked)
+
+
+def _of_floats(
+    cases_of: Cases, rows: Callable[[st.SearchStrategy[Case]], st.SearchStrategy[Case]], left_out: str = ""
+) -> Cases:
+    """Return the strategies of ``rows`` of an op's calls of floating-point dtypes but for one."""
+
     def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-        floats = [name for name in dtypes if is_floating(name)]
-        return _masked(cases_of(tuple(floats))) if floats else st.nothing()
+        floats = tuple(name for name in dtypes if is_floating(name) and name != left_out)
+        return rows(cases_of(floats)) if floats else st.nothing()
 
     return draws
 
@@ -70,11 +78,7 @@ def filtered_rows(cases_of: Cases) -> Cases:
     """Calls of an op over the last dim, of rows of several tiles of which a filter leaves so many of the first as it
     happens: more than fit in one tile, and fewer than half."""
 
-    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-        floats = tuple(name for name in dtypes if is_floating(name) and name != "float64")
-        return _filtered(cases_of(floats)) if floats else st.nothing()
-
-    return draws
+    return _of_floats(cases_of, _filtered, "float64")
 
 
 @st.composite
@@ -92,11 +96,7 @@ def marked_rows(cases_of: Cases, *, several: bool = False) -> Cases:
     """Calls of an op over the last dim, of rows of several tiles, in each of which another special number stands alone;
     or, if it takes ``several`` dims, over two of three, of matrices of which one element, row or column is such."""
 
-    def draws(dtypes: Sequence[str]) -> st.SearchStrategy[Case]:
-        floats = tuple(name for name in dtypes if is_floating(name))
-        return _marked(cases_of(floats), several) if floats else st.nothing()
-
-    return draws
+    return _of_floats(cases_of, lambda calls: _marked(calls, several))
 
 
 @st.composite

@@ -1,5 +1,5 @@
-"""What a library keeps between calls that are differentiated under too small a key: each call and its backward pass
-alone are right; and a dtype that is kept for a shape."""
+"""Planted defects of what a library keeps between calls that are differentiated, under too small a key: each call and
+its backward pass alone are right; and of a dtype that is kept for a shape."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from conformance.selftest.state import Function, tensors
 
 
 def slots_of_rows(right: Function) -> Function:
-    """What is saved for the backward pass lies in slots of a number of rows, which are counted by shape: of two widths
-    the second call takes the slot of the first."""
+    """It saves for the backward pass in slots of a number of rows, which it counts by shape: of two widths the second
+    call takes the slot of the first."""
     slots: dict[tuple[int, int], object] = {}
     calls = Counter[torch.Size]()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sequence_tools import CPU, EXP, of
 
-from conformance import case_files, cases, messages, sequence_draws, sequence_judge, training_steps
+from conformance import case_files, cases, messages, sequence_draws, sequence_judge, sequence_training
 from conformance.cases import Case
 from conformance.implementations import Implementation, load
 from conformance.sequences import Settings, Step
@@ -147,7 +147,7 @@ def test_a_model_of_several_operators_is_drawn():
 def test_batches_beyond_the_numbers_of_the_code_come_first():
     spec = TensorSpec((6, 5), "float32")
     case = Case(op="softmax", args=(spec, 1))
-    steps = [*training_steps.steps([case], [], ("float32",), [64, 16, 32])]
+    steps = [*sequence_training.steps([case], [], ("float32",), [64, 16, 32])]
     again = [cases.operands(step.case)[0].shape[0] for step in steps if step.memory == "same"]
     assert again[:2] == [65, 129]
     assert min(again[2:]) < 6
