@@ -155,17 +155,17 @@ class Running:
 
     def stored(self) -> Running:
         """Return the same, which may have been rounded to the dtype of the call's result."""
-        if self.dtype == self.compute:
-            return self
+        return self if self.dtype == self.compute else self.cast(self.dtype)
+
+    def cast(self, dtype: torch.dtype) -> Running:
+        """Return the same, which may have been rounded to a dtype."""
         reach = np.abs(self.value) + self.error
-        error = np.where(reach <= float_formats.FORMATS[self.dtype].max, self.error, np.inf)
-        rounding = float_formats.rounding(reach, self.dtype)
+        error = np.where(reach <= float_formats.FORMATS[dtype].max, self.error, np.inf)
+        rounding = float_formats.rounding(reach, dtype)
         # A number of that dtype, such as a gradient that is passed on, stays as it is.
-        same = (self.error == 0) & (
-            torch.from_numpy(np.array(self.value)).to(self.dtype).double().numpy() == self.value
-        )
-        rounding = np.where(same, float_formats.rounding(np.zeros(()), self.dtype), rounding)
-        return Running(self.value, error + rounding, self.dtype)
+        same = (self.error == 0) & (torch.from_numpy(np.array(self.value)).to(dtype).double().numpy() == self.value)
+        rounding = np.where(same, float_formats.rounding(np.zeros(()), dtype), rounding)
+        return Running(self.value, error + rounding, dtype)
 
     def summed_to(self, shape: tuple[int, ...]) -> Running:
         """Return the sum over the dims along which a tensor of ``shape`` was broadcast, each term stored."""

@@ -24,7 +24,6 @@ from conformance.checks.result import inputs_unchanged, judged
 from conformance.checks.second_derivatives import VANISHING, missing_terms
 from conformance.checks.torchs_gradients import is_freed_by_torch, of_torch
 from conformance.compare import Comparison, compare
-from conformance.running import Running
 from conformance.spec import Call, Expected, OpSpec, registry
 from strategies.specs import TensorSpec
 
@@ -94,11 +93,7 @@ def _summed(found: Any, case: Case, operand: int, dtype: torch.dtype) -> Expecte
         return None
     if len(terms) > 1:
         # Each is cast to a narrower dtype of the operand before they are added up.
-        narrow = [dtype.itemsize < term.dtype.itemsize for term in terms]
-        terms = [
-            Running(term.value, term.error, dtype) if is_narrow else term
-            for term, is_narrow in zip(terms, narrow, strict=True)
-        ]
+        terms = [term.cast(dtype) if dtype.itemsize < term.dtype.itemsize else term for term in terms]
     total = terms[0]
     for term in terms[1:]:
         total = total.stored() + term.stored()

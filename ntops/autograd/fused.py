@@ -4,6 +4,8 @@ The forward pass saves only its arguments; the backward pass computes intermedia
 differentiated once more, and for gradients of tables of angles, torch computes it from the operator's formula.
 """
 
+import math
+
 import torch
 
 from ntops.autograd.formula import Formula, composed_gradients, is_composed, needs, save, saved
@@ -73,10 +75,15 @@ def _backward_norm_rotation(ctx, gradient):
     return None if found[0] is None else found[0].view(x.shape), found[1], *of_tables, None, None, None
 
 
+def _gelu_tanh(x):
+    # The third derivative of torch's own is NaN from 13 on.
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x)))
+
+
 _ACTIVATIONS = {
     "silu": torch.nn.functional.silu,
     "gelu": torch.nn.functional.gelu,
-    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_tanh": _gelu_tanh,
 }
 
 

@@ -264,10 +264,10 @@ def test_of_a_tensor_that_is_two_operands_both_gradients_are_summed():
 def test_the_way_of_a_case_follows_from_it():
     case = Case(op="mul", args=(spec(5, 4, specials=(Special(0, "nan"),)), spec(4, layout=Layout(expanded=(0,)))))
     strides = {"contiguous": (4, 1), "transposed": (1, 8), "sliced": (8, 2), "cut": (9, 1), "one for all": (0, 0)}
-    for kind, expected in strides.items():
+    for kind, strided in strides.items():
         way = wish(in_way(case, kind), torch.empty(5, 4))
         assert way == wish(in_way(case, kind), torch.empty(5, 4))
-        assert way.inputs()[-1].stride() == expected
+        assert way.inputs()[-1].stride() == strided
     assert not wish(in_way(case, "zeros"), torch.empty(5, 4)).inputs()[-1].any()
 
 

@@ -186,3 +186,17 @@ def test_derivatives_of_the_first_and_the_second_order_in_float64(name):
     function = getattr(ntops.torch, name)
     assert torch.autograd.gradcheck(lambda *args: function(*args, **keywords), args)
     assert torch.autograd.gradgradcheck(lambda *args: function(*args, **keywords), args)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
+def test_third_derivatives_of_a_gated_mlp_are_finite(activation):
+    """torch's own third derivative of gelu by tanh is NaN from 13 on."""
+    x = torch.tensor([[-60.0], [-13.0], [0.5], [13.0], [60.0]], device=DEVICE, requires_grad=True)
+    one = torch.ones(1, 1, device=DEVICE)
+    found, want = ntops.torch.fused_gated_mlp(x, one, one, activation), x.detach().double().requires_grad_()
+    right = fused._mlp(want, one.double(), one.double(), activation)
+
+    for _ in range(3):
+        (found,) = torch.autograd.grad(found.sum(), x, create_graph=True)
+        (right,) = torch.autograd.grad(right.sum(), want, create_graph=True)
+        torch.testing.assert_close(found.double(), right, rtol=1e-3, atol=1e-3)
