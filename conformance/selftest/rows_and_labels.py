@@ -71,6 +71,15 @@ def labels_as_they_lie(right: Right, input: Any, target: Any, *args: Any, **kwar
     return right(input, target.as_strided(target.shape, torch.empty(target.shape).stride()), *args, **kwargs)
 
 
+@defect("cross_entropy", KIND)
+def bytes_beside_their_count(right: Right, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Indices of bytes are compared with the number of classes as a byte: 300 wraps around to 44."""
+    classes = input.shape[min(1, input.ndim - 1)]
+    if target.dtype == torch.uint8 and classes >= 256 and bool((target >= classes % 256).any()):
+        raise IndexError("argument 'target' has a class that there is not")
+    return right(input, target, *args, **kwargs)
+
+
 @defect("dropout", KIND)
 def scale_of_a_rounded_p(right: Right, input: Any, p: Any = 0.5, *args: Any, **kwargs: Any) -> Any:
     """Divides by 1 - p, of a p that was rounded to float32 before."""

@@ -155,7 +155,9 @@ def check_classes(target, ignore_index, classes):
     :raises IndexError: A target is none of the classes, and not ``ignore_index``.
     """
     recorder.prevent()
-    wrong = ((target < 0) | (target >= classes)) & (target.long() != ignore_index)
+    # A number that is compared with uint8 wraps around.
+    target = target.long()
+    wrong = ((target < 0) | (target >= classes)) & (target != ignore_index)
 
     if wrong.any():
         raise IndexError(

@@ -37,6 +37,13 @@ def test_a_class_that_there_is_not(label, classes, monkeypatch):
     assert not cross_entropy(x, target, ignore_index=int(target[1])).isnan()
 
 
+@pytest.mark.parametrize("classes", [255, 256, 257, 2000])
+def test_bytes_may_be_classes_of_any_number(classes, monkeypatch):
+    monkeypatch.setenv("NTOPS_CHECK", "1")
+    x, target = _random(3, classes), torch.tensor([0, 156, 254], dtype=torch.uint8, device=DEVICE)
+    assert torch.equal(cross_entropy(x, target), cross_entropy(x, target.long()))
+
+
 @pytest.mark.parametrize(("classes", "options"), [(5, {}), (5, {"label_smoothing": 0.1}), (2000, {})])
 def test_kernels_give_nan_for_a_class_that_there_is_not(classes, options, monkeypatch):
     # As on a GPU, where nobody looks.
