@@ -13,7 +13,18 @@ from typing import NamedTuple
 import hypothesis
 import pytest
 
-from conformance import cases, corpus, database, journal, known_failures, runner, semantics, sequences, spec_files
+from conformance import (
+    cases,
+    corpus,
+    database,
+    journal,
+    known_failures,
+    profiles,
+    runner,
+    semantics,
+    sequences,
+    spec_files,
+)
 from conformance import spec as specs
 from conformance.checks import CHECKS
 from conformance.implementations import ImplementationError
@@ -110,9 +121,7 @@ class Options:
             self.database = database.connect(config.getoption("--database") or ())
         except database.DatabaseError as error:
             raise pytest.UsageError(str(error)) from None
-        self.settings = PROFILES[self.profile]
-        if examples := config.getoption("--max-examples"):
-            self.settings = hypothesis.settings(self.settings, max_examples=examples)
+        examples = config.getoption("--max-examples")
         self.floor = self.profile == "ci" and not examples
         """Tell whether the coverage of an op that is judged whole has to reach its floor."""
         self.seed = _seed(config, self.profile)
@@ -128,6 +137,9 @@ class Options:
             raise pytest.UsageError(f"no op that was asked for takes the dtypes that were asked for: {wanted}")
         self.drawn = [(op, dtype) for op, dtype in self.pairs if known[op].drawn]
         """Those of which calls are drawn."""
+        self.settings = profiles.of_run(self.profile, len(self.drawn))
+        if examples:
+            self.settings = hypothesis.settings(self.settings, max_examples=examples)
         self.arguments = [
             *(part for name in specs.brought() for part in ("--specs", name)),
             *(part for op in self.ops for part in ("--op", op)),

@@ -34,8 +34,9 @@ from strategies.specs import CONTIGUOUS, TensorSpec
 
 PLAIN = "plain"
 """The name of the check."""
-FEW, SHARE = 3, 25
-"""The least number of cases of one op, and one in so many of those that are drawn of each of its dtypes."""
+FEW, FEW_OF_QUICK, SHARE = 3, 1, 25
+"""The least number of cases of one op, in profiles that have to be quick, and one in so many of those that are drawn of
+each of its dtypes."""
 WIDE, ROOM = 4_099, 1 << 14
 """A size that few drawn cases have, and the most elements of a case that gets it."""
 KEPT = 15

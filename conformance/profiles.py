@@ -30,6 +30,8 @@ PROFILES = {
     "deep": hypothesis.settings(_TIMELESS, max_examples=1000),
 }
 """Profiles by name: the number of legal cases for each op and dtype, and whether they are always the same."""
+QUICK_CASES, FEWEST = 2000, 5
+"""The legal cases that a run of ``smoke`` draws for all ops and dtypes, if they are many; the fewest for each."""
 REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
 LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
@@ -54,6 +56,16 @@ FEW_ELEMENTS = 1 << 14
 ROUND = 10
 """Cases that Hypothesis draws in one go. From the eleventh on it draws most of them as variations of those before, and
 for cases, which have few parts, that gives the same ones over and over: fresh rounds find more."""
+
+
+def of_run(profile: str, pairs: int) -> hypothesis.settings:
+    """Return the settings of a profile for a run of so many pairs of op and dtype: of a whole library ``smoke`` draws
+    fewer cases for each, since it has to be quick."""
+    chosen = PROFILES[profile]
+    if profile != "smoke":
+        return chosen
+    examples = max(FEWEST, QUICK_CASES // max(pairs, 1))
+    return hypothesis.settings(chosen, max_examples=min(chosen.max_examples, examples))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,7 @@ from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
 from conformance.known_failures import Entry
-from conformance.plain_calls import FEW, PLAIN, SHARE, Pool
+from conformance.plain_calls import FEW, FEW_OF_QUICK, PLAIN, SHARE, Pool
 from conformance.profiles import EXPLORED, EXPLORED_OF_DEAR, FEW_ELEMENTS, PROFILES, ROUND, rounds
 from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
 from conformance.search_state import FATAL, Report, Search
@@ -115,6 +115,11 @@ class Run:
         """Tells whether calls may take long: the first of a shape on a GPU, and each of interpreted kernels."""
         return self.device.type == "cuda" or self.large < LARGE[""]
 
+    @property
+    def _is_quick(self) -> bool:
+        """Tells whether the run draws fewer cases than ``ci``."""
+        return self.settings.max_examples < PROFILES["ci"].max_examples
+
     def numbers(self, op: str) -> Sequence[float]:
         """Return the numbers in the implementation's code of an op."""
         return self.implementation.numbers(op) if self.child is None else self.child.numbers(op)
@@ -135,7 +140,7 @@ class Run:
         # A case that failed for this user, or is of a model, is judged whole; quick runs judge those that come with
         # the harness in part.
         own = path.parent == self.save_to
-        whole = own or path.parent in self.workloads or self.settings.max_examples >= PROFILES["ci"].max_examples
+        whole = own or path.parent in self.workloads or not self._is_quick
         verdict = self.judge(case, whole, search=f"saved/{corpus.name(path)}")
         report.tally.add(case, verdict)
         self.pool.take(case, verdict, own)
@@ -197,7 +202,8 @@ class Run:
         that fails of each op and dtype."""
         wanted = self.checks is None or PLAIN in self.checks
         each = self.settings.max_examples // SHARE
-        chosen = self.pool.chosen(FEW, each) if wanted and self.child is not None else []
+        few = FEW_OF_QUICK if self._is_quick else FEW
+        chosen = self.pool.chosen(few, each) if wanted and self.child is not None else []
         if wanted and self.child is not None and (changed := self.child.about.changed):
             told = f"importing {self.implementation.name} changed {', '.join(changed)}"
             return [Failed(told), *self._plain(chosen)]
@@ -213,11 +219,10 @@ class Run:
 
     def _beyond(self, search: Search, op: str, dtype: str) -> None:
         """Judge a few calls without a short dim, and some past all sizes that are drawn, where calls are quick."""
-        quick = self.settings.max_examples < PROFILES["ci"].max_examples
         checks = [check for check in OF_HUGE if self.checks is None or check in self.checks]
         # What is rare shows in the few huge calls, and what is kept of weights; of many long ones both take minutes.
         wanted = {"long": [check for check in checks if check not in ("bare", "distribution")], "huge": checks}
-        if quick or self.large < LARGE[""] or not checks:
+        if self._is_quick or self.large < LARGE[""] or not checks:
             return
         spec = specs.registry()[op]
         dtypes = [one for one in spec.dtypes if one in self.dtypes]
@@ -231,7 +236,7 @@ class Run:
 
     def _explore(self, search: Search, op: str, dtype: str) -> None:
         """Judge calls that come to places of the implementation's code to which no drawn call came."""
-        if self.settings.max_examples < PROFILES["ci"].max_examples:
+        if self._is_quick:
             return
         calls = self.settings.max_examples * (EXPLORED_OF_DEAR if self.is_dear else EXPLORED)
         how = calls, self.large or FEW_ELEMENTS, f"{self.seed}/{op}/{dtype}/explored"
