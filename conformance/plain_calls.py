@@ -34,9 +34,10 @@ from strategies.specs import CONTIGUOUS, TensorSpec
 
 PLAIN = "plain"
 """The name of the check."""
-FEW, FEW_OF_QUICK, SHARE = 3, 1, 25
-"""The least number of cases of one op, in profiles that have to be quick, and one in so many of those that are drawn of
+FEW, FEW_OF_MANY, SHARE = 3, 1, 25
+"""The least number of cases of one op, and of each of more than ``MANY``; and one in so many of those that are drawn of
 each of its dtypes."""
+MANY = 8
 WIDE, ROOM = 4_099, 1 << 14
 """A size that few drawn cases have, and the most elements of a case that gets it."""
 KEPT = 15
@@ -88,6 +89,11 @@ class Pool:
         kept[verdict.id] = case
         if len(kept) > KEPT:
             kept.pop(_in_turns(kept).pop())
+
+    @property
+    def few(self) -> int:
+        """How many cases of each op are chosen at least: of a library's fewer, since it has to be quick."""
+        return FEW if len(self._found) <= MANY else FEW_OF_MANY
 
     def chosen(self, few: int, each: int) -> list[Case]:
         """Return ``few`` cases of each op, of all dtypes in turn, or ``each`` of each dtype, whichever is more; and

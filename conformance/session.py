@@ -35,7 +35,7 @@ from conformance.failure_causes import Failed
 from conformance.implementations import Implementation
 from conformance.journal import Journal, Left
 from conformance.known_failures import Entry
-from conformance.plain_calls import FEW, FEW_OF_QUICK, PLAIN, SHARE, Pool
+from conformance.plain_calls import PLAIN, SHARE, Pool
 from conformance.profiles import EXPLORED, EXPLORED_OF_DEAR, FEW_ELEMENTS, PROFILES, ROUND, rounds
 from conformance.runner import CRASH, LARGE, OUT_OF_MEMORY, TIMEOUT, Verdict
 from conformance.search_state import FATAL, Report, Search
@@ -202,8 +202,7 @@ class Run:
         that fails of each op and dtype."""
         wanted = self.checks is None or PLAIN in self.checks
         each = self.settings.max_examples // SHARE
-        few = FEW_OF_QUICK if self._is_quick else FEW
-        chosen = self.pool.chosen(few, each) if wanted and self.child is not None else []
+        chosen = self.pool.chosen(self.pool.few, each) if wanted and self.child is not None else []
         if wanted and self.child is not None and (changed := self.child.about.changed):
             told = f"importing {self.implementation.name} changed {', '.join(changed)}"
             return [Failed(told), *self._plain(chosen)]

@@ -77,9 +77,7 @@ def pairs(tensor: torch.Tensor, interleaved: bool) -> tuple[torch.Tensor, torch.
 def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: bool = False) -> Case:
     names = [name for name in dtypes if name in DTYPES]
     dtype = draw(dtype_names.dtypes(names))
-    # Tables of float64 would have to be rounded first for the others.
-    table_dtypes = [name for name in names if dtype == "float64" or name != "float64"]
-    table_dtype = draw(dtype_names.dtypes(table_dtypes))
+    table_dtype = draw(dtype_names.dtypes(names))
     inplace = draw(st.sampled_from((None, None, False, True)))
     layouts = {"layouts": elementwise.WRITABLE} if inplace else {}
     if elements:
@@ -103,7 +101,7 @@ def cases(draw: st.DrawFn, dtypes: Sequence[str], elements: int = 0, scenes: boo
     values = draw(st.sampled_from(("uniform", "uniform", "uniform", None)))
     tables = [draw(tensors.tensors((rows, half), table_dtype, values=values)) for _ in range(2)]
     interleaved = draw(st.sampled_from((None, True, False, False)))
-    tables = draw(_rotary_tables.unlike(tables, length, table_dtypes))
+    tables = draw(_rotary_tables.unlike(tables, length, names))
     return elementwise.case("rotary_position_embedding", (input, *tables), interleaved=interleaved, inplace=inplace)
 
 
@@ -207,11 +205,21 @@ def _sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, dtype: torc
         first_low = second_low = np.zeros(())
     high, low = oracle.two_sum(first, second)
     value, low = oracle.two_sum(high, np.where(np.isfinite(high), low + (first_low + second_low), 0.0))
+    # A table of float64 may be rounded first.
+    rounded = _rounded(a, b, dtype) + _rounded(c, d, dtype)
     judged = np.ones(value.shape, bool)
     for term, factors in ((first, (a, b)), (second, (c, d))):
         infinite = ~(np.isfinite(factors[0]) & np.isfinite(factors[1]))
         judged &= oracle.in_range(term, dtype) & (np.isfinite(term) | infinite)
-    return value, low, bounds.rope(first, second, dtype), judged
+    return value, low, bounds.rope(first, second, dtype) + rounded, judged
+
+
+def _rounded(factor: np.ndarray, table: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """How far a product with a table is off whose elements were rounded to what is computed with."""
+    compute = float_formats.compute_dtype(dtype)
+    error = np.abs(torch.from_numpy(table).to(compute).double().numpy() - table)
+    product = np.abs(factor) * error
+    return np.where(np.isfinite(product), product, 0.0)
 
 
 def _joined(parts: list[np.ndarray], interleaved: bool) -> np.ndarray:
