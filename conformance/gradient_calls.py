@@ -170,7 +170,8 @@ def _clipped(found, others):
 
     kept = [one.clone() if own(one) else one for one in found]
     for one in filter(own, found):
-        one.mul_(-0.5)
+        # A gradient of zeros is another one then, too.
+        one.mul_(-0.5).add_(1)
     return kept
 
 

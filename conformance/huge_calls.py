@@ -35,6 +35,8 @@ MOST_TERMS = 1 << 18
 """The most elements that go with each part of a result of more than ``ROWS`` elements."""
 STARTS = 48
 """The most calls of which one of a kind is made."""
+MOST_REDUCED = 1 << 10
+"""Of a reduction as many elements or more go with one of a result."""
 PLACES = 4
 """The sizes that give way, in turn."""
 TELLING = ("normal", "uniform", "positive", "integers")
@@ -59,6 +61,8 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
         if "distribution" in spec.checks:
             made.append(_first(spec, [huge_kinds.rare], plain))
         made.append(_in_place(spec, _first(spec, huge_kinds.MANY[::-1], plain)))
+        fewer = partial(huge_kinds.elements, huge_kinds.FEWER_ELEMENTS)
+        made.append(_ended(_first(spec, [*huge_kinds.MANY, fewer], plain)))
         # Beside a number or a row the kernel may be another one.
         made.append(_first(spec, huge_kinds.MANY, [case for case in plain if _is_of_one_shape(case)]))
     others = [one for one in sorted(dtypes) if one != "float64"]
@@ -84,6 +88,8 @@ def calls(spec: OpSpec, passed: Sequence[Case], dtypes: Sequence[str], dtype: st
             for number, step in enumerate(huge_kinds.STEPS)
         ]
         steps.append(_first(spec, [partial(huge_kinds.step, huge_kinds.STEPS[0])], plain))
+        if dtype == training[0]:
+            made += [_of_equal(step) for step in steps if step is not None and _is_reduction(step)][:1]
         prompt = _first(spec, [huge_kinds.prompt], plain)
         # The oracle of attention repeats keys for each head that reads them.
         found = [step for step in (steps if prompt is None else [prompt]) if step is not None]
@@ -154,6 +160,26 @@ def _with_specials(spec: OpSpec, case: Case) -> Case:
     # Of vectors, and of keys and values, nothing is said.
     is_alone = len(largest) == sum(math.prod(one.shape) == most for one in specs)
     return huge_kinds.with_specials(case, most) if is_alone and None not in itertools.chain(*largest) else case
+
+
+def _is_reduction(case: Case) -> bool:
+    """Tell whether each element of a result stands for many of an operand."""
+    call = case_files.on_meta(case)
+    counts = [result.numel() for result in case_files.results(call)] if call is not None else []
+    return bool(counts) and min(counts) * MOST_REDUCED <= max(math.prod(one.shape) for one in cases.operands(case))
+
+
+def _ended(case: Case | None) -> Case | None:
+    """Return the call of a reduction with a number that outweighs all others at the end: of random ones nothing tells
+    whether the last few count. None of other calls."""
+    if case is None or not _is_reduction(case):
+        return None
+    return huge_kinds.with_largest(case, max(math.prod(one.shape) for one in cases.operands(case)))
+
+
+def _of_equal(case: Case) -> Case:
+    """Return the call with equal elements, which share a gradient."""
+    return each_filled(case, lambda spec: msgspec.structs.replace(spec, values="constant", specials=()))
 
 
 def _plainness(case: Case) -> tuple[int, int]:

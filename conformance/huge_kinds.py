@@ -29,6 +29,8 @@ ROWS = (1 << 24) + (1 << 17) + 333
 """More than 65,535 tiles of 256 rows, and than float32 and 24 bits count."""
 ELEMENTS = (1 << 26) + 65_541, (1 << 25) + 2_077, (1 << 24) + 65_541
 """More than 65,535 blocks of 1,024, 512 and 256: the first of them that fits."""
+FEWER_ELEMENTS = (1 << 22) + 65_541
+"""Those of a reduction whose oracle evaluates all of it."""
 TERMS, FLOAT64 = (1 << 17) + 389, (1 << 15) + 77
 """Those of a sum, or the columns of a row. Float64 is judged in more than its precision, which is slow."""
 DISTANCE = (1 << 24) + 3
@@ -279,12 +281,20 @@ def _dense(case: Case) -> Case:
 
 
 _AT_THE_END = (-1, "nan"), (-3, "inf"), (-4, "-inf")
+_OUTWEIGHING = {"float16": str(2**10), **dict.fromkeys(("bfloat16", "float32", "float64"), str(2.0**100))}
+"""More than the rest of a sum, and not so much that a sum may overflow."""
 
 
 def with_specials(case: Case, most: int) -> Case:
     """Return the call with NaN and infinities at the end of each operand of ``most`` elements, of floats, that has no
     special values yet."""
     return _planted(case, lambda spec: math.prod(spec.shape) == most and not spec.specials, _AT_THE_END)
+
+
+def with_largest(case: Case, most: int) -> Case:
+    """Return the call with a number that outweighs all others at the end of each operand of ``most`` elements."""
+    dtype = max(cases.operands(case), key=lambda spec: math.prod(spec.shape)).dtype
+    return _planted(case, lambda spec: math.prod(spec.shape) == most, [(-1, _OUTWEIGHING.get(dtype, "max"))])
 
 
 def _planted(case: Case, wanted: Callable[[TensorSpec], bool], values: Sequence[tuple[int, str]]) -> Case:

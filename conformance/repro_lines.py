@@ -56,7 +56,7 @@ AGAIN = (
     "    kept = tuple(x.clone() if it else x for x, it in zip(found, own, strict=True))",
     "    for x, it in zip(found, own, strict=True):",
     "        if it:",
-    "            x.mul_(-0.5)",
+    "            x.mul_(-0.5).add_(1)",
     "    found = kept + torch.autograd.grad(value, wanted, dout, allow_unused=True)",
 )
 HOLDING = (

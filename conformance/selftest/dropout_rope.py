@@ -273,3 +273,12 @@ def tables_wrap(right, input, sin_table, cos_table, interleaved=True, inplace=Fa
         times = input.shape[1] // min(len(sin_table), len(cos_table)) + 1
         sin_table, cos_table = (table.repeat(times, *(1,) * (table.ndim - 1)) for table in (sin_table, cos_table))
     return right(input, sin_table, cos_table, interleaved, inplace=inplace)
+
+
+@defect("rotary_position_embedding", "dtypes")
+def tables_by_the_inputs_dtype(right, input, sin_table, cos_table, *args, **kwargs):
+    """Tables of float64 beside an input of float32 are read as float32."""
+    tables = sin_table, cos_table
+    if input.dtype == torch.float32 and all(one.dtype == torch.float64 and one.numel() for one in tables):
+        tables = (one.contiguous().view(-1).view(torch.float32)[: one.numel()].view(one.shape) for one in tables)
+    return right(input, *tables, *args, **kwargs)

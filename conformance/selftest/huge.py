@@ -146,6 +146,16 @@ def probabilities_of_16_bits(right: Right, input: Any, p: Any = 0.5, training: A
     return (input.double() / (1 - p)).to(input.dtype)
 
 
+@defect("sum mean amax", KIND)
+def tail_of_vectors(right: Right, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of more than 2^22 elements those behind the last full vector of 8 do not count."""
+    count = input.numel()
+    result = right(input, *args, **kwargs)
+    if result.numel() != 1 or count <= 1 << 22 or not count % 8 or not input.is_contiguous() or "out" in kwargs:
+        return result
+    return result.copy_(right(input.reshape(-1)[: count // 8 * 8], 0).reshape(result.shape))
+
+
 # --- a training step ---------------------------------------------------------------------------------------------
 
 
@@ -244,3 +254,14 @@ def last_1024_keys(step: Step) -> Gradients:
     gradient = each - weights * each.sum(-1, keepdim=True)
     own = gradient[..., start:] @ key.double()[..., start:, :] / query.shape[-1] ** 0.5
     return [own.sum_to_size(query.shape), *found[1:]]
+
+
+@backward("amax", KIND)
+def ties_in_16_bits(step: Step) -> Gradients:
+    """Elements that share a gradient are counted in an int16."""
+    (first,) = step.gradients()
+    if first is None or step.result.ndim or not step.operands[0].ndim:
+        return [first]
+    ties = int((step.operands[0] == step.result).sum())
+    counted = (ties + (1 << 15)) % (1 << 16) - (1 << 15)
+    return [first if ties == counted else first * (ties / counted if counted else torch.inf)]

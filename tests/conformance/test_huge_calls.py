@@ -218,6 +218,8 @@ def test_a_search_ends_with_them_where_it_is_not_quick(profile, count, monkeypat
     ("name", "dtype"),
     [
         ("exp_huge_blocks_512", "float32"),
+        ("mean_tail_of_vectors", "float32"),
+        ("amax_gradient_ties_in_16_bits", "float32"),
         ("softmax_huge_row_stride", "float32"),
         ("neg_huge_more_than_16_dims", "float32"),
         ("mm_timed_products_of_few_bits", "float16"),
