@@ -211,15 +211,19 @@ def _sum(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray, dtype: torc
     for term, factors in ((first, (a, b)), (second, (c, d))):
         infinite = ~(np.isfinite(factors[0]) & np.isfinite(factors[1]))
         judged &= oracle.in_range(term, dtype) & (np.isfinite(term) | infinite)
+        # Rounded to 0 it makes NaN of an infinity.
+        judged &= ~(infinite & (factors[1] != 0) & (_as_computed(factors[1], dtype) == 0))
     return value, low, bounds.rope(first, second, dtype) + rounded, judged
 
 
 def _rounded(factor: np.ndarray, table: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     """How far a product with a table is off whose elements were rounded to what is computed with."""
-    compute = float_formats.compute_dtype(dtype)
-    error = np.abs(torch.from_numpy(table).to(compute).double().numpy() - table)
-    product = np.abs(factor) * error
+    product = np.abs(factor) * np.abs(_as_computed(table, dtype) - table)
     return np.where(np.isfinite(product), product, 0.0)
+
+
+def _as_computed(table: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    return torch.from_numpy(table).to(float_formats.compute_dtype(dtype)).double().numpy()
 
 
 def _joined(parts: list[np.ndarray], interleaved: bool) -> np.ndarray:

@@ -37,7 +37,7 @@ def _backward_mean(ctx, gradient):
 
     # As in torch, the gradient is written: each element has memory of its own.
     if is_composed(gradient):
-        found = whole.to(ctx.dtype) / count
+        found = (whole / count).to(ctx.dtype)
     else:
         found = gradients.elementwise("divided", ctx.shape, ctx.dtype, whole, float(count))
 

@@ -318,6 +318,13 @@ def test_logsumexp_of_integers_and_of_no_elements():
     assert ntops.torch.logsumexp(torch.ones(0, 3, device=DEVICE), 0).tolist() == [-math.inf] * 3
 
 
+def test_the_gradient_of_a_wide_mean_is_rounded_once():
+    x = torch.zeros(64, 385, device=DEVICE)
+    given = torch.arange(1, 65, dtype=torch.float64, device=DEVICE) / 7
+    (gradient,) = torch.func.vjp(lambda one: ntops.torch.mean(one, -1, dtype=torch.float64), x)[1](given)
+    assert torch.equal(gradient, (given / 385).to(torch.float32)[:, None].expand(64, 385))
+
+
 @pytest.mark.parametrize("dims", [None, 0, -1, (0, 2)], ids=str)
 def test_gradients_of_means_have_memory_of_their_own(dims):
     """As torch's, and unlike those of sums: a user may write to them."""
