@@ -35,9 +35,10 @@ from strategies.specs import CONTIGUOUS, TensorSpec
 PLAIN = "plain"
 """The name of the check."""
 FEW, FEW_OF_MANY, SHARE = 3, 1, 25
-"""The least number of cases of one op, and of each of more than ``MANY``; and one in so many of those that are drawn of
-each of its dtypes."""
+"""The least number of cases of one op, the same where there are more than ``MANY`` ops, and one in so many of those
+that are drawn of each of its dtypes."""
 MANY = 8
+"""The most ops of a run that is no whole library's."""
 WIDE, ROOM = 4_099, 1 << 14
 """A size that few drawn cases have, and the most elements of a case that gets it."""
 KEPT = 15

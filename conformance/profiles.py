@@ -31,7 +31,7 @@ PROFILES = {
 }
 """Profiles by name: the number of legal cases for each op and dtype, and whether they are always the same."""
 QUICK_CASES, FEWEST = 2000, 5
-"""The legal cases that a run of ``smoke`` draws for all ops and dtypes, if they are many; the fewest for each."""
+"""About so many legal cases ``smoke`` draws of all pairs of op and dtype, and at least so many of each."""
 REFUSED_SHARE = 4
 """One refused call is drawn for so many legal ones: they vary less, and cost less."""
 LARGE_SHARE, LARGE_SHARE_OF_DEAR, LARGE_SHARE_OF_QUICK = 4, 5, 10
